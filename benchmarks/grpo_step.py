@@ -1,0 +1,102 @@
+"""Where the time of one GRPO step goes, end to end on a real colocated run.
+
+    python benchmarks/grpo_step.py [--sizes 0.5M 10M] [--steps 4]
+
+256 samples of up to 64 new tokens per step. Prints and writes JSON: the seconds of rollout, log-probs,
+training, weight sync and of everything else ("rest": Ray, conversion, offload, logging), the rest's
+share of the step (target at 10M: below 0.15), and the CPU seconds of the whole process tree per step.
+The first step warms up and is left out.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "grpo_step.json"
+
+# hidden size, layers, FFN size, heads, vocabulary
+SIZES = {"0.5M": (128, 3, 256, 4, 320), "10M": (320, 7, 1024, 8, 320)}
+PARTS = {
+    "rollout": "perf/rollout_time",
+    "log_probs": "perf/log_probs_time",
+    "train": "perf/actor_train_time",
+    "sync": "perf/update_weights_time",
+}
+
+
+def make_model(directory: Path, size: str) -> None:
+    hidden, layers, ffn, heads, vocab = SIZES[size]
+    command = ["tools/make_tiny_model.py", "--output", directory, "--hidden-size", hidden, "--num-layers", layers]
+    command += ["--intermediate-size", ffn, "--num-heads", heads, "--vocab-size", vocab]
+    subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True)
+
+
+def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> None:
+    flags = [
+        *("--hf-checkpoint", model, "--fp32", "--colocate", "--prompt-data", prompts, "--num-gpus-per-node", 1),
+        *("--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1, "--num-rollout", steps + 1),
+        *("--input-key", "prompt", "--label-key", "label", "--apply-chat-template"),
+        *("--rm-type", "random", "--rollout-batch-size", 32, "--n-samples-per-prompt", 8),
+        *("--rollout-max-response-len", 64, "--global-batch-size", 256, "--lr", 1e-5),
+        *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 8192, "--use-kl-loss", "--kl-loss-coef", 0.0),
+        *("--ref-load", model, "--metrics-file", metrics),
+    ]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py", *map(str, flags)]
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
+
+
+def read_steps(metrics: Path) -> list[dict[str, float]]:
+    merged: dict[int, dict[str, float]] = {}
+    for line in metrics.read_text().splitlines():
+        row = json.loads(line)
+        if row["axis"] == "rollout":
+            merged.setdefault(row["step"], {}).update(row)
+    return [merged[step] for step in sorted(merged)][1:]
+
+
+def split(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Median seconds of each part, and the rest's share of the step."""
+    total = statistics.median(row["perf/step_time"] for row in rows)
+    parts = {name: statistics.median(row.get(key, 0.0) for row in rows) for name, key in PARTS.items()}
+    ref = statistics.median(row.get("perf/ref_log_probs_time", 0.0) for row in rows)
+    parts["log_probs"] += ref
+    rest = total - sum(parts.values())
+    length = statistics.median(row["rollout/response_len/mean"] for row in rows)
+    return {**parts, "rest": rest, "step": total, "rest_share": rest / total, "response_len": length}
+
+
+def measure(size: str, steps: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        prompts = directory / "prompts.jsonl"
+        lines = [{"prompt": [{"role": "user", "content": f"{i}+{i}"}], "label": "0"} for i in range(10, 90)]
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        make_model(directory / "model", size)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run_steps(directory / "model", prompts, steps, directory / "metrics.jsonl")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {**split(read_steps(directory / "metrics.jsonl")), "cpu_s_whole_run": cpu}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    results = {size: measure(size, options.steps) for size in options.sizes}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Bytes per second of both weight-sync transports, against a plain copy of the same tensors in memory.
+
+    python benchmarks/weight_sync.py [--sizes 10M 100M] [--repeats 5] [--output FILE]
+
+One trainer process (this one, megatron-core, float32) and one embedded engine, as in a run. A sync is timed
+from pause to continue, HTTP included; the plain copy moves every parameter once into tensors that exist
+already. Everything happens in one run, in turns, so that the ratios do not depend on the machine's mood. CPU
+seconds are those of trainer and engine together.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import psutil
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+RESULTS = ROOT / "benchmarks" / "results" / "weight_sync.json"
+BUCKET_BYTES = 512 * 1024**2
+
+# hidden size, layers, FFN size, heads, vocabulary
+SIZES = {"0.5M": (128, 3, 256, 4, 320), "10M": (320, 7, 1024, 8, 4096), "100M": (768, 12, 2560, 12, 16384)}
+
+
+def make_checkpoint(path: Path, size: str) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    hidden, layers, ffn, heads, vocab = SIZES[size]
+    config = Qwen3Config(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=ffn,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=hidden // heads,
+        vocab_size=vocab,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+    )
+    Qwen3ForCausalLM(config).float().save_pretrained(path)
+
+
+def make_args(checkpoint: Path) -> Namespace:
+    from slime.utils.hf_config import shape_from_hf_config
+
+    shape = shape_from_hf_config(checkpoint)
+    return Namespace(
+        **shape,
+        hf_checkpoint=str(checkpoint),
+        padded_vocab_size=shape["vocab_size"],
+        params_dtype=torch.float32,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        seed=1,
+        update_weight_buffer_size=BUCKET_BYTES,
+    )
+
+
+def start_engine(checkpoint: Path) -> tuple[subprocess.Popen[bytes], str]:
+    from slime.backends.sglang_utils.client import EngineClient
+    from slime.utils.http_utils import find_available_port
+    from slime.utils.types import EngineEndpoint
+
+    port = find_available_port(23000)
+    command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(checkpoint)]
+    command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    url = f"http://127.0.0.1:{port}"
+    client = EngineClient(EngineEndpoint(url, None, 1, None))
+    deadline = time.monotonic() + 120
+    while not client.health():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise SystemExit(f"error: the engine at {url} did not start")
+        time.sleep(0.2)
+    return process, url
+
+
+def load_model(args: Namespace) -> list[torch.nn.Module]:
+    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.model_provider import get_model
+
+    model = get_model(args)
+    load_hf_weights(args, model, args.hf_checkpoint)
+    return model
+
+
+def plain_copy(model: Sequence[torch.nn.Module]) -> Callable[[], None]:
+    sources = [param.data for chunk in model for param in chunk.parameters()]
+    targets = [torch.empty_like(source).copy_(source) for source in sources]
+
+    def copy() -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    return copy
+
+
+def measure(
+    actions: dict[str, Callable[[], Any]], repeats: int, engine: psutil.Process
+) -> dict[str, dict[str, float]]:
+    """Median wall seconds and CPU seconds of each action; the actions take turns."""
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
+    for _ in range(repeats + 1):
+        for name, action in actions.items():
+            cpu, wall = _cpu_seconds(engine), time.perf_counter()
+            action()
+            samples[name].append((time.perf_counter() - wall, _cpu_seconds(engine) - cpu))
+    return {
+        name: {
+            "wall_s": statistics.median(wall for wall, _ in taken[1:]),
+            "cpu_s": statistics.median(cpu for _, cpu in taken[1:]),
+        }
+        for name, taken in samples.items()
+    }
+
+
+def _cpu_seconds(engine: psutil.Process) -> float:
+    times = engine.cpu_times()
+    return time.process_time() + times.user + times.system
+
+
+def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
+    from slime.backends.megatron_utils.update_weight import (
+        UpdateWeightFromDistributed,
+        UpdateWeightFromTensor,
+    )
+    from slime.utils.types import EngineEndpoint
+
+    checkpoint = directory / size
+    make_checkpoint(checkpoint, size)
+    args = make_args(checkpoint)
+    model = load_model(args)
+    process, url = start_engine(checkpoint)
+    try:
+        tensor = UpdateWeightFromTensor(args, model)
+        tensor.connect_rollout_engines([EngineEndpoint(url, None, 1, 0)])
+        distributed = UpdateWeightFromDistributed(args, model)
+        distributed.connect_rollout_engines([EngineEndpoint(url, None, 1, None)])
+        actions = {
+            "plain_copy": plain_copy(model),
+            "tensor": lambda: tensor.update_weights(1),
+            "distributed": lambda: distributed.update_weights(1),
+        }
+        rows = measure(actions, repeats, psutil.Process(process.pid))
+        distributed.disconnect()
+    finally:
+        process.kill()
+        process.wait()
+    total = sum(param.nbytes for chunk in model for param in chunk.parameters())
+    for row in rows.values():
+        row["bytes_per_s"] = total / row["wall_s"]
+        row["share_of_plain_copy"] = rows["plain_copy"]["wall_s"] / row["wall_s"]
+    return {"bytes": total, **rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M", "100M"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    from slime.utils.http_utils import find_available_port
+
+    os.environ["MASTER_PORT"] = str(find_available_port(22000))
+    with tempfile.TemporaryDirectory() as directory:
+        from slime.backends.megatron_utils.initialize import init
+
+        init(Namespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, seed=1))
+        results = {size: run(size, options.repeats, Path(directory)) for size in options.sizes}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    report = {"benchmark": "weight_sync", "time": when, "repeats": options.repeats, "sizes": results}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    for size, result in results.items():
+        for name in ("plain_copy", "tensor", "distributed"):
+            row = result[name]
+            print(
+                f"{size:>5} {name:<12} {row['bytes_per_s'] / 1e9:6.2f} GB/s  {row['wall_s'] * 1e3:8.1f} ms "
+                f"({row['cpu_s'] * 1e3:.0f} ms CPU), {row['share_of_plain_copy']:.2f} of a plain copy"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Plug-ins and recipes; each folder stands on its own."""

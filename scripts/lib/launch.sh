@@ -1,0 +1,19 @@
+# What the run-*.sh launchers share. Source it from them.
+
+REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+: "${MODELS:=/root/models}" "${DATASETS:=/root/datasets}" "${RUNS:=$REPOSITORY/outputs}"
+
+# Sets MODEL_ARGS from scripts/models/NAME.sh. The shape is in the checkpoint's config.json as well; giving
+# it here makes a wrong checkpoint an error before any GPU is taken.
+use_model() {
+    # shellcheck disable=SC1090
+    source "$REPOSITORY/scripts/models/$1.sh"
+}
+
+# Runs train.py on this machine, or on the cluster that RAY_ADDRESS names (on several nodes, first
+# `ray start --head` on one and `ray start --address` on the others).
+launch() {
+    cd "$REPOSITORY"
+    export PYTHONUNBUFFERED=1
+    exec python train.py "$@"
+}

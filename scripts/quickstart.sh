@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Trains a tiny language model to use a calculator, from nothing, on two CPU cores.
+#
+#     bash scripts/quickstart.sh [--seed N] [--output DIR]
+#
+# Makes .venv on the first run, then takes about five minutes. See docs/quickstart.md.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+use_environment
+share_cores_politely
+cd "$REPOSITORY"
+exec python -m tools.quickstart "$@"

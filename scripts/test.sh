@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Lint, types and the whole test suite, in the environment that the quickstart uses.
+#
+#     bash scripts/test.sh                     # everything
+#     bash scripts/test.sh tests/utils -x      # lint, types and these tests; arguments go to pytest
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+use_environment dev docs test
+share_cores_politely
+cd "$REPOSITORY"
+
+run() {
+    echo "+ $*"
+    "$@"
+}
+
+run ruff check .
+run ruff format --check .
+run mypy
+run mkdocs build --quiet --strict
+run python -m pytest "$@"

@@ -1,0 +1,81 @@
+"""Puts an engine together from the server's arguments."""
+
+import random
+
+import psutil
+
+from slime.backends.embedded_engine.admission import Limits
+from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
+from slime.backends.embedded_engine.engine import Engine
+from slime.backends.embedded_engine.executor import Executor
+from slime.backends.embedded_engine.http.state import ServerState
+from slime.backends.embedded_engine.kv_cache import KVCache
+from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
+from slime.backends.embedded_engine.model import CausalLM
+from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.scheduler import Scheduler
+from slime.backends.embedded_engine.stopping import StopChecker
+from slime.backends.embedded_engine.tokenizer import Tokenizer
+from slime.backends.embedded_engine.weight_checker import WeightChecker
+from slime.backends.embedded_engine.weight_updater import WeightUpdater
+from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
+
+_MAX_RUNNING_REQUESTS = 256
+_PREFILL_CHUNK = 1024
+_CACHE_SHARE_OF_MEMORY = 0.3
+
+
+def build_server(args: EmbeddedServerArgs) -> ServerState:
+    """Loads the model and wires the parts; the engine is not started yet.
+
+    Raises:
+        ValueError: a checkpoint or an argument that cannot be served.
+    """
+    config = ModelConfig.from_directory(args.model_path, args.dtype)
+    tokenizer = None
+    if not args.skip_tokenizer_init:
+        tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
+    parameters = Parameters(config)
+    _load(args, parameters)
+    context = args.context_length or config.max_position_embeddings
+    limits = _limits(args, config, context)
+    cache = KVCache(config, limits.rows, context)
+    model = CausalLM(config, parameters, context)
+    stops = StopChecker(config.eos_token_ids, tokenizer)
+    scheduler = Scheduler(Executor(model, cache), stops, limits, args.enable_deterministic_inference)
+    scheduler.weight_version = args.weight_version
+    engine = Engine(scheduler, cache)
+    return ServerState(
+        args=args,
+        config=config,
+        context_length=context,
+        max_running_requests=limits.rows,
+        max_total_tokens=limits.tokens,
+        parameters=parameters,
+        engine=engine,
+        tokenizer=tokenizer,
+        updater=WeightUpdater(engine, parameters),
+        checker=WeightChecker(parameters),
+        memory=MemoryOccupation(engine, parameters, args.enable_memory_saver, args.enable_weights_cpu_backup),
+        model_path=args.model_path,
+        served_model_name=args.served_model_name or args.model_path,
+    )
+
+
+def _load(args: EmbeddedServerArgs, parameters: Parameters) -> None:
+    if args.load_format == "dummy":
+        seed = args.random_seed if args.random_seed is not None else random.getrandbits(32)
+        load_random(parameters, seed)
+    else:
+        load_checkpoint(parameters, args.model_path)
+
+
+def _limits(args: EmbeddedServerArgs, config: ModelConfig, context: int) -> Limits:
+    rows = args.max_running_requests or _MAX_RUNNING_REQUESTS
+    tokens = args.max_total_tokens
+    if tokens is None:
+        memory = psutil.virtual_memory().available * _CACHE_SHARE_OF_MEMORY
+        tokens = min(int(memory / KVCache.bytes_per_token(config)), rows * context)
+    chunk = args.chunked_prefill_size or _PREFILL_CHUNK
+    return Limits(rows=rows, tokens=tokens, chunk=chunk if chunk > 0 else context, context=context)

@@ -1,0 +1,38 @@
+"""Top-k, top-p and min-p."""
+
+import torch
+
+from slime.backends.embedded_engine.sampling_params import SamplingParams
+
+_SHORTLIST = 1024
+
+
+def cut_distribution(weights: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Zeroes what the parameters exclude.
+
+    Order and comparisons are SGLang's: an entry stays if its rank is below top_k, the mass before it
+    does not exceed top_p, and its probability is at least min_p times the largest. A full sort of the
+    vocabulary is avoided where the likeliest entries decide.
+
+    Args:
+        weights: ``[R, vocab]`` float32, unnormalised probabilities.
+        params: of each row.
+
+    Returns:
+        ``[R, vocab]`` float32.
+    """
+    vocab = weights.shape[1]
+    total = weights.double().sum(-1, keepdim=True)
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab for p in params])[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)[:, None]
+    min_p = torch.tensor([p.min_p for p in params])[:, None]
+    for size in (min(_SHORTLIST, vocab), vocab):
+        values, ids = weights.topk(size) if size < vocab else weights.sort(-1, descending=True)
+        mass = values.double().cumsum(-1) / total
+        keep = torch.arange(size)[None] < top_k
+        keep &= (mass - values.double() / total) <= top_p
+        keep &= values >= min_p * values[:, :1]
+        keep[:, 0] = True
+        if size == vocab or not bool(keep[:, -1].any()):
+            break
+    return torch.zeros_like(weights).scatter_(1, ids, values * keep)

@@ -1,0 +1,1 @@
+"""The HTTP face of the engine: one module per family of endpoints."""

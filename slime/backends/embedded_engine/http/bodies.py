@@ -1,0 +1,141 @@
+"""Request bodies: SGLang's field names, types and defaults."""
+
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from slime.backends.embedded_engine.errors import BadRequest
+
+
+class Body(BaseModel):
+    """Unknown fields are ignored, as SGLang does; types are not coerced."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class GenerateBody(Body):
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    rid: str | list[str] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    return_logprob: bool | list[bool] | None = False
+    logprob_start_len: int | list[int] | None = -1
+    top_logprobs_num: int | list[int] | None = 0
+    token_ids_logprob: list[int] | list[list[int] | None] | None = None
+    return_text_in_logprobs: bool | None = False
+    return_prompt_token_ids: bool | None = False
+    stream: bool | None = False
+
+
+class AbortBody(Body):
+    rid: str | None = ""
+    abort_all: bool = False
+
+
+class PauseBody(Body):
+    mode: str = "abort"
+
+
+class SelectorBody(Body):
+    selector: str = "all"
+
+
+class UpdateFromTensorBody(Body):
+    serialized_named_tensors: list[str]
+    load_format: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+
+
+class UpdateFromDistributedBody(Body):
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    load_format: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+
+
+class UpdateFromDiskBody(Body):
+    model_path: str
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+
+
+class UpdateVersionBody(Body):
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class JoinGroupBody(Body):
+    master_address: str
+    master_port: int = Field(ge=1, le=65535)
+    rank_offset: int
+    world_size: int = Field(le=100_000)
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class LeaveGroupBody(Body):
+    group_name: str = "weight_update_group"
+
+
+class WeightByNameBody(Body):
+    name: str
+    truncate_size: int = 100
+
+
+class CheckerBody(Body):
+    action: str
+    skip_tensor_list: list[str] | None = None
+
+
+class TagsBody(Body):
+    tags: list[str] | None = None
+
+
+class TokenizeBody(Body):
+    prompt: str | list[str]
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    tokens: list[int] | list[list[int]]
+    skip_special_tokens: bool = True
+
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The JSON object of a request; an empty body stands for one without fields."""
+    raw = await request.body()
+    if not raw:
+        return {}
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadRequest(f"the body is a JSON {type(data).__name__} (wanted: an object)")
+    return data
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    return validated(kind, await read_json(request))
+
+
+def validated(kind: type[B], data: dict[str, Any]) -> B:
+    """Raises BadRequest naming the first field that is wrong."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{where}: {first['msg']}") from error

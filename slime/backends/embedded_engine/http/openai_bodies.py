@@ -1,0 +1,72 @@
+"""Bodies of the OpenAI endpoints, and how they become sampling parameters."""
+
+from typing import Any
+
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.http.bodies import Body
+
+_PASSED_THROUGH = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "ignore_eos",
+    "no_stop_trim",
+    "skip_special_tokens",
+    "logit_bias",
+    "n",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "structural_tag",
+    "custom_params",
+)
+_UNSUPPORTED = ("tools", "functions", "best_of", "suffix", "prediction", "modalities", "audio", "lora_path")
+
+
+class CompletionBody(Body):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    max_tokens: int | None = 16
+    echo: bool | None = False
+    logprobs: int | None = None
+    seed: int | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    rid: str | list[str] | None = None
+
+
+class ChatBody(Body):
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    seed: int | None = None
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    rid: str | list[str] | None = None
+
+
+def sampling_params_of(data: dict[str, Any], max_tokens: int | None, seed: int | None) -> dict[str, Any]:
+    """The part of an OpenAI body that ``/generate`` calls sampling parameters.
+
+    Raises:
+        BadRequest: the body asks for what the embedded engine has not.
+    """
+    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, [], {}, "", 1)]
+    if (data.get("response_format") or {"type": "text"}) != {"type": "text"}:
+        refused.append("response_format")
+    if refused:
+        raise BadRequest(f"not supported by the embedded engine: {', '.join(refused)}")
+    params = {name: data[name] for name in _PASSED_THROUGH if data.get(name) is not None}
+    return {**params, "max_new_tokens": max_tokens, "sampling_seed": seed}

@@ -1,0 +1,60 @@
+"""Response objects of the OpenAI endpoints."""
+
+from typing import Any
+
+from slime.backends.embedded_engine.sequence import Sequence, TopLogprobs
+from slime.backends.embedded_engine.tokenizer import Tokenizer
+
+
+def finish_fields(sequence: Sequence) -> dict[str, Any]:
+    reason = sequence.finish_reason or {}
+    return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
+
+
+def usage(sequences: list[Sequence], prompts: int) -> dict[str, Any]:
+    """Token counts; samples of one prompt count its tokens once."""
+    samples = max(len(sequences) // prompts, 1)
+    prompt = sum(len(s.prompt_ids) for s in sequences[::samples])
+    completion = sum(len(s.output_ids) for s in sequences)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": None,
+        "reasoning_tokens": 0,
+    }
+
+
+def completion_logprobs(sequence: Sequence, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any]:
+    """Log-probs of output tokens ``[start, end)`` in the form of ``/v1/completions``."""
+    found = sequence.output_logprobs
+    tokens = [_text(tokenizer, token) for token in sequence.output_ids[start:end]]
+    top = [{_text(tokenizer, token): value for value, token in row or []} for row in found.top[start:end]]
+    return {
+        "tokens": tokens,
+        "token_logprobs": found.of_tokens[start:end],
+        "top_logprobs": top,
+        "text_offset": [-1] * len(tokens),
+    }
+
+
+def chat_logprobs(sequence: Sequence, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any]:
+    """Log-probs of output tokens ``[start, end)`` in the form of ``/v1/chat/completions``."""
+    found = sequence.output_logprobs
+    rows: list[TopLogprobs | None] = found.top[start:end] or [None] * (end - start)
+    content = []
+    for value, token, row in zip(
+        found.of_tokens[start:end], sequence.output_ids[start:end], rows, strict=False
+    ):
+        top = [_entry(tokenizer, other, logprob) for logprob, other in row or []]
+        content.append({**_entry(tokenizer, token, value), "top_logprobs": top})
+    return {"content": content}
+
+
+def _entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
+    text = _text(tokenizer, token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token], skip_special_tokens=False)

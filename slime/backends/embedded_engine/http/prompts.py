@@ -1,0 +1,172 @@
+"""Turns a ``/generate`` body into sequences."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.http.bodies import GenerateBody
+from slime.backends.embedded_engine.http.state import ServerState
+from slime.backends.embedded_engine.sampling_params import SamplingParams, parse_sampling_params
+from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+
+MAX_SEQUENCES = 8192
+_UNSUPPORTED = (
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "lora_path",
+    "custom_logit_processor",
+    "session_id",
+    "session_params",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_sampling_mask",
+    "sampling_logprobs_mode",
+    "return_entropy",
+    "return_indexer_topk",
+    "max_thinking_tokens",
+    "bootstrap_room",
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Sequences of one request; ``single`` if the answer is an object rather than an array."""
+
+    sequences: list[Sequence]
+    single: bool
+
+
+def check_unsupported(data: dict[str, Any]) -> None:
+    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "")]
+    if refused:
+        raise BadRequest(f"not supported by the embedded engine: {', '.join(refused)}")
+
+
+def make_generation(state: ServerState, body: GenerateBody) -> Generation:
+    """One sequence per prompt and sample, prompt by prompt.
+
+    Raises:
+        BadRequest: a field that does not fit the others, the model or its context.
+    """
+    prompts, single = _prompts(state, body)
+    count = len(prompts)
+    params = [
+        parse_sampling_params(raw or {}, state.config.vocab_size)
+        for raw in _per_prompt("sampling_params", body.sampling_params, count, dict)
+    ]
+    options = _logprob_options(state, body, prompts)
+    rids = _rids(body.rid, count, single)
+    if sum(p.n for p in params) > MAX_SEQUENCES:
+        raise BadRequest(
+            f"{sum(p.n for p in params)} responses in one request (wanted: at most {MAX_SEQUENCES})"
+        )
+    sequences = []
+    for prompt, param, option, rid in zip(prompts, params, options, rids, strict=True):
+        ids, fitting = fit_to_context(state, prompt, param)
+        for sample in range(param.n):
+            name = rid if param.n == 1 else f"{rid}_{sample}"
+            seed = state.noise_seed(param.sampling_seed, sample)
+            sequences.append(Sequence(name, ids, fitting, option, seed))
+    taken = [s.rid for s in sequences if s.rid in state.live_rids]
+    if taken:
+        raise BadRequest(f"rid {taken[0]!r} is in use")
+    return Generation(sequences, single and len(sequences) == 1)
+
+
+def fit_to_context(
+    state: ServerState, prompt: list[int], params: SamplingParams
+) -> tuple[list[int], SamplingParams]:
+    """Checks a prompt; cuts it and its response to the context only under ``--allow-auto-truncate``."""
+    if not prompt:
+        raise BadRequest("input_ids: the prompt is empty")
+    vocab, context = state.config.vocab_size, state.context_length
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        wrong = next(token for token in prompt if not 0 <= token < vocab)
+        raise BadRequest(f"input_ids: token id {wrong} is not in [0, {vocab})")
+    limit = min(context, state.max_total_tokens)
+    if len(prompt) + params.max_new_tokens <= limit and len(prompt) < context:
+        return prompt, params
+    if not state.args.allow_auto_truncate:
+        raise BadRequest(
+            f"{len(prompt)} prompt tokens and max_new_tokens {params.max_new_tokens} exceed the context of "
+            f"{limit} tokens"
+        )
+    prompt = prompt[: limit - 1]
+    room = min(params.max_new_tokens, limit - len(prompt))
+    changes = {"max_new_tokens": room, "min_new_tokens": min(params.min_new_tokens, room)}
+    return prompt, SamplingParams(**{**vars(params), **changes})
+
+
+def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise BadRequest("wanted one of text and input_ids")
+    if body.text is not None:
+        if state.tokenizer is None:
+            raise BadRequest("text: the server runs with --skip-tokenizer-init (wanted: input_ids)")
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        prompts = [state.tokenizer.encode(text) for text in texts]
+        single = isinstance(body.text, str)
+    else:
+        ids: list[Any] = body.input_ids or []
+        if not ids:
+            raise BadRequest("input_ids: the prompt is empty")
+        single = isinstance(ids[0], int)
+        prompts = [ids] if single else ids
+    if not prompts:
+        raise BadRequest("text: no prompts")
+    return prompts, single
+
+
+def _per_prompt(name: str, value: Any, count: int, kind: type) -> list[Any]:
+    """One value for each prompt, from one for all of them or a list."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise BadRequest(f"{name}: {len(value)} entries (wanted: {count}, one per prompt)")
+    return value
+
+
+def _rids(rid: str | list[str] | None, count: int, single: bool) -> list[str]:
+    if rid is None:
+        return [uuid.uuid4().hex for _ in range(count)]
+    if isinstance(rid, str):
+        return [rid] if count == 1 else [f"{rid}_{index}" for index in range(count)]
+    if single:
+        raise BadRequest("rid: a list, but there is a single prompt (wanted: a string)")
+    if len(rid) != count or len(set(rid)) != count:
+        raise BadRequest(f"rid: wanted {count} distinct ids, one per prompt")
+    return rid
+
+
+def _logprob_options(
+    state: ServerState, body: GenerateBody, prompts: list[list[int]]
+) -> list[LogprobOptions]:
+    count = len(prompts)
+    wanted = _per_prompt("return_logprob", body.return_logprob, count, bool)
+    starts = _per_prompt("logprob_start_len", body.logprob_start_len, count, int)
+    tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, int)
+    ids: list[Any] = list(body.token_ids_logprob or [])
+    nested = any(isinstance(entry, list) or entry is None for entry in ids)
+    token_ids = _per_prompt("token_ids_logprob", ids, count, list) if nested else [ids] * count
+    options = []
+    for prompt, want, start, top, chosen in zip(prompts, wanted, starts, tops, token_ids, strict=True):
+        options.append(_options(state, len(prompt), bool(want), start, top or 0, tuple(chosen or ())))
+    return options
+
+
+def _options(
+    state: ServerState, length: int, wanted: bool, start: int | None, top: int, ids: tuple[int, ...]
+) -> LogprobOptions:
+    vocab = state.config.vocab_size
+    start = -1 if start is None else start
+    if not -1 <= start <= length:
+        raise BadRequest(f"logprob_start_len {start}: wanted -1 to {length}, the length of the prompt")
+    if not 0 <= top <= vocab:
+        raise BadRequest(f"top_logprobs_num {top}: wanted 0 to {vocab}")
+    if any(not 0 <= token < vocab for token in ids):
+        raise BadRequest(f"token_ids_logprob: wanted ids in [0, {vocab})")
+    prompt_start = start if wanted and 0 <= start < length else None
+    return LogprobOptions(wanted, prompt_start, top, ids)

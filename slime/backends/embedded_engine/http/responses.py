@@ -1,0 +1,119 @@
+"""Builds the objects that ``/generate`` answers with."""
+
+import time
+from typing import Any
+
+from slime.backends.embedded_engine.sequence import Logprobs, Sequence, TopLogprobs
+from slime.backends.embedded_engine.tokenizer import Tokenizer
+
+
+class ResponseBuilder:
+    """One request's view of its sequence; safe to use while the engine thread appends to it."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokenizer: Tokenizer | None,
+        text_in_logprobs: bool = False,
+        prompt_ids: bool = False,
+    ) -> None:
+        self._sequence = sequence
+        self._tokenizer = tokenizer
+        self._text_in_logprobs = text_in_logprobs and tokenizer is not None
+        self._prompt_ids = prompt_ids
+        self._started = time.time()
+
+    def build(self, text: str | None, version: str, start: int = 0, end: int | None = None) -> dict[str, Any]:
+        """The response with output tokens ``[start, end)``; ``version`` is the engine's current one."""
+        sequence = self._sequence
+        end = len(sequence.output_ids) if end is None else end
+        answer: dict[str, Any] = {} if text is None else {"text": text}
+        answer["output_ids"] = sequence.output_ids[start:end]
+        answer["meta_info"] = self._meta_info(version, start, end)
+        if self._prompt_ids:
+            answer["prompt_token_ids"] = sequence.prompt_ids
+        return answer
+
+    def _meta_info(self, version: str, start: int, end: int) -> dict[str, Any]:
+        sequence, now = self._sequence, time.time()
+        meta: dict[str, Any] = {
+            "id": sequence.rid,
+            "finish_reason": sequence.finish_reason,
+            "prompt_tokens": len(sequence.prompt_ids),
+            "weight_version": version,
+            "num_retractions": sequence.num_retractions,
+            "reasoning_tokens": 0,
+            "completion_tokens": end,
+            "cached_tokens": sequence.cached_tokens,
+            "cached_tokens_details": None,
+            "dp_rank": None,
+            "e2e_latency": now - self._started,
+            "response_sent_to_client_ts": now,
+        }
+        if sequence.finished:
+            meta["weight_versions"] = [
+                {"version": s.version, "start": s.start, "end": s.end} for s in sequence.spans
+            ]
+        if sequence.logprob_options.wanted:
+            meta |= self._logprobs(start, end)
+        return meta
+
+    def _logprobs(self, start: int, end: int) -> dict[str, Any]:
+        sequence, options = self._sequence, self._sequence.logprob_options
+        first = options.prompt_start
+        prompt_ids = [] if first is None else sequence.prompt_ids[first:]
+        output_ids = sequence.output_ids[start:end]
+        prompt = sequence.prompt_logprobs
+        output = _slice(sequence.output_logprobs, start, end)
+        meta: dict[str, Any] = {
+            "input_token_logprobs": self._triples(prompt.of_tokens, prompt_ids),
+            "output_token_logprobs": self._triples(output.of_tokens, output_ids),
+            "output_token_logprobs_length": end,
+        }
+        if options.top:
+            meta["input_top_logprobs"] = self._rows(prompt.top)
+            meta["output_top_logprobs"] = self._rows(output.top)
+        if options.token_ids:
+            meta["input_token_ids_logprobs"] = self._rows(prompt.of_ids)
+            meta["output_token_ids_logprobs"] = self._rows(output.of_ids)
+        return meta
+
+    def _triples(self, values: list[float | None], ids: list[int]) -> list[tuple[Any, int, str | None]]:
+        if not self._text_in_logprobs:
+            return [(value, token, None) for value, token in zip(values, ids, strict=False)]
+        return [(value, token, self._text(token)) for value, token in zip(values, ids, strict=False)]
+
+    def _rows(self, rows: list[TopLogprobs | None]) -> list[list[tuple[float, int, str | None]] | None]:
+        text = self._text if self._text_in_logprobs else lambda _: None
+        return [None if row is None else [(v, token, text(token)) for v, token in row] for row in rows]
+
+    def _text(self, token: int) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _slice(logprobs: Logprobs, start: int, end: int) -> Logprobs:
+    return Logprobs(logprobs.of_tokens[start:end], logprobs.top[start:end], logprobs.of_ids[start:end])
+
+
+def shown_ids(sequence: Sequence) -> list[int]:
+    """Output ids that count as text: without the stop token, unless it is asked for."""
+    reason = sequence.finish_reason or {}
+    trims = isinstance(reason.get("matched"), int) and not sequence.params.no_stop_trim
+    return sequence.output_ids[:-1] if trims else sequence.output_ids
+
+
+def trim_stop(sequence: Sequence, text: str) -> str:
+    """Text up to the stop string that ended it, unless that is asked for."""
+    match = sequence.stop_match
+    if match and not sequence.params.no_stop_trim and match in text:
+        return text[: text.index(match)]
+    return text
+
+
+def final_text(sequence: Sequence, tokenizer: Tokenizer | None) -> str | None:
+    """The response as text; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    text = tokenizer.decode(shown_ids(sequence), sequence.params.skip_special_tokens)
+    return trim_stop(sequence, text)

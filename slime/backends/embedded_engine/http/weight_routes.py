@@ -1,0 +1,189 @@
+"""Weight updates, versions and checks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.http.bodies import (
+    CheckerBody,
+    JoinGroupBody,
+    LeaveGroupBody,
+    SelectorBody,
+    UpdateFromDiskBody,
+    UpdateFromDistributedBody,
+    UpdateFromTensorBody,
+    UpdateVersionBody,
+    WeightByNameBody,
+    read_body,
+    read_json,
+    validated,
+)
+from slime.backends.embedded_engine.http.generate_routes import json_response
+from slime.backends.embedded_engine.http.state import ServerState, state_of
+
+router = APIRouter()
+
+
+def _success(message: str, **more: Any) -> Response:
+    return json_response({"success": True, "message": message, **more})
+
+
+def _failure(error: BadRequest, **more: Any) -> Response:
+    return json_response({"success": False, "message": str(error), **more}, error.status)
+
+
+async def _update(state: ServerState, abort_all: bool, function: Callable[[], None], **more: Any) -> Response:
+    """Runs an update once nothing is running, or at once if the engine is paused."""
+    try:
+        if abort_all:
+            await state.engine.run(lambda: state.engine.abort("", True))
+        await state.engine.run(function, exclusive=True)
+    except BadRequest as error:
+        return _failure(error, **more)
+    return _success("Succeeded to update model weights.", **more)
+
+
+@router.post("/begin_weight_update")
+async def begin_weight_update(request: Request) -> Response:
+    body = await read_body(request, SelectorBody)
+    state = state_of(request)
+    try:
+        await state.engine.run(lambda: state.updater.begin(body.selector))
+    except BadRequest as error:
+        return _failure(error)
+    return _success("Weight update begun.")
+
+
+@router.post("/end_weight_update")
+async def end_weight_update(request: Request) -> Response:
+    state = state_of(request)
+    try:
+        await state.engine.run(state.updater.end)
+    except BadRequest as error:
+        return _failure(error)
+    return _success("Weight update ended.")
+
+
+@router.post("/update_weights_from_tensor")
+async def update_weights_from_tensor(request: Request) -> Response:
+    body = await read_body(request, UpdateFromTensorBody)
+    state = state_of(request)
+    return await _update(
+        state,
+        body.abort_all_requests,
+        lambda: state.updater.from_tensors(
+            body.serialized_named_tensors, body.load_format, body.weight_version, body.flush_cache
+        ),
+    )
+
+
+@router.post("/update_weights_from_distributed")
+async def update_weights_from_distributed(request: Request) -> Response:
+    body = await read_body(request, UpdateFromDistributedBody)
+    state = state_of(request)
+    specs = _specs(body)
+    return await _update(
+        state,
+        body.abort_all_requests,
+        lambda: state.updater.from_group(
+            body.group_name, specs, body.load_format, body.weight_version, body.flush_cache
+        ),
+    )
+
+
+@router.post("/update_weights_from_disk")
+async def update_weights_from_disk(request: Request) -> Response:
+    """Also renames the served model, as SGLang does."""
+    body = await read_body(request, UpdateFromDiskBody)
+    state = state_of(request)
+
+    def load() -> None:
+        state.updater.from_disk(body.model_path, body.weight_version, body.flush_cache)
+        state.model_path = state.served_model_name = body.model_path
+
+    paused = 0 if state.engine.paused is None else len(state.engine.scheduler.live)
+    return await _update(state, body.abort_all_requests, load, num_paused_requests=paused)
+
+
+@router.post("/update_weight_version")
+async def update_weight_version(request: Request) -> Response:
+    body = await read_body(request, UpdateVersionBody)
+    state = state_of(request)
+    if body.abort_all_requests:
+        await state.engine.run(lambda: state.engine.abort("", True))
+    await state.engine.run(lambda: state.updater.set_version(body.new_version))
+    return _success(f"Weight version updated to {body.new_version}.", new_version=body.new_version)
+
+
+@router.post("/init_weights_update_group")
+async def init_weights_update_group(request: Request) -> Response:
+    """Joins off the engine thread: the trainer may take its time, and others want to be served."""
+    body = await read_body(request, JoinGroupBody)
+    state = state_of(request)
+    try:
+        await asyncio.to_thread(
+            state.updater.groups.join,
+            body.master_address,
+            body.master_port,
+            body.rank_offset,
+            body.world_size,
+            body.group_name,
+            body.backend,
+        )
+    except BadRequest as error:
+        return _failure(error)
+    return _success("Succeeded to initialize the weights update group.")
+
+
+@router.post("/destroy_weights_update_group")
+async def destroy_weights_update_group(request: Request) -> Response:
+    body = await read_body(request, LeaveGroupBody)
+    state = state_of(request)
+    try:
+        await state.engine.run(lambda: state.updater.groups.leave(body.group_name))
+    except BadRequest as error:
+        return _failure(error)
+    return _success("Succeeded to destroy the weights update group.")
+
+
+@router.api_route("/get_weights_by_name", methods=["GET", "POST"])
+async def get_weights_by_name(request: Request) -> Response:
+    body = await read_body(request, WeightByNameBody)
+    state = state_of(request)
+    return json_response(await state.engine.run(lambda: state.checker.values(body.name, body.truncate_size)))
+
+
+@router.api_route("/weights_checker", methods=["GET", "POST"])
+async def weights_checker(request: Request) -> Response:
+    data = {**request.query_params, **await read_json(request)}
+    body = validated(CheckerBody, data)
+    state = state_of(request)
+    try:
+        found = await state.engine.run(lambda: state.checker.run(body.action, body.skip_tensor_list or []))
+    except BadRequest as error:
+        return _failure(error)
+    return _success(f"weights_checker {body.action}: done", **found)
+
+
+def _specs(body: UpdateFromDistributedBody) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    if not len(body.names) == len(body.dtypes) == len(body.shapes):
+        raise BadRequest(
+            f"{len(body.names)} names, {len(body.dtypes)} dtypes, {len(body.shapes)} shapes "
+            "(wanted: as many of each)"
+        )
+    if any(size < 0 or size > 2**40 for shape in body.shapes for size in shape):
+        raise BadRequest("shapes: wanted sizes of at least 0")
+    dtypes = [_dtype(name) for name in body.dtypes]
+    return list(zip(body.names, dtypes, map(tuple, body.shapes), strict=True))
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadRequest(f"dtypes: {name!r} is no dtype (wanted: e.g. 'float32')")
+    return dtype

@@ -1,0 +1,65 @@
+"""Keys and values of running sequences: one row per sequence, rows kept without holes."""
+
+import torch
+
+from slime.backends.embedded_engine.model_config import ModelConfig
+
+_FIRST_LENGTH = 128
+_FIRST_ROWS = 8
+
+
+class KVCache:
+    """``k``, ``v``: ``[layers, rows, kv_heads, length, head_dim]``; both grow by doubling.
+
+    Zeroed when allocated: masked entries still take part in a product with weight 0, which is NaN
+    for garbage that happens to be NaN.
+    """
+
+    def __init__(self, config: ModelConfig, max_rows: int, max_length: int) -> None:
+        self._config = config
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self.clear()
+
+    @staticmethod
+    def bytes_per_token(config: ModelConfig) -> int:
+        width = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return width * torch.empty(0, dtype=config.dtype).element_size()
+
+    def clear(self) -> None:
+        """Frees everything."""
+        self._rows = self._length = 0
+        self.k = self._allocate(0, 0)
+        self.v = self._allocate(0, 0)
+
+    def _allocate(self, rows: int, length: int) -> torch.Tensor:
+        c = self._config
+        return torch.zeros(c.num_layers, rows, c.num_kv_heads, length, c.head_dim, dtype=c.dtype)
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Makes room for ``rows`` sequences of ``length`` tokens, keeping what is there."""
+        if rows <= self._rows and length <= self._length:
+            return
+        new_rows = _grown(self._rows, rows, _FIRST_ROWS, self._max_rows)
+        new_length = _grown(self._length, length, _FIRST_LENGTH, self._max_length)
+        for name in ("k", "v"):
+            grown = self._allocate(new_rows, new_length)
+            grown[:, : self._rows, :, : self._length] = getattr(self, name)
+            setattr(self, name, grown)
+        self._rows, self._length = new_rows, new_length
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copies the first ``length`` tokens of a row over another row."""
+        self.k[:, target, :, :length] = self.k[:, source, :, :length]
+        self.v[:, target, :, :length] = self.v[:, source, :, :length]
+
+    def import_row(self, other: "KVCache", target: int, length: int) -> None:
+        """Copies the first ``length`` tokens of another cache's row 0."""
+        self.k[:, target, :, :length] = other.k[:, 0, :, :length]
+        self.v[:, target, :, :length] = other.v[:, 0, :, :length]
+
+
+def _grown(current: int, wanted: int, first: int, limit: int) -> int:
+    if wanted <= current:
+        return current
+    return min(max(wanted, 2 * current, first), limit)

@@ -1,0 +1,58 @@
+"""The forward pass of Qwen2, Qwen3 and Llama decoders."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.parameters import LayerWeights, Parameters
+from slime.backends.embedded_engine.rope import rotation_tables
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""``attend(layer, q, k, v)``: q ``[B, T, heads, D]``, k and v ``[B, T, kv_heads, D]`` after rotation;
+stores k and v and returns the attention output ``[B, T, heads * D]``."""
+
+
+class CausalLM:
+    """A decoder whose attention, and with it the KV cache, is the caller's."""
+
+    def __init__(self, config: ModelConfig, parameters: Parameters, context_length: int) -> None:
+        self.config = config
+        self.parameters = parameters
+        self._cos, self._sin = rotation_tables(config.rope, config.head_dim, context_length, config.dtype)
+        kinds = [0] * config.num_heads + [1] * config.num_kv_heads
+        self._norm_of_head = torch.tensor(kinds)
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """ids, positions: ``[B, T]`` int64; returns normalised hidden states ``[B, T, hidden]``."""
+        c = self.config
+        shape = (c.hidden_size,)
+        x = F.embedding(ids, self.parameters.embedding)
+        cos = self._cos[positions].unsqueeze(2)
+        sin = self._sin[positions].unsqueeze(2)
+        for index, layer in enumerate(self.parameters.layers):
+            normed = F.rms_norm(x, shape, layer.input_norm, c.norm_eps)
+            attended = attend(index, *self._qkv(layer, normed, cos, sin))
+            x = x + F.linear(attended, layer.output, layer.output_bias)
+            normed = F.rms_norm(x, shape, layer.post_norm, c.norm_eps)
+            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_eps)
+
+    def _qkv(
+        self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Projects, normalises and rotates; queries and keys are treated as one stack of heads."""
+        c = self.config
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.head_dim))
+        qk, v = heads.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], 2)
+        if layer.qk_norm is not None:
+            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm[self._norm_of_head]
+        qk = torch.addcmul(qk * cos, torch.roll(qk, c.head_dim // 2, -1), sin)
+        q, k = qk.split([c.num_heads, c.num_kv_heads], 2)
+        return q, k, v
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[N, hidden]`` to ``[N, vocab]`` float32."""
+        return F.linear(hidden, self.parameters.head).float()

@@ -1,0 +1,128 @@
+"""Draws tokens for a batch of sequences from their logits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from slime.backends.embedded_engine.distribution import cut_distribution
+from slime.backends.embedded_engine.noise import uniforms
+from slime.backends.embedded_engine.penalties import adjust_logits
+from slime.backends.embedded_engine.sequence import Sequence, TopLogprobs
+
+_BLOCK = 128
+
+
+@dataclass
+class SampledTokens:
+    """``ids`` ``[B]`` int64 on the device of the logits, and the same as Python numbers."""
+
+    tensor: torch.Tensor
+    ids: list[int]
+    logprobs: list[float]
+    top: dict[int, TopLogprobs]
+    of_ids: dict[int, TopLogprobs]
+
+
+class SamplingBatch:
+    """What sampling needs to know of a fixed list of sequences, gathered once.
+
+    Log-probs follow SGLang: ``log_softmax(logits / temperature)`` after penalties and biases, before
+    top-k, top-p and min-p.
+    """
+
+    def __init__(self, sequences: list[Sequence], stop_ids: list[frozenset[int]]) -> None:
+        params = [s.params for s in sequences]
+        self._sequences = sequences
+        self._stop_ids = stop_ids
+        self._greedy = torch.tensor([p.greedy for p in params])
+        self._any_greedy, self._all_greedy = any(self._greedy.tolist()), all(self._greedy.tolist())
+        scales = [p.scale for p in params]
+        self._scales = torch.tensor(scales)[:, None] if any(s != 1.0 for s in scales) else None
+        self._filtered = [i for i, p in enumerate(params) if p.filters]
+        self._adjusted = [
+            i for i, p in enumerate(params) if p.penalises or p.logit_bias or p.min_new_tokens > 0
+        ]
+        self._seeds = np.array([s.noise_seed for s in sequences], dtype=np.uint64)
+        options = [s.logprob_options for s in sequences]
+        self._top = [i for i, o in enumerate(options) if o.wanted and o.top > 0]
+        self._of_ids = [i for i, o in enumerate(options) if o.wanted and o.token_ids]
+
+    def sample(self, logits: torch.Tensor) -> SampledTokens:
+        """logits: ``[B, vocab]`` float32, overwritten."""
+        for row in self._adjusted:
+            adjust_logits(logits[row], self._sequences[row], self._stop_ids[row])
+        if self._scales is not None:
+            logits.div_(self._scales)
+        peak = logits.amax(-1, keepdim=True)
+        weights = torch.sub(logits, peak).exp_()
+        block_sums = _block_sums(weights)
+        log_total = block_sums.sum(-1).log()
+        tokens = logits.argmax(-1) if self._any_greedy else None
+        if not self._all_greedy:
+            drawn = self._draw(weights, block_sums)
+            tokens = drawn if tokens is None else torch.where(self._greedy, tokens, drawn)
+        assert tokens is not None
+        shift = peak[:, 0].double() + log_total
+        chosen = logits.gather(1, tokens[:, None])[:, 0].double() - shift
+        return SampledTokens(
+            tensor=tokens,
+            ids=tokens.tolist(),
+            logprobs=chosen.tolist(),
+            top={i: self._top_of(i, logits, shift) for i in self._top},
+            of_ids={i: self._of_ids_of(i, logits, shift) for i in self._of_ids},
+        )
+
+    def _draw(self, weights: torch.Tensor, block_sums: torch.Tensor) -> torch.Tensor:
+        """Inverse-CDF sampling in two steps, block and entry: one pass over the vocabulary."""
+        if self._filtered:
+            rows = torch.tensor(self._filtered)
+            params = [self._sequences[i].params for i in self._filtered]
+            cut = cut_distribution(weights[rows], params)
+            weights[rows] = cut
+            block_sums[rows] = _block_sums(cut)
+        steps = np.array([len(s.output_ids) for s in self._sequences], dtype=np.uint64)
+        uniform = torch.from_numpy(uniforms(self._seeds, steps))
+        blocks, rest = _invert(block_sums.cumsum(-1), uniform, relative=True)
+        entries = _block_entries(weights, blocks)
+        offsets, _ = _invert(entries.cumsum(-1, dtype=torch.float64), rest, relative=False)
+        return (blocks * _block_size(weights) + offsets).clamp_(max=weights.shape[1] - 1)
+
+    def _top_of(self, row: int, logits: torch.Tensor, shift: torch.Tensor) -> TopLogprobs:
+        count = min(self._sequences[row].logprob_options.top, logits.shape[1])
+        values, ids = logits[row].topk(count)
+        return list(zip((values.double() - shift[row]).tolist(), ids.tolist(), strict=True))
+
+    def _of_ids_of(self, row: int, logits: torch.Tensor, shift: torch.Tensor) -> TopLogprobs:
+        ids = list(self._sequences[row].logprob_options.token_ids)
+        return list(zip((logits[row][ids].double() - shift[row]).tolist(), ids, strict=True))
+
+
+def _block_size(weights: torch.Tensor) -> int:
+    vocab = weights.shape[1]
+    return _BLOCK if vocab % _BLOCK == 0 else vocab
+
+
+def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """``[B, blocks]`` float64."""
+    return weights.view(len(weights), -1, _block_size(weights)).sum(-1).double()
+
+
+def _block_entries(weights: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """``[B, block size]``: the block chosen in each row."""
+    grouped = weights.view(len(weights), -1, _block_size(weights))
+    return grouped[torch.arange(len(weights)), blocks]
+
+
+def _invert(
+    cumulative: torch.Tensor, target: torch.Tensor, relative: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first index whose cumulative weight exceeds the target, and what of the target is left.
+
+    The target stays below the total, so that rounding never lands on an entry of weight 0.
+    """
+    total = cumulative[:, -1]
+    target = torch.minimum(target * total if relative else target, total * (1 - 1e-12))[:, None]
+    index = (cumulative <= target).sum(-1, keepdim=True).clamp_(max=cumulative.shape[1] - 1)
+    before = torch.where(index > 0, cumulative.gather(1, (index - 1).clamp_(min=0)), 0.0)
+    return index[:, 0], (target - before)[:, 0]

@@ -1,0 +1,185 @@
+"""Sampling parameters of a request: SGLang's names, defaults and ranges."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import regex
+
+from slime.backends.embedded_engine.errors import BadRequest
+
+MAX_STOP_STRINGS = 32
+MAX_STOP_REGEX_BYTES = 256
+UNSUPPORTED = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "beam_width",
+    "custom_params",
+    "watermark",
+    "choice",
+)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """``temperature`` 0 means greedy; ``top_k`` -1 means the whole vocabulary."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_regex: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sampling_seed: int | None = None
+    n: int = 1
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    stream_interval: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def scale(self) -> float:
+        """What logits are divided by; greedy decoding reports unscaled log-probs, as SGLang does."""
+        return self.temperature or 1.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether part of the distribution is cut off before drawing."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def penalises(self) -> bool:
+        penalties = (self.frequency_penalty, self.presence_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
+
+
+_NAMES = tuple(field.name for field in fields(SamplingParams))
+_INTEGERS = {
+    "max_new_tokens": (0, 2**31),
+    "min_new_tokens": (0, 2**31),
+    "n": (1, 4096),
+    "stream_interval": (1, 2**31),
+    "sampling_seed": (-(2**63), 2**63 - 1),
+}
+_FLOATS = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 2.0),
+}
+_POSITIVE = ("top_p", "repetition_penalty")
+_BOOLEANS = ("ignore_eos", "no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
+
+
+def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
+    """Checks a request's ``sampling_params``; null stands for the default.
+
+    Raises:
+        BadRequest: an unknown or unsupported name, a wrong type, a value out of range.
+    """
+    unknown = sorted(set(raw) - set(_NAMES) - set(UNSUPPORTED))
+    if unknown:
+        raise BadRequest(f"unknown sampling parameters: {', '.join(map(str, unknown))}")
+    refused = [name for name in UNSUPPORTED if raw.get(name) not in (None, [], {})]
+    if refused:
+        raise BadRequest(f"sampling parameters not supported by the embedded engine: {', '.join(refused)}")
+    given = {name: value for name, value in raw.items() if value is not None and name in _NAMES}
+    params = SamplingParams(**{name: _parse(name, value, vocab_size) for name, value in given.items()})
+    if params.min_new_tokens > params.max_new_tokens:
+        raise BadRequest(
+            f"min_new_tokens {params.min_new_tokens}: more than max_new_tokens {params.max_new_tokens}"
+        )
+    return params
+
+
+def _parse(name: str, value: Any, vocab_size: int) -> Any:
+    if name in _INTEGERS:
+        return _integer(name, value, *_INTEGERS[name])
+    if name in _FLOATS:
+        return _number(name, value)
+    if name in _BOOLEANS:
+        if not isinstance(value, bool):
+            raise BadRequest(f"{name} {value!r}: wanted a boolean")
+        return value
+    if name == "top_k":
+        return _top_k(value)
+    if name == "stop_token_ids":
+        ids = value if isinstance(value, list) else [value]
+        return frozenset(_integer(name, token, 0, 2**31) for token in ids)
+    if name == "logit_bias":
+        return _logit_bias(value, vocab_size)
+    return _stop_strings(name, value)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequest(f"{name} {value!r}: wanted an integer in [{low}, {high}]")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    low, high = _FLOATS[name]
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+    if not valid or not low <= value <= high or (name in _POSITIVE and value == 0):
+        raise BadRequest(
+            f"{name} {value!r}: wanted a number in {'(' if name in _POSITIVE else '['}{low}, {high}]"
+        )
+    return float(value)
+
+
+def _top_k(value: Any) -> int:
+    top_k = _integer("top_k", value, -1, 2**31)
+    if top_k == 0:
+        raise BadRequest("top_k 0: wanted -1 (all) or at least 1")
+    return -1 if top_k >= 2**30 else top_k
+
+
+def _logit_bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"logit_bias {value!r}: wanted an object of token id to bias")
+    pairs = []
+    for token, bias in value.items():
+        if not str(token).isdecimal() or len(str(token)) > 10 or not int(token) < vocab_size:
+            raise BadRequest(f"logit_bias: token id {token!r} is not in [0, {vocab_size})")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 1e6:
+            raise BadRequest(f"logit_bias of token {token}: {bias!r} (wanted a number in [-1e6, 1e6])")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"{name} {value!r}: wanted a string or a list of strings")
+    if len(texts) > MAX_STOP_STRINGS:
+        raise BadRequest(f"{name}: {len(texts)} entries (wanted: at most {MAX_STOP_STRINGS})")
+    if name == "stop_regex":
+        for pattern in texts:
+            _check_pattern(pattern)
+    return tuple(text for text in texts if text)
+
+
+def _check_pattern(pattern: str) -> None:
+    if len(pattern.encode("utf-8", "surrogatepass")) > MAX_STOP_REGEX_BYTES:
+        raise BadRequest(f"stop_regex: a pattern is longer than {MAX_STOP_REGEX_BYTES} bytes")
+    try:
+        regex.compile(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise BadRequest(f"stop_regex {pattern!r}: {error}") from error

@@ -1,0 +1,259 @@
+"""Decides which sequences run, and keeps each of them consistent with its cache row.
+
+Invariant: ``running[i]`` owns row ``i`` of the cache, which holds all of its tokens but the newest.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from slime.backends.embedded_engine.admission import Admission, Limits
+from slime.backends.embedded_engine.executor import Executor
+from slime.backends.embedded_engine.kv_cache import KVCache
+from slime.backends.embedded_engine.prompt_logprobs import record_prompt_logprobs
+from slime.backends.embedded_engine.sampler import SampledTokens, SamplingBatch
+from slime.backends.embedded_engine.sequence import Sequence, abort_reason, length_reason
+from slime.backends.embedded_engine.stopping import StopChecker
+
+
+@dataclass
+class DecodeGroup:
+    """Rows that are decoded in one forward pass, with their state as tensors."""
+
+    first_row: int
+    sequences: list[Sequence]
+    ids: torch.Tensor
+    positions: torch.Tensor
+    longest: int
+    sampling: SamplingBatch
+
+
+@dataclass
+class PartialPrefill:
+    """A prompt too long for one step, computed in a cache of its own until it is complete."""
+
+    sequence: Sequence
+    cache: KVCache
+    computed: int = 0
+
+
+class Scheduler:
+    """Continuous batching: each step admits and prefills what fits, then decodes one token for all.
+
+    With ``deterministic`` every sequence is computed by itself, in steps that depend on nothing but
+    itself; then no bit of a result depends on what else the engine was doing.
+    """
+
+    def __init__(self, executor: Executor, stops: StopChecker, limits: Limits, deterministic: bool) -> None:
+        self._executor = executor
+        self._stops = stops
+        self._limits = limits
+        self._deterministic = deterministic
+        self._groups: list[DecodeGroup] | None = None
+        self.weight_version = "default"
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.partial: PartialPrefill | None = None
+        self._starting: list[Sequence] = []
+        self.touched: list[Sequence] = []
+        """Sequences that got a token or ended since the engine last told their owners."""
+        self.generated_tokens = 0
+
+    @property
+    def computing(self) -> list[Sequence]:
+        """Sequences that own keys and values."""
+        return self.running + self._starting + ([self.partial.sequence] if self.partial else [])
+
+    @property
+    def live(self) -> list[Sequence]:
+        return self.computing + list(self.waiting)
+
+    def step(self, admit: bool) -> None:
+        """Prefills at most one chunk or batch, then decodes every running sequence once."""
+        if self.partial is not None:
+            self._prefill_chunk(self.partial)
+        elif admit and self.waiting:
+            self._prefill_batch()
+        self._decode()
+
+    def abort(self, sequences: list[Sequence], reason: dict[str, object] | None = None) -> None:
+        """Ends sequences wherever they are, with what they have so far."""
+        doomed = set(sequences)
+        self.waiting = deque(s for s in self.waiting if s not in doomed)
+        if self.partial and self.partial.sequence in doomed:
+            self.partial = None
+        self._starting = [s for s in self._starting if s not in doomed]
+        self._leave([row for row, s in enumerate(self.running) if s in doomed])
+        for sequence in sequences:
+            if not sequence.finished:
+                self._finish(sequence, dict(reason or abort_reason("Aborted")))
+
+    def retract(self) -> None:
+        """Sends running sequences back to the queue; their keys and values are recomputed later."""
+        retracted = self.computing
+        for sequence in retracted:
+            sequence.num_retractions += 1
+            sequence.prompt_hidden = None
+        self.waiting.extendleft(reversed(retracted))
+        self.running, self.partial, self._groups = [], None, None
+
+    def forget_shared(self) -> None:
+        """After this no new sequence starts from what older weights computed."""
+        for sequence in self.running:
+            sequence.prompt_hidden = None
+
+    def _prefill_chunk(self, partial: PartialPrefill) -> None:
+        sequence = partial.sequence
+        tokens = sequence.prompt_ids + sequence.output_ids
+        chunk = tokens[partial.computed : partial.computed + self._limits.chunk]
+        hidden = self._executor.prefill_chunk(chunk, partial.computed, partial.cache)[0]
+        record_prompt_logprobs(self._executor.model, sequence, hidden, partial.computed)
+        partial.computed += len(chunk)
+        if partial.computed == len(tokens):
+            cache, row = self._executor.cache, len(self.running)
+            cache.reserve(row + 1, len(tokens))
+            cache.import_row(partial.cache, row, len(tokens))
+            self.partial = None
+            self._enter([sequence], hidden[-1:])
+
+    def _prefill_batch(self) -> None:
+        plan = Admission(self._limits, self.running, single=self._deterministic).plan(self.waiting)
+        if plan.long is not None:
+            cache = KVCache(self._executor.model.config, 1, plan.long.length)
+            self.partial = PartialPrefill(plan.long, cache)
+            self._prefill_chunk(self.partial)
+            return
+        self._starting = plan.fresh + [copy for copy, _ in plan.copies]
+        if self._starting:
+            states = [*self._prefill(plan.fresh)] if plan.fresh else []
+            states += self._copy(plan.fresh, plan.copies, states)
+            self._enter(self._starting, torch.stack(states))
+
+    def _prefill(self, fresh: list[Sequence]) -> torch.Tensor:
+        """Computes prompts into the rows after the running ones; ``[B, hidden]`` of their last tokens."""
+        tokens = [s.prompt_ids + s.output_ids for s in fresh]
+        hidden = self._executor.prefill(tokens, len(self.running))
+        for row, sequence in enumerate(fresh):
+            if sequence.needs_prompt_logprobs:
+                record_prompt_logprobs(self._executor.model, sequence, hidden[row], 0)
+        return hidden[torch.arange(len(fresh)), torch.tensor([len(t) - 1 for t in tokens])]
+
+    def _copy(
+        self,
+        fresh: list[Sequence],
+        copies: list[tuple[Sequence, Sequence]],
+        fresh_states: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Gives sequences the prompt of a sequence that has the same one; their last hidden states."""
+        if not copies:
+            return []
+        rows = {s: row for row, s in enumerate(self.running + fresh)}
+        first = len(rows)
+        self._executor.cache.reserve(first + len(copies), max(len(s.prompt_ids) for s, _ in copies))
+        states = []
+        for offset, (sequence, source) in enumerate(copies):
+            row = rows[source]
+            self._executor.cache.copy_row(row, first + offset, len(sequence.prompt_ids))
+            sequence.cached_tokens = len(sequence.prompt_ids)
+            entered = row < len(self.running)
+            state = source.prompt_hidden if entered else fresh_states[row - len(self.running)]
+            assert state is not None
+            states.append(state)
+        return states
+
+    def _enter(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
+        """Computed prompts join the running sequences and get their first token."""
+        for sequence, state in zip(sequences, hidden, strict=True):
+            if not sequence.output_ids:
+                sequence.prompt_hidden = state.clone()
+        first_row = len(self.running)
+        self.running.extend(sequences)
+        self._groups, self._starting = None, []
+        size = 1 if self._deterministic else len(sequences)
+        sampled = []
+        for start in range(0, len(sequences), size):
+            part = sequences[start : start + size]
+            logits = self._executor.model.logits(hidden[start : start + size])
+            sampled.append((part, self._sampling(part).sample(logits)))
+        self._commit(first_row, sampled)
+
+    def _decode(self) -> None:
+        if not self.running:
+            return
+        groups = self._groups = self._groups or self._group()
+        sampled = []
+        for group in groups:
+            hidden = self._executor.decode(group.ids, group.positions, group.first_row, group.longest)
+            tokens = group.sampling.sample(self._executor.model.logits(hidden))
+            sampled.append((group.sequences, tokens))
+            group.ids = tokens.tensor
+            group.positions += 1
+            group.longest += 1
+        self._commit(0, sampled)
+
+    def _group(self) -> list[DecodeGroup]:
+        size = 1 if self._deterministic else len(self.running)
+        groups = []
+        for start in range(0, len(self.running), size):
+            sequences = self.running[start : start + size]
+            newest = [s.length - 1 for s in sequences]
+            groups.append(
+                DecodeGroup(
+                    first_row=start,
+                    sequences=sequences,
+                    ids=torch.tensor([s.output_ids[-1] for s in sequences]),
+                    positions=torch.tensor(newest),
+                    longest=max(newest) + 1,
+                    sampling=self._sampling(sequences),
+                )
+            )
+        return groups
+
+    def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
+        return SamplingBatch(sequences, [self._stops.stop_ids(s) for s in sequences])
+
+    def _commit(self, first_row: int, sampled: list[tuple[list[Sequence], SampledTokens]]) -> None:
+        """Appends tokens to sequences that sit in consecutive rows, and retires those that end."""
+        ended, row = [], first_row
+        for sequences, tokens in sampled:
+            for index, sequence in enumerate(sequences):
+                reason = self._append(sequence, tokens, index)
+                if reason is not None:
+                    self._finish(sequence, reason)
+                    ended.append(row)
+                elif sequence.on_progress is not None:
+                    self.touched.append(sequence)
+                row += 1
+        self._leave(ended)
+
+    def _append(self, sequence: Sequence, tokens: SampledTokens, index: int) -> dict[str, object] | None:
+        """Adds a token; returns the finish reason if it was the last one."""
+        if sequence.params.max_new_tokens == 0:
+            return length_reason(sequence)
+        token, found = tokens.ids[index], sequence.output_logprobs
+        found.of_tokens.append(tokens.logprobs[index])
+        if index in tokens.top:
+            found.top.append(tokens.top[index])
+        if index in tokens.of_ids:
+            found.of_ids.append(tokens.of_ids[index])
+        sequence.output_ids.append(token)
+        sequence.record_version(self.weight_version)
+        self.generated_tokens += 1
+        return self._stops.reason(sequence, token)
+
+    def _leave(self, rows: list[int]) -> None:
+        """Frees rows, given in ascending order, by moving the last running sequence into each."""
+        for row in reversed(rows):
+            last = self.running.pop()
+            if row < len(self.running):
+                self.running[row] = last
+                self._executor.cache.copy_row(len(self.running), row, last.length - 1)
+        if rows:
+            self._groups = None
+
+    def _finish(self, sequence: Sequence, reason: dict[str, object]) -> None:
+        sequence.finish_reason = reason
+        sequence.prompt_hidden = None
+        self._stops.forget(sequence)
+        self.touched.append(sequence)

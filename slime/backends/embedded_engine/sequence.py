@@ -1,0 +1,101 @@
+"""One prompt and the response growing behind it."""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slime.backends.embedded_engine.sampling_params import SamplingParams
+
+TopLogprobs = list[tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class LogprobOptions:
+    """Which log-probs a request wants.
+
+    ``prompt_start`` is the first prompt position of interest, or None for response tokens only.
+    """
+
+    wanted: bool = False
+    prompt_start: int | None = None
+    top: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Logprobs:
+    """Log-probs of a run of tokens: of the tokens, of the likeliest ones, of chosen ids."""
+
+    of_tokens: list[float | None] = field(default_factory=list)
+    top: list[TopLogprobs | None] = field(default_factory=list)
+    of_ids: list[TopLogprobs | None] = field(default_factory=list)
+
+
+@dataclass
+class VersionSpan:
+    """Response tokens ``[start, end)`` were sampled under this weight version."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Written by the engine thread only; other threads may read the lists, which only grow."""
+
+    rid: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    logprob_options: LogprobOptions
+    noise_seed: int
+    on_progress: Callable[[], None] | None = None
+    on_finish: Callable[[], None] | None = None
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: Logprobs = field(default_factory=Logprobs)
+    prompt_logprobs: Logprobs = field(default_factory=Logprobs)
+    finish_reason: dict[str, Any] | None = None
+    spans: list[VersionSpan] = field(default_factory=list)
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    stop_match: str | None = None
+    prompt_hidden: torch.Tensor | None = None
+    """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
+
+    def __post_init__(self) -> None:
+        self.prompt_key = array("q", self.prompt_ids).tobytes()
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def max_length(self) -> int:
+        return len(self.prompt_ids) + self.params.max_new_tokens
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        return self.logprob_options.prompt_start is not None and not self.prompt_logprobs.of_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def record_version(self, version: str) -> None:
+        """Counts the newest token into the span of ``version``."""
+        end = len(self.output_ids)
+        if self.spans and self.spans[-1].version == version:
+            self.spans[-1].end = end
+        else:
+            self.spans.append(VersionSpan(version, end - 1, end))
+
+
+def length_reason(sequence: Sequence) -> dict[str, Any]:
+    return {"type": "length", "length": len(sequence.output_ids)}
+
+
+def abort_reason(message: str, status: int | None = None, kind: str | None = None) -> dict[str, Any]:
+    return {"type": "abort", "message": message, "status_code": status, "err_type": kind}

@@ -1,0 +1,75 @@
+"""Text in and out: the checkpoint's tokenizer, and decoding of text that is still growing."""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from slime.backends.embedded_engine.errors import BadRequest
+
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The few operations the server needs, over ``AutoTokenizer``."""
+
+    def __init__(self, path: str, trust_remote_code: bool) -> None:
+        self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._hf.eos_token_id
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._hf.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        return self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
+        """Ids of a conversation under the chat template, opened for the assistant's turn.
+
+        Raises:
+            BadRequest: there is no template, or it does not accept these messages.
+        """
+        try:
+            text = self._hf.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **template
+            )
+        except Exception as error:  # the template is the checkpoint's program and raises what it likes
+            raise BadRequest(f"chat template: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+
+class GrowingText:
+    """Text of a growing list of ids, decoded a few ids at a time.
+
+    Decoding ids one by one is wrong (a character can span several), and decoding all of them each
+    time is quadratic. So only the ids since the last settled point are decoded again, together with
+    those before it that give them context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context = 0
+        self._settled = 0
+        self._text = ""
+
+    def update(self, ids: Seq[int], final: bool = False) -> str:
+        """The text of ``ids``, of which those seen before are a prefix.
+
+        An incomplete character at the end is left out until it is complete or ``final``.
+        """
+        if len(ids) == self._settled:
+            return self._text
+        before = self._decode(ids[self._context : self._settled])
+        after = self._decode(ids[self._context :])
+        if after.endswith(_REPLACEMENT) and not final:
+            return self._text
+        self._text += after[len(before) :]
+        self._context, self._settled = self._settled, len(ids)
+        return self._text
+
+    def _decode(self, ids: Seq[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip_special_tokens) if ids else ""

@@ -1,0 +1,68 @@
+"""What ``/weights_checker`` and ``/get_weights_by_name`` tell about the weights."""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.parameters import Parameters
+
+ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
+
+
+class WeightChecker:
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+        self._snapshot: dict[str, torch.Tensor] | None = None
+
+    def run(self, action: str, skip: list[str]) -> dict[str, Any]:
+        """Performs an action; the result joins the response.
+
+        Raises:
+            BadRequest: unknown action, or a comparison that fails or has nothing to compare with.
+        """
+        if action not in ACTIONS:
+            raise BadRequest(f"action {action!r}: wanted one of {', '.join(ACTIONS)}")
+        if action == "checksum":
+            return self._checksums()
+        if action == "snapshot":
+            self._snapshot = self._parameters.copy()
+        elif action == "compare":
+            self._compare(set(skip))
+        else:
+            for name, tensor in self._parameters.named.items():
+                if name not in skip:
+                    tensor.normal_()
+        return {}
+
+    def values(self, name: str, truncate_size: int) -> list[Any]:
+        """The first rows of a weight as nested lists."""
+        if name not in self._parameters.named:
+            raise BadRequest(f"name {name!r}: no such weight")
+        return self._parameters.named[name][: max(truncate_size, 0)].float().tolist()
+
+    def _checksums(self) -> dict[str, Any]:
+        checksums = {name: _digest(tensor) for name, tensor in sorted(self._parameters.named.items())}
+        whole = hashlib.blake2b("".join(checksums.values()).encode(), digest_size=8).hexdigest()
+        parallelism = [{"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}]
+        rank = {"checksums": checksums, "per_gpu_checksum": whole, "parallelism_info": parallelism}
+        return {"ranks": [rank], "per_engine_checksum": whole}
+
+    def _compare(self, skip: set[str]) -> None:
+        if self._snapshot is None:
+            raise BadRequest("compare: there is no snapshot to compare with")
+        current = self._parameters.named
+        different = [
+            name
+            for name, tensor in self._snapshot.items()
+            if name not in skip and not torch.equal(tensor, current[name])
+        ]
+        if different:
+            raise BadRequest(f"compare: {len(different)} weights differ from the snapshot: {different[:5]}")
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    # a copy, because a storage that numpy has seen can no longer be freed by resizing
+    data = tensor.clone().view(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

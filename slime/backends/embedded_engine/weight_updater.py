@@ -1,0 +1,132 @@
+"""Weight updates: the session, and the three ways weights come in. Runs on the engine thread."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.engine import Engine
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.weight_groups import WeightGroups
+from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
+
+_LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
+
+
+class WeightUpdater:
+    """Changes the weights in place.
+
+    Tensor and distributed updates need an open session, as in SGLang 0.5.23; one from disk does not.
+    """
+
+    def __init__(self, engine: Engine, parameters: Parameters) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self.groups = WeightGroups()
+        self.session: str | None = None
+
+    def begin(self, selector: str) -> None:
+        if self.session is not None:
+            raise BadRequest("a weight update is open already: /end_weight_update comes first")
+        if selector not in ("all", "target"):
+            raise BadRequest(f"selector {selector!r}: the embedded engine has no draft model")
+        self.session = selector
+
+    def end(self) -> None:
+        if self.session is None:
+            raise BadRequest("no weight update is open: /begin_weight_update comes first")
+        self.session = None
+
+    def from_tensors(
+        self, payloads: list[str], load_format: str | None, version: str | None, flush: bool
+    ) -> None:
+        """Loads the payload of rank 0, the only tensor parallel rank there is."""
+        self._require_session(load_format)
+        if len(payloads) != 1:
+            raise BadRequest(
+                f"serialized_named_tensors: {len(payloads)} payloads (wanted: 1, one per TP rank)"
+            )
+        try:
+            named = _named_tensors(deserialize_tensors(payloads[0]), load_format)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadRequest(f"serialized_named_tensors: {error}") from error
+        self._parameters.update(named)
+        self._complete(version, flush)
+
+    def from_group(
+        self,
+        name: str,
+        specs: list[tuple[str, torch.dtype, tuple[int, ...]]],
+        load_format: str | None,
+        version: str | None,
+        flush: bool,
+    ) -> None:
+        """Receives (name, dtype, shape) tensors that rank 0 of a group broadcasts."""
+        self._require_session(load_format)
+        self.groups.check(name)
+        for weight, _, shape in specs:
+            if self._parameters.destination(weight, shape) is None:
+                self._check_ignored(weight, shape)
+        if load_format == "flattened_bucket":
+            entries = layout(specs)
+            flat = torch.empty(entries[-1].end_idx if entries else 0, dtype=torch.uint8)
+            self.groups.receive(name, [flat])
+            named = FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
+        else:
+            named = [(weight, torch.empty(shape, dtype=dtype)) for weight, dtype, shape in specs]
+            self.groups.receive(name, [tensor for _, tensor in named])
+        self._parameters.update(named)
+        self._complete(version, flush)
+
+    def from_disk(self, path: str, version: str | None, flush: bool) -> None:
+        """Loads an HF checkpoint; the old weights come back if it does not fit."""
+        self._require_memory()
+        if not Path(path).is_dir():
+            raise BadRequest(f"model_path {path!r}: no such directory on the engine's machine")
+        before = self._parameters.copy()
+        try:
+            load_checkpoint(self._parameters, path)
+        except Exception as error:  # a damaged file raises whatever its reader raises
+            self._parameters.restore(before)
+            raise BadRequest(f"model_path {path!r}: {error}; the old weights are kept") from error
+        self._complete(version, flush)
+
+    def set_version(self, version: str) -> None:
+        self._engine.scheduler.weight_version = version
+
+    def _require_session(self, load_format: str | None) -> None:
+        self._require_memory()
+        if self.session is None:
+            raise BadRequest("weights are updated between /begin_weight_update and /end_weight_update")
+        if load_format not in _LOAD_FORMATS:
+            raise BadRequest(f"load_format {load_format!r}: wanted one of {_LOAD_FORMATS}")
+
+    def _require_memory(self) -> None:
+        if "weights" in self._engine.released:
+            raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
+
+    def _check_ignored(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor without a place here is received all the same, so its size must be plausible."""
+        if torch.Size(shape).numel() > 2 * self._parameters.embedding.numel():
+            raise BadRequest(f"weight {name!r}: shape {list(shape)} does not belong to this model")
+
+    def _complete(self, version: str | None, flush: bool) -> None:
+        if version is not None:
+            self.set_version(version)
+        self._engine.scheduler.forget_shared()
+        if flush and not self._engine.flush():
+            raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
+
+
+def _named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
+    if load_format == "flattened_bucket":
+        return FlattenedTensorBucket(
+            flattened_tensor=payload["flattened_tensor"], metadata=payload["metadata"]
+        ).reconstruct_tensors()
+    named = [(name, tensor) for name, tensor in payload]
+    for name, tensor in named:
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise TypeError("wanted a list of (name, tensor) pairs")
+    return named

@@ -1,0 +1,247 @@
+"""Checkpoints of a training run through megatron-core's dist_checkpointing.
+
+    <save>/latest_checkpointed_iteration.txt     iteration of the last complete checkpoint
+    <save>/iter_0000007/                         written as iter_0000007.tmp, then renamed
+
+The marker is written last and atomically, and only what it names is ever loaded: a save that was killed
+half-way is not chosen. A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same model.
+"""
+
+import os
+import random
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import parallel_state as mpu
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+from slime.backends.megatron_utils.model import TrainState
+
+MARKER = "latest_checkpointed_iteration.txt"
+# The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+}
+
+
+def is_megatron_checkpoint(path: str | Path | None) -> bool:
+    """Whether ``path`` has at least one complete checkpoint."""
+    return path is not None and (Path(path) / MARKER).is_file()
+
+
+def iteration_dir(root: str | Path, iteration: int) -> Path:
+    return Path(root) / f"iter_{iteration:07d}"
+
+
+def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Path]:
+    """Iteration and directory of a checkpoint: of ``step``, else the one that the marker names.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: the marker does not hold a number.
+    """
+    if step is None:
+        text = (Path(root) / MARKER).read_text().strip()
+        if not text.isdigit():
+            raise ValueError(f"{Path(root) / MARKER}: found {text!r}, wanted an iteration number")
+        step = int(text)
+    path = iteration_dir(root, step)
+    if not (path / "metadata.json").is_file():
+        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted iteration {step}")
+    return step, path
+
+
+class CheckpointWriter:
+    """Saves to ``args.save``; with ``--async-save`` a forked process writes while training goes on."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self._queue = AsyncCallsQueue(persistent=False) if getattr(args, "async_save", False) else None
+
+    def save(
+        self,
+        iteration: int,
+        state: TrainState,
+        common: dict[str, Any],
+        extra: dict[str, Callable[[], dict[str, Any]]] | None = None,
+    ) -> None:
+        """Collective. Writes model, optimizer, schedule, random state and ``common``.
+
+        Args:
+            common: plain values, the same on every rank.
+            extra: further models, each in a subdirectory of its own; a callable gives its state.
+        """
+        self.finish()
+        final = iteration_dir(self._args.save, iteration)
+        temporary = final.with_suffix(".tmp")
+        _on_first_rank(lambda: _fresh_directory(temporary, subdirectories=list(extra or {})))
+        for name, make in (extra or {}).items():
+            dist_checkpointing.save(make(), str(temporary / name), content_metadata=_METADATA)
+        content = _sharded_state(self._args, state)
+        has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
+        content["common"] = {**common, **has, "layout": _layout()}
+        request = dist_checkpointing.save(
+            content,
+            str(temporary),
+            async_sharded_save=self._queue is not None,
+            content_metadata=_METADATA,
+        )
+        publish = lambda: _on_first_rank(lambda: _publish(temporary, final, iteration))
+        if self._queue is None or request is None:
+            publish()
+        else:
+            request.add_finalize_fn(publish)
+            self._queue.schedule_async_request(request)
+
+    def poll(self) -> None:
+        """Collective. Makes a background save the latest if it is complete; does not wait."""
+        if self._queue is not None:
+            self._queue.maybe_finalize_async_calls(blocking=False)
+
+    def finish(self) -> None:
+        """Collective. Waits for a save that is still being written, and makes it the latest."""
+        if self._queue is not None:
+            self._queue.maybe_finalize_async_calls(blocking=True)
+
+
+def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
+    """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
+
+    Random state is left alone where the parallel layout differs from the one that saved it.
+
+    Returns:
+        The iteration, and the common values that were saved with it.
+    """
+    iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
+    with_optimizer = not (args.finetune or getattr(args, "no_load_optim", False))
+    saved = dist_checkpointing.load_common_state_dict(str(path))
+    common: dict[str, Any] = saved["common"]
+    with_rng = not (args.finetune or getattr(args, "no_load_rng", False)) and common["layout"] == _layout()
+    with_rng = with_rng and common["has_rng"]
+    if with_optimizer and not common["has_optimizer"]:
+        raise ValueError(
+            f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
+        )
+    template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
+    loaded = dist_checkpointing.load(template, str(path))
+    _load_model(state, loaded["model"])
+    if with_optimizer:
+        state.optimizer.load_state_dict(loaded["optimizer"])
+        state.scheduler.load_state_dict(saved["scheduler"])
+    else:
+        state.optimizer.reload_model_params()
+    if with_rng:
+        _set_rng_state(loaded["rng"])
+    return iteration, common
+
+
+def load_model_only(state: TrainState, path: str | Path) -> None:
+    """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
+    loaded = dist_checkpointing.load({"model": model_state(state)}, str(path))
+    _load_model(state, loaded["model"])
+
+
+def model_state(state: TrainState) -> dict[str, Any]:
+    """The sharded weights of the single model chunk."""
+    return state.model[0].sharded_state_dict(metadata=_METADATA)
+
+
+def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
+    state.model[0].load_state_dict(weights)
+
+
+def _sharded_state(
+    args: Namespace,
+    state: TrainState,
+    *,
+    with_optimizer: bool | None = None,
+    with_rng: bool | None = None,
+    loading: bool = False,
+) -> dict[str, Any]:
+    if with_optimizer is None:
+        with_optimizer = not getattr(args, "no_save_optim", False)
+    if with_rng is None:
+        with_rng = not getattr(args, "no_save_rng", False)
+    content: dict[str, Any] = {"model": model_state(state)}
+    if with_optimizer:
+        content["optimizer"] = state.optimizer.sharded_state_dict(
+            content["model"], is_loading=loading, metadata=_METADATA
+        )
+        content["scheduler"] = state.scheduler.state_dict()
+    if with_rng:
+        content["rng"] = _sharded_rng_state()
+    return content
+
+
+def _layout() -> list[int]:
+    return [
+        mpu.get_tensor_model_parallel_world_size(),
+        mpu.get_pipeline_model_parallel_world_size(),
+        mpu.get_data_parallel_world_size(),
+    ]
+
+
+def _sharded_rng_state() -> ShardedObject:
+    """The generators of this rank; every rank keeps its own."""
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    position = (
+        mpu.get_tensor_model_parallel_rank(),
+        mpu.get_pipeline_model_parallel_rank(),
+        mpu.get_data_parallel_rank(),
+    )
+    return ShardedObject("rng", state, tuple(_layout()), position)
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.cuda.set_rng_state(state["device"])
+    torch.set_rng_state(state["torch"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _on_first_rank(action: Callable[[], None]) -> None:
+    """Runs ``action`` on rank 0 while the others wait."""
+    if dist.get_rank() == 0:
+        action()
+    dist.barrier()
+
+
+def _fresh_directory(path: Path, subdirectories: Sequence[str]) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+    for directory in (path, *(path / name for name in subdirectories)):
+        directory.mkdir(parents=True)
+
+
+def _publish(temporary: Path, final: Path, iteration: int) -> None:
+    """Makes a finished checkpoint visible, replacing one of the same iteration."""
+    replaced = final.with_suffix(".replaced")
+    if final.exists():
+        final.rename(replaced)
+    temporary.rename(final)
+    marker = final.parent / MARKER
+    partial_marker = marker.with_suffix(".partial")
+    with partial_marker.open("w") as file:
+        file.write(str(iteration))
+        file.flush()
+        os.fsync(file.fileno())
+    partial_marker.replace(marker)
+    shutil.rmtree(replaced, ignore_errors=True)

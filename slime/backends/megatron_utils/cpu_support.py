@@ -1,0 +1,326 @@
+"""Runs megatron-core 0.16.1 on machines without a GPU. With CUDA, `install` does nothing: skip this file.
+
+megatron-core computes with plain torch and torch.distributed, both of which work on CPU and gloo; what fails
+are the places that name CUDA. Everything is replaced from outside, at import time, in four kinds:
+
+1. ``torch.cuda`` entry points that raise on a CPU build. Process-wide, which hurts nobody: without CUDA
+   there is no other user of them.
+2. ``torch.Tensor`` methods: ``type()`` (compared with ``"torch.cuda.FloatTensor"`` in clip_grads.py:167,
+   optimizer.py:671 and distrib_optimizer.py:361), ``cuda``, ``pin_memory``, ``record_stream``.
+3. The global ``torch`` of ``megatron.core`` modules: a proxy that maps ``device="cuda"`` and
+   ``pin_memory=True`` in factory functions to CPU (schedules.py:596, optimizer.py:481, clip_grads.py:103,
+   utils.py:1207, ...). A proxy, so that transformers or Ray in the same process see the real torch.
+4. Single names in single modules (`_module_fixes`): the RNG accessors; the JIT, because torch.compile needs
+   a C++ compiler and costs half a minute; and Adam (see `CpuFusedAdam`).
+
+A meta-path hook treats each megatron.core module right after it was executed; modules that were imported
+before `install` are treated at once.
+"""
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+_CPU = torch.device("cpu")
+_PREFIX = "megatron.core"
+_FACTORIES = (
+    *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "arange", "eye", "rand", "randn", "randint"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
+)
+
+
+def install() -> None:
+    """Makes megatron-core usable on CPU. Does nothing where CUDA is available or when called again."""
+    if torch.cuda.is_available() or any(isinstance(finder, _MegatronFinder) for finder in sys.meta_path):
+        return
+    _patch_torch_cuda()
+    _patch_tensor()
+    sys.meta_path.insert(0, _MegatronFinder())
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PREFIX):
+            _treat(module)
+
+
+class _Stream:
+    """Stands in for a CUDA stream: work on the CPU is done when the call returns."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class _Event:
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def wait(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+
+def _patch_torch_cuda() -> None:
+    replacements: dict[str, Any] = {
+        "current_device": lambda: _CPU,
+        # Not torch.manual_seed, which calls torch.cuda.manual_seed_all itself.
+        "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
+        "stream": lambda stream=None: contextlib.nullcontext(),
+    }
+    # A function of its own for each name: torch._dynamo refuses one object under two names.
+    for name in ("synchronize", "set_device", "empty_cache", "reset_peak_memory_stats"):
+        replacements[name] = lambda *_, **__: None
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        replacements[name] = lambda device=None: 0
+    for name, value in replacements.items():
+        setattr(torch.cuda, name, value)
+
+
+class _TypeName(str):
+    """``torch.FloatTensor`` that also equals ``torch.cuda.FloatTensor``; it prints as itself."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str.__eq__(self, other.replace("torch.cuda.", "torch."))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _patch_tensor() -> None:
+    original_type = torch.Tensor.type
+
+    def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return _TypeName(original_type(self))
+        return original_type(self, dtype, *args, **kwargs)
+
+    def stay(self: Any, *_: Any, **__: Any) -> Any:
+        return self
+
+    for target, name, value in (
+        (torch.Tensor, "type", type_),
+        (torch.Tensor, "cuda", stay),
+        (torch.Tensor, "pin_memory", stay),
+        (torch.Tensor, "record_stream", lambda self, stream: None),
+        (torch.nn.Module, "cuda", stay),
+    ):
+        setattr(target, name, value)
+
+
+class _TorchProxy(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def create(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if isinstance(device, int) or str(device).startswith("cuda"):
+            kwargs["device"] = _CPU
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return factory(*args, **kwargs)
+
+    return create
+
+
+@functools.cache
+def _torch_proxy() -> types.ModuleType:
+    proxy = _TorchProxy("torch")
+    for name in _FACTORIES:
+        setattr(proxy, name, _on_cpu(getattr(torch, name)))
+
+    def autocast(device_type: str, *args: Any, **kwargs: Any) -> torch.autocast:
+        return torch.autocast("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    vars(proxy)["autocast"] = autocast
+    return proxy
+
+
+def _treat(module: types.ModuleType) -> None:
+    if getattr(module, "torch", None) is torch:
+        vars(module)["torch"] = _torch_proxy()
+    for name, value in list(vars(module).items()):
+        # Present only in modules that were imported before `install`.
+        plain = getattr(value, "_torchdynamo_orig_callable", None)
+        if plain is not None:
+            setattr(module, name, plain)
+    _module_fixes().get(module.__name__, lambda _: None)(module)
+
+
+@functools.cache
+def _module_fixes() -> dict[str, Callable[[types.ModuleType], None]]:
+    return {
+        "megatron.core.jit": lambda module: module.disable_jit_fuser(),
+        "megatron.core.tensor_parallel.random": _use_cpu_rng,
+        "megatron.core.optimizer": _use_fused_adam,
+        "megatron.core.optimizer.distrib_optimizer": _use_fused_adam,
+    }
+
+
+def _use_cpu_rng(module: types.ModuleType) -> None:
+    names = vars(module)
+    names["_get_cuda_rng_state"] = lambda device=None, clone=False, graph_safe=False: torch.get_rng_state()
+    names["_set_cuda_rng_state"] = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
+    # Every fork of the model-parallel generator changes the CPU generator: here they are the same one.
+    logging.getLogger(module.__name__).addFilter(
+        lambda record: "CPU RNG state changed within GPU RNG" not in record.getMessage()
+    )
+
+
+def _use_fused_adam(module: types.ModuleType) -> None:
+    """Selects the branches that megatron-core takes when TransformerEngine provides Adam."""
+    vars(module)["Adam"] = CpuFusedAdam
+    for name, value in (
+        ("USING_PYTORCH_OPTIMIZER", False),
+        ("HAVE_APEX_OR_TE", True),
+        ("USING_TE_OPTIMIZER", True),
+    ):
+        if hasattr(module, name):
+            setattr(module, name, value)
+
+
+class _TreatedLoader(importlib.abc.Loader):
+    """The real loader, followed by `_treat`."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        _treat(module)
+
+    def __getattr__(self, name: str) -> Any:
+        # inspect and linecache ask a loader for get_source and the like.
+        return getattr(self._loader, name)
+
+
+class _MegatronFinder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(_PREFIX):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TreatedLoader(spec.loader)
+        return spec
+
+
+class CpuFusedAdam(torch.optim.Optimizer):
+    """Adam with the interface and the state layout of TransformerEngine's FusedAdam, on torch's CPU kernel.
+
+    ``step`` is kept in the parameter group and the state holds ``exp_avg`` and ``exp_avg_sq`` only, as the
+    distributed optimizer expects: its branches for ``torch.optim.AdamW`` cannot load their own checkpoints.
+
+    Raises:
+        ValueError: ``amsgrad`` or no bias correction, which the kernel does not offer.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        **_: Any,
+    ) -> None:
+        if amsgrad or not bias_correction:
+            raise ValueError("CpuFusedAdam: wanted bias_correction=True and amsgrad=False")
+        self.adam_w_mode = adam_w_mode
+        defaults = {
+            **{"lr": lr, "bias_correction": bias_correction, "betas": betas},
+            **{"eps": eps, "weight_decay": weight_decay},
+        }
+        super().__init__(params, defaults)
+
+    def initialize_state(self, param: torch.Tensor, store_param_remainders: bool = False) -> None:
+        self.state[param]["exp_avg"] = torch.zeros_like(param.data)
+        self.state[param]["exp_avg_sq"] = torch.zeros_like(param.data)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            if group["params"]:
+                group["step"] = int(group.get("step", 0)) + 1
+                self._update(group)
+        return loss
+
+    def _update(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None and p.numel()]
+        if not params:
+            return
+        for param in params:
+            if not self.state[param]:
+                self.initialize_state(param)
+        kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
+        kernel(
+            params,
+            [p.grad for p in params],
+            [self.state[p]["exp_avg"] for p in params],
+            [self.state[p]["exp_avg_sq"] for p in params],
+            [],
+            [torch.tensor(float(group["step"])) for _ in params],
+            lr=float(group["lr"]),
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )

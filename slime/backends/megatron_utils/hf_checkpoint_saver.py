@@ -1,0 +1,116 @@
+"""Exports the model as a Hugging Face checkpoint directory that ``transformers`` loads."""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator, NamedTensors
+from slime.utils.hf_config import read_hf_config
+
+SHARD_BYTES = 5 * 1024**3
+_INDEX = "model.safetensors.index.json"
+_WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth")
+
+
+def save_hf_model_to_path(
+    args: Namespace,
+    path: str | Path,
+    model: Sequence[torch.nn.Module],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config, tokenizer and weights to the directory ``path``. Called on every rank.
+
+    The files are written beside ``path`` first and moved there when all are complete. Weights that an earlier
+    export left in ``path`` are removed, other files of that name replaced.
+
+    Raises:
+        ValueError: ``path`` is ``--hf-checkpoint``, which an export must not overwrite.
+    """
+    target, source = Path(path), Path(args.hf_checkpoint)
+    if target.resolve() == source.resolve():
+        raise ValueError(f"--save-hf {path}: is --hf-checkpoint itself (wanted: another directory)")
+    partial = target.with_name(f".{target.name}.partial")
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    shards = _write_shards(partial, HfWeightIterator(args, model), shard_bytes, _writers(args))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        _name_shards(partial, shards)
+        _copy_assets(source, partial, args.params_dtype)
+        _publish(partial, target)
+    dist.barrier()
+
+
+def _writers(args: Namespace) -> list[int]:
+    """The first rank of each node."""
+    per_node = getattr(args, "actor_num_gpus_per_node", None) or dist.get_world_size()
+    return list(range(0, dist.get_world_size(), per_node))
+
+
+def _shard_name(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _write_shards(
+    directory: Path, weights: HfWeightIterator, shard_bytes: int, writers: list[int]
+) -> list[dict[str, int]]:
+    """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes."""
+    shards = []
+    for number, bucket in enumerate(weights.buckets(shard_bytes), start=1):
+        if dist.get_rank() == writers[(number - 1) % len(writers)]:
+            _write(directory / _shard_name(number, 0), bucket)
+        shards.append({name: tensor.nbytes for name, tensor in bucket})
+    return shards
+
+
+def _write(file: Path, bucket: NamedTensors) -> None:
+    # A clone, as safetensors refuses views of one storage.
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in bucket}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
+    """Final names, known once all shards are written; an index if there is more than one."""
+    count = len(shards)
+    if count == 1:
+        (directory / _shard_name(1, 0)).rename(directory / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, tensors in enumerate(shards, start=1):
+        name = _shard_name(number, count)
+        (directory / _shard_name(number, 0)).rename(directory / name)
+        weight_map.update(dict.fromkeys(tensors, name))
+    total = sum(size for tensors in shards for size in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Everything of the source checkpoint but its weights; config.json gets the dtype of the new ones."""
+    for file in source.iterdir():
+        if file.is_file() and not any(file.match(pattern) for pattern in _WEIGHT_PATTERNS):
+            shutil.copyfile(file, target / file.name)
+    config = read_hf_config(source)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = str(dtype).removeprefix("torch.")
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _publish(partial: Path, target: Path) -> None:
+    if not target.exists():
+        partial.rename(target)
+        return
+    for pattern in _WEIGHT_PATTERNS:
+        for old in target.glob(pattern):
+            old.unlink()
+    for file in partial.iterdir():
+        file.replace(target / file.name)
+    partial.rmdir()

@@ -1,0 +1,66 @@
+"""Reads tensors by name from the safetensors files of a checkpoint directory."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+_INDEX = "model.safetensors.index.json"
+
+
+class SafetensorReader:
+    """``with SafetensorReader(path) as reader: reader.read(name)``. Files are opened when first needed.
+
+    Raises:
+        ValueError: the directory has no safetensors files, its index names a missing file, or a file cannot
+            be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._open: dict[Path, safe_open] = {}
+        self._file_of = self._index()
+
+    def __enter__(self) -> "SafetensorReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+
+    def names(self) -> set[str]:
+        return set(self._file_of)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor ``name`` on the CPU, as it is stored.
+
+        Raises:
+            ValueError: the checkpoint has no such tensor.
+        """
+        if name not in self._file_of:
+            raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
+        return self._handle(self._file_of[name]).get_tensor(name)
+
+    def _index(self) -> dict[str, Path]:
+        index = self.path / _INDEX
+        if index.is_file():
+            weight_map = json.loads(index.read_text())["weight_map"]
+            missing = sorted({f for f in weight_map.values() if not (self.path / f).is_file()})
+            if missing:
+                raise ValueError(f"{index}: names files that do not exist: {', '.join(missing)}")
+            return {name: self.path / file for name, file in weight_map.items()}
+        files = sorted(self.path.glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{self.path}: no *.safetensors files (wanted: a Hugging Face checkpoint)")
+        return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
+
+    def _handle(self, file: Path) -> safe_open:
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(file, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{file}: not a readable safetensors file ({error})") from error
+        return self._open[file]

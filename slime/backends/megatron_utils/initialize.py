@@ -1,0 +1,75 @@
+"""Start of a trainer process: torch.distributed, megatron-core's process groups, random seeds."""
+
+import os
+import random
+from argparse import Namespace
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
+
+from slime.utils.accelerator import process_group_backend, set_device
+from slime.utils.misc import load_function
+
+
+def init(args: Namespace) -> None:
+    """Joins the process group that RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* describe; seeds everything.
+
+    Sets ``args.rank`` and ``args.world_size``, which user hooks read. A process group that another caller
+    has already initialised is used as it is.
+
+    Raises:
+        RuntimeError: the other ranks did not join in time; the message says which rank waited for how many.
+    """
+    set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _init_process_group(args)
+    args.rank, args.world_size = dist.get_rank(), dist.get_world_size()
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        distributed_timeout_minutes=_timeout_minutes(args),
+    )
+    _set_seeds(args.seed)
+    if getattr(args, "custom_megatron_init_path", None):
+        load_function(args.custom_megatron_init_path)(args)
+
+
+def is_megatron_main_rank() -> bool:
+    """Data-parallel rank 0, tensor-parallel rank 0 and last pipeline stage: where losses are known."""
+    return (
+        mpu.get_data_parallel_rank(with_context_parallel=True) == 0
+        and mpu.get_tensor_model_parallel_rank() == 0
+        and mpu.is_pipeline_last_stage()
+    )
+
+
+def _timeout_minutes(args: Namespace) -> int:
+    return int(getattr(args, "distributed_timeout_minutes", None) or 10)
+
+
+def _init_process_group(args: Namespace) -> None:
+    if dist.is_initialized():
+        return
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    minutes = _timeout_minutes(args)
+    try:
+        dist.init_process_group(
+            process_group_backend(), rank=rank, world_size=world_size, timeout=timedelta(minutes=minutes)
+        )
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RuntimeError(
+            f"trainer rank {rank} of {world_size}: no process group at {address} within {minutes} minutes"
+        ) from error
+
+
+def _set_seeds(seed: int) -> None:
+    """Megatron-LM's rule: pipeline stages differ by 100, tensor-parallel ranks by the RNG tracker."""
+    seed += 100 * mpu.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)

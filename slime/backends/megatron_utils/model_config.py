@@ -1,0 +1,61 @@
+"""From the flat ``args`` to megatron-core's TransformerConfig."""
+
+from argparse import Namespace
+from dataclasses import fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+# What Qwen2, Qwen3 and Llama have in common.
+_ARCHITECTURE: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": F.silu,
+    "add_bias_linear": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+
+# The fusions need kernels of TransformerEngine or Apex. The token dispatcher is asked for even in dense
+# models: the default one refuses the variable lengths that packed batches have.
+_RUNTIME: dict[str, Any] = {
+    "variable_seq_lengths": True,
+    "moe_token_dispatcher_type": "alltoall",
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "apply_rope_fusion": False,
+    "persist_layer_norm": False,
+    "cuda_graph_scope": [],
+}
+
+# Fields whose flag carries another name.
+_FLAG_OF = {
+    "layernorm_epsilon": "norm_epsilon",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
+
+
+def transformer_config_from_args(args: Namespace) -> TransformerConfig:
+    """The config of one pipeline stage.
+
+    Every TransformerConfig field that ``args`` holds a value for is taken over; what the supported
+    architectures and packed batches demand comes last.
+    """
+    values = {}
+    for name in (f.name for f in fields(TransformerConfig) if f.init):
+        value = getattr(args, _FLAG_OF.get(name, name), None)
+        if value is not None:
+            values[name] = value
+    dtype: torch.dtype = args.params_dtype
+    values.update(_ARCHITECTURE, **_RUNTIME)
+    values.update(
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        autocast_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+    )
+    return TransformerConfig(**values)

@@ -1,0 +1,104 @@
+"""The distributed optimizer and its schedule, from ``args``."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+
+def ddp_config(args: Namespace) -> DistributedDataParallelConfig:
+    """Gradient buffers and their reduction."""
+    values = _fields_from_args(DistributedDataParallelConfig, args)
+    values.update(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=getattr(args, "accumulate_allreduce_grads_in_fp32", False),
+        check_for_nan_in_grad=getattr(args, "check_for_nan_in_loss_and_grad", True),
+    )
+    return DistributedDataParallelConfig(**values)
+
+
+def optimizer_config(args: Namespace) -> OptimizerConfig:
+    values = _fields_from_args(OptimizerConfig, args)
+    values.update(
+        use_distributed_optimizer=True,
+        params_dtype=args.params_dtype,
+        bf16=args.params_dtype == torch.bfloat16,
+        fp16=args.params_dtype == torch.float16,
+    )
+    return OptimizerConfig(**values)
+
+
+def _fields_from_args(config_class: type, args: Namespace) -> dict[str, Any]:
+    names = [field.name for field in fields(config_class) if field.init]
+    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+
+
+def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:
+    """Adam or SGD with its state sharded over the data-parallel ranks; norms and biases do not decay."""
+    config = optimizer_config(args)
+    return get_megatron_optimizer(config, list(model), config_overrides=get_standard_config_overrides(config))
+
+
+def total_optimizer_steps(args: Namespace) -> int:
+    """Optimizer steps of the whole run, at least 1."""
+    samples = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
+    return max(1, samples // args.global_batch_size)
+
+
+def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    """Learning rate and weight decay over the run, counted in samples as Megatron-LM does.
+
+    Raises:
+        ValueError: the warm-up is not shorter than the decay.
+    """
+    batch = args.global_batch_size
+    decay_iters = getattr(args, "lr_decay_iters", None) or total_optimizer_steps(args)
+    fraction = getattr(args, "lr_warmup_fraction", None)
+    warmup_iters = getattr(args, "lr_warmup_iters", 0) if fraction is None else fraction * decay_iters
+    if warmup_iters >= decay_iters:
+        raise ValueError(
+            f"--lr-warmup-iters {warmup_iters}: wanted less than the {decay_iters} steps of the decay"
+        )
+    wsd_iters = getattr(args, "lr_wsd_decay_iters", None)
+    start_wd, end_wd = getattr(args, "start_weight_decay", None), getattr(args, "end_weight_decay", None)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=getattr(args, "lr_warmup_init", 0.0),
+        max_lr=args.lr,
+        min_lr=getattr(args, "min_lr", 0.0),
+        lr_warmup_steps=int(warmup_iters * batch),
+        lr_decay_steps=decay_iters * batch,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.weight_decay if start_wd is None else start_wd,
+        end_wd=args.weight_decay if end_wd is None else end_wd,
+        wd_incr_steps=total_optimizer_steps(args) * batch,
+        wd_incr_style=getattr(args, "weight_decay_incr_style", "constant"),
+        use_checkpoint_opt_param_scheduler=getattr(args, "use_checkpoint_opt_param_scheduler", False),
+        override_opt_param_scheduler=getattr(args, "override_opt_param_scheduler", False),
+        wsd_decay_steps=None if wsd_iters is None else wsd_iters * batch,
+        lr_wsd_decay_style=getattr(args, "lr_wsd_decay_style", None),
+    )
+
+
+@torch.no_grad()
+def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
+    """Zeroes the moments and the step count of Adam (``--reset-optimizer-states``)."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        torch_optimizer = part.optimizer
+        for state in torch_optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+        for group in torch_optimizer.param_groups:
+            if "step" in group:
+                group["step"] = 0

@@ -1,0 +1,136 @@
+"""Weights by broadcast over a process group that the trainer shares with the engines."""
+
+import itertools
+import logging
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from slime.backends.megatron_utils.update_weight.engines import EngineGroup
+from slime.backends.megatron_utils.update_weight.hf_weight_iterator import NamedTensors
+from slime.backends.megatron_utils.update_weight.ranks import group_address, wait_limit
+from slime.backends.megatron_utils.update_weight.sender import Sender
+from slime.backends.sglang_utils.client import EngineClient
+from slime.utils.accelerator import process_group_backend
+from slime.utils.distributed_utils import init_process_group
+from slime.utils.http_utils import find_available_port
+from slime.utils.tensor_bucket import FlattenedTensorBucket
+from slime.utils.types import EngineEndpoint
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PORT = 21000
+_numbers = itertools.count()
+
+
+class DistributedSender(Sender):
+    """One group for all engines: trainer rank 0, then the ranks of each engine in turn.
+
+    A group per pipeline stage would let stages broadcast at the same time. It is not needed: the iterator
+    brings every stage's tensors to rank 0, which moves the same bytes once more, between trainers.
+
+    Each bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._timeout = wait_limit(args)
+        self._engines = EngineGroup([], 0.0)
+        self._group: dist.ProcessGroup | None = None
+        self._group_name = ""
+
+    def accepts(self, endpoint: EngineEndpoint) -> bool:
+        return True
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """
+        Raises:
+            EngineError: an engine refused to join.
+            RuntimeError: the group did not form in time.
+        """
+        self.disconnect()
+        self._engines = EngineGroup(endpoints, self._timeout.total_seconds())
+        if endpoints and dist.get_rank() == 0:
+            self._join()
+
+    def source_ranks(self) -> set[int]:
+        return {0} if self._engines.endpoints else set()
+
+    def send(self, bucket: NamedTensors, version: str | None) -> int:
+        if self._group is None:
+            return 0
+        flat = FlattenedTensorBucket(named_tensors=bucket)
+        names = [name for name, _ in bucket]
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
+        shapes = [list(tensor.shape) for _, tensor in bucket]
+
+        def announce(client: EngineClient) -> None:
+            client.update_weights_from_distributed(
+                names,
+                dtypes,
+                shapes,
+                self._group_name,
+                load_format="flattened_bucket",
+                weight_version=version,
+            )
+
+        with _threads(len(self._engines.clients), "announce-bucket") as pool:
+            answers = [pool.submit(announce, client) for client in self._engines.clients]
+            work = dist.broadcast(flat.flattened_tensor, src=0, group=self._group, async_op=True)
+            self._await_answers(answers)
+            work.wait()
+        return flat.flattened_tensor.nbytes
+
+    def disconnect(self) -> None:
+        if self._group is not None:
+            name = self._group_name
+            self._engines.each(lambda client: client.destroy_weights_update_group(name))
+            dist.destroy_process_group(self._group)
+        self._group = None
+        self._engines.close()
+        self._engines = EngineGroup([], 0.0)
+
+    def _join(self) -> None:
+        endpoints, address, port = self._engines.endpoints, group_address(), find_available_port(_FIRST_PORT)
+        sizes = [endpoint.num_gpus for endpoint in endpoints]
+        offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
+        world_size = 1 + sum(sizes)
+        # A number, as an engine that missed the end of an earlier group may still hold its name.
+        name = self._group_name = f"slime-pp_0-{next(_numbers)}"
+        backend = process_group_backend()
+        logger.info("weight group %s: %d engines, world size %d", name, len(endpoints), world_size)
+
+        def invite(client: EngineClient) -> None:
+            client.init_weights_update_group(address, port, offsets[client], world_size, name, backend)
+
+        def join() -> None:
+            url = f"tcp://{address}:{port}"
+            self._group = init_process_group(backend, url, world_size, 0, name, self._timeout)
+
+        # Joining blocks until everyone is there: in a thread, so that a refusal is noticed at once.
+        with _threads(1 + len(endpoints), "join-weight-group") as pool:
+            answers = [pool.submit(invite, client) for client in self._engines.clients]
+            self._await_answers([pool.submit(join), *answers])
+
+    def _await_answers(self, answers: list[Future[None]]) -> None:
+        """Returns when all have answered, raises as soon as one has failed."""
+        done, _ = wait(answers, timeout=self._timeout.total_seconds(), return_when=FIRST_EXCEPTION)
+        for answer in done:
+            answer.result()
+        if len(done) < len(answers):
+            raise TimeoutError(
+                f"weight group {self._group_name}: {len(answers) - len(done)} of {len(answers)} members gave "
+                f"no answer within {self._timeout.total_seconds():.0f} s"
+            )
+
+
+@contextmanager
+def _threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool that is left at once: after a failure its threads wait for peers up to their own deadlines."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False)

@@ -1,0 +1,64 @@
+"""Steps that all trainer ranks take together, and that fail together."""
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+DEFAULT_TIMEOUT_MINUTES = 10
+
+
+def wait_limit(args: Namespace) -> timedelta:
+    """How long a rank waits for others: ``--distributed-timeout-minutes``."""
+    return timedelta(minutes=getattr(args, "distributed_timeout_minutes", None) or DEFAULT_TIMEOUT_MINUTES)
+
+
+def group_address() -> str:
+    """The address of rank 0's host, where the trainer itself met."""
+    return os.environ["MASTER_ADDR"]
+
+
+class RankAgreement:
+    """A gloo group of all trainer ranks on which the outcome of each step is exchanged.
+
+    ``with agreement.step("pause engines"): ...`` is a barrier at its end. If the body raised on any rank,
+    the step raises on all of them, so that none waits for a peer that has given up.
+    """
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """
+        Raises:
+            RuntimeError: the body failed on another rank.
+            TimeoutError: another rank did not reach the end of the step in time.
+        """
+        failure: BaseException | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        outcomes = self._exchange(name, failure)
+        if failure is not None:
+            raise failure
+        for rank, outcome in enumerate(outcomes):
+            if outcome is not None:
+                raise RuntimeError(f"weight sync, step {name!r}: rank {rank} failed: {outcome}")
+
+    def _exchange(self, name: str, failure: BaseException | None) -> list[str | None]:
+        own = None if failure is None else f"{type(failure).__name__}: {failure}"
+        outcomes: list[str | None] = [None] * dist.get_world_size()
+        try:
+            dist.all_gather_object(outcomes, own, group=self._group)
+        except RuntimeError as error:
+            raise TimeoutError(
+                f"weight sync, step {name!r}: rank {dist.get_rank()} waited for the other trainer ranks, "
+                f"at most {self._timeout.total_seconds():.0f} s ({error})"
+            ) from (failure or error)
+        return outcomes

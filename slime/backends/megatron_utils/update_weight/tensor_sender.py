@@ -1,0 +1,102 @@
+"""Weights by handle to engines that share the trainer's GPUs (or host memory)."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from slime.backends.megatron_utils.update_weight.engines import EngineGroup
+from slime.backends.megatron_utils.update_weight.hf_weight_iterator import NamedTensors
+from slime.backends.megatron_utils.update_weight.payload import serialize_bucket
+from slime.backends.megatron_utils.update_weight.ranks import wait_limit
+from slime.backends.megatron_utils.update_weight.sender import Sender
+from slime.utils.types import EngineEndpoint
+
+
+class TensorSender(Sender):
+    """Trainer ranks ``gpu_offset ... gpu_offset + num_gpus - 1`` stand behind the ranks of an engine.
+
+    Each of them puts the bucket into one flat tensor on its own GPU; the first collects the handles and
+    posts them, one per tensor-parallel rank of the engine.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._timeout = wait_limit(args)
+        self._all_ranks: set[int] = set()
+        self._engine: EngineGroup | None = None
+        self._ranks: list[int] = []
+        self._group: dist.ProcessGroup | None = None
+
+    def accepts(self, endpoint: EngineEndpoint) -> bool:
+        offset = endpoint.gpu_offset
+        return offset is not None and offset + endpoint.num_gpus <= dist.get_world_size()
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """
+        Raises:
+            ValueError: two engines claim the same trainer rank.
+        """
+        self.disconnect()
+        for endpoint in endpoints:
+            first = endpoint.gpu_offset or 0
+            ranks = list(range(first, first + endpoint.num_gpus))
+            if self._all_ranks.intersection(ranks):
+                raise ValueError(
+                    f"engine {endpoint.url}: another engine has one of its trainer ranks {ranks}"
+                )
+            self._all_ranks.update(ranks)
+            # Collective on all ranks, members or not.
+            group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
+            if dist.get_rank() in ranks:
+                self._engine = EngineGroup([endpoint], self._timeout.total_seconds())
+                self._ranks, self._group = ranks, group
+
+    def source_ranks(self) -> set[int]:
+        return self._all_ranks
+
+    def send(self, bucket: NamedTensors, version: str | None) -> int:
+        if self._engine is None:
+            return 0
+        payload, tensor = serialize_bucket(bucket)
+        payloads = self._collect(payload)
+        failure: Exception | None = None
+        if payloads is not None:
+            try:
+                self._engine.clients[0].update_weights_from_tensor(
+                    payloads, load_format="flattened_bucket", weight_version=version
+                )
+            except Exception as error:
+                failure = error
+        self._share_outcome(failure)
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
+        return tensor.nbytes
+
+    def disconnect(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
+
+    def _collect(self, payload: str) -> list[str] | None:
+        """The handles of all ranks behind this engine, on the first of them."""
+        if self._group is None:
+            return [payload]
+        first = self._ranks[0]
+        payloads: list[str] | None = [""] * len(self._ranks) if dist.get_rank() == first else None
+        dist.gather_object(payload, payloads, dst=first, group=self._group)
+        return payloads
+
+    def _share_outcome(self, failure: Exception | None) -> None:
+        """Raises on all ranks behind the engine if the first one failed to post.
+
+        Until it has told them they must keep their flat tensors, which the engine reads.
+        """
+        if self._group is not None:
+            outcome = [failure]
+            dist.broadcast_object_list(outcome, src=self._ranks[0], group=self._group)
+            failure = outcome[0]
+        if failure is not None:
+            raise failure

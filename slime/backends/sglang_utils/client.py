@@ -1,0 +1,310 @@
+"""A client of SGLang's control plane: one object per engine, synchronous.
+
+    client = EngineClient(endpoint)
+    client.pause_generation()
+    client.flush_cache()
+    with client.weight_update():
+        client.update_weights_from_tensor([payload], weight_version="3")
+    client.continue_generation()
+
+Written against SGLang 0.5.23; what older servers lack is detected (404) and left out.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import orjson
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+from slime.utils.http_utils import KEEPALIVE_S, bearer_header
+from slime.utils.types import EngineEndpoint
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 600.0
+FLUSH_TIMEOUT_S = 60.0
+DEFAULT_GROUP = "weight_update_group"
+ERROR_BODY_CHARACTERS = 2000
+
+
+class EngineError(RuntimeError):
+    """An engine could not be reached or refused a request.
+
+    Attributes:
+        url: the engine.
+        endpoint: path of the request.
+        status: HTTP status, None if there was no answer.
+        body: the answer or the transport's error.
+    """
+
+    def __init__(self, url: str, endpoint: str, status: int | None, body: str) -> None:
+        super().__init__(url, endpoint, status, body)
+        self.url = url
+        self.endpoint = endpoint
+        self.status = status
+        self.body = body
+
+    def __str__(self) -> str:
+        answer = "no answer" if self.status is None else f"HTTP {self.status}"
+        return f"engine {self.url}: {self.endpoint}: {answer}: {self.body}"
+
+
+class EngineClient:
+    """Speaks to the engine at ``endpoint``. Picklable; may be used from several threads.
+
+    ``timeout`` (seconds) bounds every single request. All methods raise :class:`EngineError`.
+    """
+
+    def __init__(self, endpoint: EngineEndpoint, timeout: float = REQUEST_TIMEOUT_S) -> None:
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self._has_update_session = True
+        self._http = self._new_http()
+
+    def _new_http(self) -> httpx.Client:
+        headers = {"Content-Type": "application/json", **bearer_header(self.endpoint.api_key)}
+        return httpx.Client(
+            base_url=self.endpoint.url,
+            headers=headers,
+            timeout=self.timeout,
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
+            trust_env=False,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_http"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._http = self._new_http()
+
+    def __repr__(self) -> str:
+        return f"EngineClient({self.endpoint.url})"
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Sends one request and returns the parsed JSON of the answer, its text if that is not JSON.
+
+        Raises:
+            EngineError: no answer, a status of 400 or more, or ``success: false`` in the answer.
+        """
+        try:
+            response = self._http.request(
+                method,
+                path,
+                content=None if body is None else orjson.dumps(body),
+                params=params,
+                timeout=self.timeout if timeout is None else timeout,
+            )
+        except httpx.TransportError as error:
+            raise self._error(path, None, f"{type(error).__name__}: {error}") from error
+        if response.status_code >= 400:
+            raise self._error(path, response.status_code, response.text)
+        answer = _json_or_text(response)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise self._error(path, response.status_code, str(answer.get("message", answer)))
+        return answer
+
+    def _error(self, path: str, status: int | None, body: str) -> EngineError:
+        return EngineError(self.endpoint.url, path, status, body[:ERROR_BODY_CHARACTERS])
+
+    def health(self, timeout: float = 5.0) -> bool:
+        """Whether /health_generate answers 200 in time."""
+        try:
+            self.request("GET", "/health_generate", timeout=timeout)
+        except EngineError:
+            return False
+        return True
+
+    def model_info(self) -> dict[str, Any]:
+        return self.request("GET", "/model_info")
+
+    def weight_version(self) -> str:
+        """The version of the weights being served; "default" before the first update."""
+        return str(self.model_info()["weight_version"])
+
+    def server_info(self) -> dict[str, Any]:
+        return self.request("GET", "/server_info")
+
+    def loads(self) -> dict[str, Any]:
+        return self.request("GET", "/v1/loads", params={"include": "core"})
+
+    def abort(self, rid: str | None = None) -> None:
+        """Aborts the requests whose id *starts with* ``rid``, all without one. Does not wait."""
+        body = {"abort_all": True} if rid is None else {"rid": rid, "abort_all": False}
+        self.request("POST", "/abort_request", body)
+
+    def pause_generation(self, mode: str = "abort") -> None:
+        """Returns when nothing runs; ``mode``: "abort", "retract" or "in_place"."""
+        self.request("POST", "/pause_generation", {"mode": mode})
+
+    def continue_generation(self) -> None:
+        self.request("POST", "/continue_generation", {})
+
+    def flush_cache(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
+        """Empties the KV cache; asks again for ``timeout`` seconds while the engine is still busy.
+
+        Raises:
+            EngineError: still busy then, or any other failure.
+        """
+        retrying = Retrying(
+            stop=stop_after_delay(timeout),
+            wait=wait_exponential(multiplier=0.02, max=1.0),
+            retry=retry_if_result(lambda flushed: not flushed),
+        )
+        try:
+            retrying(self._try_flush_cache)
+        except RetryError:
+            reason = f"requests still running or queued after {timeout:g} s"
+            raise self._error("/flush_cache", 400, reason) from None
+
+    def _try_flush_cache(self) -> bool:
+        try:
+            self.request("GET", "/flush_cache")
+        except EngineError as error:
+            if error.status == 400:
+                return False
+            raise
+        return True
+
+    def begin_weight_update(self) -> None:
+        """Opens an update session. Servers that have no sessions (404) are remembered."""
+        if not self._has_update_session:
+            return
+        try:
+            self.request("POST", "/begin_weight_update", {})
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            self._has_update_session = False
+
+    def end_weight_update(self) -> None:
+        if self._has_update_session:
+            self.request("POST", "/end_weight_update", {})
+
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
+        """An update session around the body; it stays open if the body fails, as weights are then mixed."""
+        self.begin_weight_update()
+        yield
+        self.end_weight_update()
+
+    def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = DEFAULT_GROUP,
+        backend: str = "nccl",
+    ) -> None:
+        """Joins a process group with the trainer, which is rank 0; returns when all have joined."""
+        body = {
+            "master_address": master_address,
+            "master_port": master_port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": group_name,
+            "backend": backend,
+        }
+        self.request("POST", "/init_weights_update_group", body)
+
+    def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
+        """Leaves the group. An engine that does not know it, or is gone, is logged: the aim is reached."""
+        try:
+            self.request("POST", "/destroy_weights_update_group", {"group_name": group_name})
+        except EngineError as error:
+            if error.status not in (None, 400):
+                raise
+            logger.warning("process group %s was not there to destroy: %s", group_name, error)
+
+    def update_weights_from_tensor(
+        self,
+        serialized_named_tensors: Sequence[str],
+        load_format: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Loads tensors handed over on this host; one base64 payload per TP rank."""
+        body = {"serialized_named_tensors": list(serialized_named_tensors), "load_format": load_format}
+        self._update("/update_weights_from_tensor", body, weight_version, flush_cache)
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        group_name: str = DEFAULT_GROUP,
+        load_format: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Receives tensors that the trainer broadcasts from rank 0 meanwhile; returns when they are loaded.
+
+        ``dtypes`` may be written with or without "torch.".
+        """
+        body = {
+            "names": list(names),
+            "dtypes": [dtype.removeprefix("torch.") for dtype in dtypes],
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group_name,
+            "load_format": load_format,
+        }
+        self._update("/update_weights_from_distributed", body, weight_version, flush_cache)
+
+    def update_weights_from_disk(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Loads an HF checkpoint; needs no session."""
+        body = {"model_path": model_path, "load_format": load_format}
+        self._update("/update_weights_from_disk", body, weight_version, flush_cache)
+
+    def _update(self, path: str, body: dict[str, Any], weight_version: str | None, flush_cache: bool) -> None:
+        self.request("POST", path, {**body, "weight_version": weight_version, "flush_cache": flush_cache})
+
+    def update_weight_version(self, version: str) -> None:
+        """Renames the version of the weights being served; running requests go on."""
+        body = {"new_version": version, "abort_all_requests": False}
+        self.request("POST", "/update_weight_version", body)
+
+    def weights_checker(self, action: str) -> dict[str, Any]:
+        """``action``: "checksum", "snapshot", "compare" or "reset_tensors"."""
+        return self.request("POST", "/weights_checker", {"action": action})
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Frees memory of an idle engine; ``tags`` out of weights, kv_cache, cuda_graph, None for all.
+
+        The cache is flushed first: SGLang refuses to release it while prefixes are held.
+        """
+        self.flush_cache()
+        self.request("POST", "/release_memory_occupation", _tags(tags))
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        self.request("POST", "/resume_memory_occupation", _tags(tags))
+
+
+def _tags(tags: Sequence[str] | None) -> dict[str, list[str] | None]:
+    return {"tags": None if tags is None else list(tags)}
+
+
+def _json_or_text(response: httpx.Response) -> Any:
+    if response.headers.get("content-type", "").startswith("application/json"):
+        return orjson.loads(response.content)
+    return response.text

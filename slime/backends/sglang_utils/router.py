@@ -1,0 +1,194 @@
+"""The stock sglang-router as a managed process, and its ``/workers`` API.
+
+    router = start_router(args, host="127.0.0.1", port=3000, prometheus_port=4000, log_path="router.log")
+    router.register_worker(engine.endpoint.url)
+    router.url  # POST {url}/generate
+
+Generation through it is at least once: it sends a request again after a connection error or a 5xx, four
+times in half a second, perhaps to another engine. With a dead engine still listed, a request may use them
+all up and be answered 500: clients retry, and whoever watches the engines removes the dead one.
+
+It rewrites requests and drops fields it does not know, among them ``return_routed_experts`` and, in the
+sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
+"""
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
+
+from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.utils.http_utils import HttpStatusError, bearer_header, http_url
+from slime.utils.process import ManagedProcess
+
+STARTUP_TIMEOUT_S = 60.0
+REGISTER_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 10.0
+SHUTDOWN_GRACE_S = 1.0
+STOCK_REQUEST_TIMEOUT_S = 1800
+
+
+class RouterError(RuntimeError):
+    """The router ended, did not start, or did not do what it was asked in time."""
+
+
+class RouterProcess:
+    """A running router. Its workers are the engines."""
+
+    def __init__(self, process: ManagedProcess, url: str, api_key: str | None = None) -> None:
+        self.process = process
+        self.url = url
+        self._api_key = api_key
+        self._http = httpx.Client(
+            base_url=url, headers=bearer_header(api_key), timeout=REQUEST_TIMEOUT_S, trust_env=False
+        )
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
+
+    def failure_reason(self) -> str | None:
+        """How it ended and the end of its log; None while it runs."""
+        return self.process.exit_reason()
+
+    def wait_ready(self, timeout: float = STARTUP_TIMEOUT_S) -> None:
+        """Returns when it answers; RouterError after ``timeout`` seconds or if it ended."""
+        self._wait(self._answers, timeout, "to start")
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        """What ``GET /workers`` lists: ``id``, ``url``, ``is_healthy``, ``load`` and more for each."""
+        return self._request("GET", "/workers")["workers"]
+
+    def register_worker(self, url: str, timeout: float = REGISTER_TIMEOUT_S) -> None:
+        """Adds an engine that already serves and returns when it gets traffic.
+
+        Raises:
+            RouterError: it is not listed as healthy after ``timeout`` seconds.
+        """
+        body = {"url": url, "worker_type": "regular"}
+        self._request("POST", "/workers", {**body, "api_key": self._api_key} if self._api_key else body)
+        self._wait(lambda: self._is_listed(url, healthy=True), timeout, f"to list {url} as healthy")
+
+    def remove_worker(self, url: str, timeout: float = REGISTER_TIMEOUT_S) -> None:
+        """Takes an engine out, dead or alive; nothing happens if it is not listed."""
+        for worker in self.list_workers():
+            if worker["url"] == url:
+                self._request("DELETE", f"/workers/{quote(worker['id'], safe='')}")
+        self._wait(lambda: not self._is_listed(url), timeout, f"to drop {url}")
+
+    def shutdown(self) -> None:
+        self._http.close()
+        self.process.terminate(SHUTDOWN_GRACE_S)
+
+    def _is_listed(self, url: str, healthy: bool = False) -> bool:
+        return any(
+            worker["url"] == url and (worker["is_healthy"] or not healthy) for worker in self.list_workers()
+        )
+
+    def _answers(self) -> bool:
+        try:
+            return self._http.get("/liveness").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            reason = self.failure_reason() or f"{type(error).__name__}: {error}"
+            raise RouterError(f"router {self.url}: {method} {path}: {reason}") from error
+        if response.status_code >= 400:
+            raise HttpStatusError(method, self.url + path, response.status_code, response.text)
+        return response.json()
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, purpose: str) -> None:
+        def holds() -> bool:
+            if reason := self.failure_reason():
+                raise RouterError(reason)
+            return condition()
+
+        retrying = Retrying(
+            stop=stop_after_delay(timeout),
+            wait=wait_exponential(multiplier=0.02, max=0.5),
+            retry=retry_if_result(lambda done: not done),
+        )
+        try:
+            retrying(holds)
+        except RetryError:
+            tail = self.process.log_tail()
+            raise RouterError(
+                f"router {self.url}: waited {timeout:g} s for it {purpose}; its log ends with:\n{tail}"
+            ) from None
+
+
+def start_router(
+    args: Namespace,
+    *,
+    host: str,
+    port: int,
+    prometheus_port: int,
+    log_path: str | Path,
+    api_key: str | None = None,
+) -> RouterProcess:
+    """Starts a router and returns when it answers; takes about half a second.
+
+    ``api_key`` is the engines' key: the router asks its clients for it and shows it to the engines.
+
+    Raises:
+        RouterError: it ended or does not answer after a minute; quotes its log.
+    """
+    process = ManagedProcess(
+        router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key),
+        name=f"router ({http_url(host, port)})",
+        log_path=log_path,
+        env={"NO_COLOR": "1"},
+    )
+    router = RouterProcess(process, http_url(host, port), api_key)
+    try:
+        router.wait_ready()
+    except RouterError:
+        router.shutdown()
+        raise
+    return router
+
+
+def router_command(
+    args: Namespace, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
+) -> list[str]:
+    """The command line: every ``args.router_*`` that differs from the router's default, and ours."""
+    from sglang_router.router_args import RouterArgs
+
+    parser = argparse.ArgumentParser("sglang_router.launch_router")
+    RouterArgs.add_cli_args(parser)
+    actions = parser_actions(parser)
+    values = {dest: value for dest in actions if (value := getattr(args, f"router_{dest}", None)) is not None}
+    changed = {dest for dest, value in values.items() if value != actions[dest].default}
+    values |= _defaults_for_training(args, changed)
+    values |= {"host": host, "port": port, "prometheus_port": prometheus_port, "prometheus_host": host}
+    if api_key:
+        values["api_key"] = api_key
+    return [sys.executable, "-m", "sglang_router.launch_router", *command_line(parser, values)]
+
+
+def _defaults_for_training(args: Namespace, changed: set[str]) -> dict[str, Any]:
+    """Values for options that the user left alone.
+
+    Health checks and circuit breakers are off, because an engine that is paused, updated or offloaded
+    looks sick and would get no traffic for a while afterwards; and the run watches its engines itself and
+    takes a dead one out. Whoever sets an option of theirs has them back.
+    """
+    values: dict[str, Any] = {}
+    if not any(dest.startswith("health_") for dest in changed):
+        values["disable_health_check"] = True
+    if not any(dest.startswith("cb_") for dest in changed):
+        values["disable_circuit_breaker"] = True
+    if "request_timeout_secs" not in changed:
+        values["request_timeout_secs"] = getattr(
+            args, "sglang_router_request_timeout_secs", STOCK_REQUEST_TIMEOUT_S
+        )
+    return values

@@ -1,0 +1,67 @@
+"""SGLang as a rollout engine, on stock releases around 0.5.23."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from slime.backends.sglang_utils.server_engine import ServerEngine
+
+ENVIRONMENT = {
+    "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "false",
+    "SGLANG_JIT_DEEPGEMM_FAST_WARMUP": "true",
+    "SGL_DISABLE_TP_MEMORY_INBALANCE_CHECK": "true",
+    "SGLANG_DISABLE_TP_MEMORY_INBALANCE_CHECK": "true",
+    "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "true",
+    "SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_FALLBACK_VARIANT": "true",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false",
+}
+"""Defaults that suit training; a variable set in the environment wins."""
+
+
+class SGLangEngine(ServerEngine):
+    """Serves on GPUs with ``python -m sglang.launch_server``."""
+
+    module = "sglang.launch_server"
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The options of the SGLang that is installed.
+
+        Asked of its parser, not of its class: ``ServerArgs`` is a dataclass in some releases and a
+        msgspec struct in others. Importing it takes seconds.
+        """
+        from sglang.srt.server_args import ServerArgs
+
+        parser = argparse.ArgumentParser(self.module)
+        ServerArgs.add_cli_args(parser)
+        return parser
+
+    def settings(self) -> dict[str, Any]:
+        placement = self.placement
+        values = {
+            **super().settings(),
+            "nccl_port": placement.nccl_port,
+            "dist_init_addr": placement.dist_init_addr,
+            "nnodes": placement.num_nodes,
+            "node_rank": placement.node_rank,
+            "base_gpu_id": placement.base_gpu_id,
+            "gpu_id_step": 1,
+            "skip_server_warmup": True,
+            "enable_draft_weights_cpu_backup": True,
+        }
+        if (
+            values["enable_memory_saver"]
+            and getattr(self.args, "sglang_cuda_graph_backend_prefill", None) is None
+        ):
+            # Captured prefill graphs hold memory that the memory saver then cannot release.
+            values["cuda_graph_backend_prefill"] = "disabled"
+        return values
+
+    def preferences(self) -> dict[str, Any]:
+        return {**super().preferences(), "enable_metrics": True}
+
+    def environment(self) -> Mapping[str, str | None]:
+        """SGLang's memory saver does not work with expandable segments, hence the removed variables."""
+        defaults = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+        return {**defaults, "PYTORCH_CUDA_ALLOC_CONF": None, "PYTORCH_ALLOC_CONF": None}

@@ -1,0 +1,114 @@
+"""One line per step that a person can read."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, TextIO
+
+Column = tuple[str, tuple[str, ...], Callable[[float], str]]
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}s"
+
+
+# Heading, the metrics that can fill it (first one present wins), format.
+RESULT_COLUMNS: tuple[Column, ...] = (
+    ("reward", ("rollout/raw_reward",), _plain),
+    ("len", ("rollout/response_len/mean",), lambda value: f"{value:.1f}"),
+    ("loss", ("train/loss",), lambda value: f"{value:.4f}"),
+    ("ppo_kl", ("train/ppo_kl",), _small),
+    ("kl", ("train/kl_loss",), _small),
+    ("grad", ("train/grad_norm",), _plain),
+    ("logp gap", ("train/train_rollout_logprob_abs_diff",), _small),
+    ("lr", ("train/lr-pg_0",), _small),
+)
+TIME_COLUMNS: tuple[Column, ...] = (
+    ("rollout", ("perf/rollout_time",), _seconds),
+    ("logp", ("perf/log_probs_time",), _seconds),
+    ("ref", ("perf/ref_log_probs_time",), _seconds),
+    ("train", ("perf/actor_train_time", "perf/train_time"), _seconds),
+    ("sync", ("perf/update_weights_time",), _seconds),
+    ("save", ("perf/save_model_time",), _seconds),
+    ("step", ("perf/step_time",), _seconds),
+)
+
+
+class ConsoleSink:
+    """Prints a line per rollout and per evaluation.
+
+    The rows of a rollout and of its optimizer steps are collected until the row that ends the step, the
+    one with ``perf/step_time``. Ten optimizer steps are still one line, showing the last of the ten.
+    """
+
+    def __init__(self, args: Namespace, stream: TextIO | None = None) -> None:
+        self._num_rollout: int | None = args.num_rollout
+        self._stream = stream or sys.stdout
+        self._step: int | None = None
+        self._collected: dict[str, Any] = {}
+        self._evals: list[str] = []
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        if axis == "eval":
+            self._evals.append(format_eval_line(step, metrics))
+            if not self._collected:
+                self._flush()
+            return
+        if axis == "rollout":
+            if self._step not in (None, step):
+                self._flush()
+            self._step = step
+        self._collected.update(metrics)
+        if "perf/step_time" in metrics:
+            self._flush()
+
+    def close(self) -> None:
+        """Print what a failed step has left."""
+        self._flush()
+
+    def _flush(self) -> None:
+        """The rollout's line, then those of the evaluations that came while it was collected."""
+        lines = (
+            [format_rollout_line(self._step, self._num_rollout, self._collected)] if self._collected else []
+        )
+        for line in lines + self._evals:
+            print(line, file=self._stream, flush=True)
+        self._step, self._collected, self._evals = None, {}, []
+
+
+def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapping[str, Any]) -> str:
+    """Counts from one, because "15/15" is what a reader expects of the last line."""
+    total = f"/{num_rollout}" if num_rollout else ""
+    heading = "train" if step is None else f"rollout {step + 1:>3}{total}"
+    parts = [heading, _format_columns(RESULT_COLUMNS, metrics)]
+    times = _format_columns(TIME_COLUMNS, metrics)
+    return "  ".join(part for part in parts if part) + (f"  | {times}" if times else "")
+
+
+def format_eval_line(step: int, metrics: Mapping[str, Any]) -> str:
+    """Only the mean reward of each dataset; the rest is in the metrics file."""
+    scores = {
+        name.removeprefix("eval/"): value
+        for name, value in metrics.items()
+        if name.count("/") == 1 and name.startswith("eval/") and "-" not in name and isinstance(value, Real)
+    }
+    text = "  ".join(f"{name} {_plain(float(value))}" for name, value in scores.items())
+    return f"eval at {step:>3}  {text}"
+
+
+def _format_columns(columns: tuple[Column, ...], metrics: Mapping[str, Any]) -> str:
+    cells = []
+    for heading, names, show in columns:
+        value = next((metrics[name] for name in names if name in metrics), None)
+        if isinstance(value, Real):
+            cells.append(f"{heading} {show(float(value))}")
+    return "  ".join(cells)

@@ -1,0 +1,71 @@
+"""The metrics file: one JSON object per line, complete after every line."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+RESERVED_KEYS = frozenset({"axis", "step", "time"})
+
+
+class JsonlWriter:
+    """Appends ``{"axis", "step", "time", <metrics>}`` rows to a file.
+
+    A resumed run continues the file of the run before it; `read_metrics` sorts that out. NaN and
+    infinities, which JSON lacks, are written as the strings "nan" and "inf".
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("ab")
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append one row and hand it to the operating system.
+
+        Raises:
+            ValueError: a metric uses a name that the row needs for itself.
+        """
+        if clash := RESERVED_KEYS & metrics.keys():
+            raise ValueError(f"metric names {sorted(clash)} are reserved for the row itself")
+        row = {"axis": axis, "step": step, "time": time.time()}
+        row |= {name: _plain(value) for name, value in metrics.items()}
+        self._file.write(orjson.dumps(row) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """The metrics of each step of each axis, merged over the step's rows; steps ascend.
+
+    Where a resumed run repeats a step, its values win. A last line without its newline is what a killed
+    process left behind; it is skipped.
+
+    Raises:
+        ValueError: a complete line is not a JSON object, named by file and line number.
+    """
+    merged: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "rollout": {}, "eval": {}}
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"{path}:{number}: not a JSON object ({error})") from error
+        merged[row.pop("axis")].setdefault(row.pop("step"), {}).update(row)
+    return {axis: dict(sorted(steps.items())) for axis, steps in merged.items()}
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as something JSON can hold; numpy and torch scalars become Python numbers."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value

@@ -1,0 +1,80 @@
+"""Statistics that several metrics share. Pure functions of plain numbers."""
+
+import math
+import statistics
+import zlib
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REPETITION_WINDOW = 10_000
+REPETITION_RATIO = 10.0
+
+
+def dict_add_prefix(metrics: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def compute_statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, median, max and min.
+
+    Raises:
+        statistics.StatisticsError: ``values`` is empty.
+    """
+    return {
+        "mean": statistics.fmean(values),
+        "median": float(statistics.median(values)),
+        "max": float(max(values)),
+        "min": float(min(values)),
+    }
+
+
+def compute_pass_rate(
+    flat_rewards: Sequence[float], group_size: int, num_groups: int | None = None
+) -> dict[str, float]:
+    """``pass@k`` for k = 1, 2, 4, ... up to the group size; empty for groups of one.
+
+    ``flat_rewards`` holds the groups one after the other; a sample counts as correct when its reward is 1.
+    Per group the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, eq. 1) is used.
+
+    Raises:
+        ValueError: the rewards do not fill whole groups.
+    """
+    if group_size == 1:
+        return {}
+    groups = len(flat_rewards) // group_size if num_groups is None else num_groups
+    if groups == 0 or groups * group_size != len(flat_rewards):
+        raise ValueError(f"{len(flat_rewards)} rewards do not fill {groups} groups of {group_size}")
+    correct = [
+        sum(reward == 1 for reward in flat_rewards[start : start + group_size])
+        for start in range(0, len(flat_rewards), group_size)
+    ]
+    exponents = range(int(math.log2(group_size)) + 1)
+    return {
+        f"pass@{2**e}": statistics.fmean(_pass_at_k(group_size, right, 2**e) for right in correct)
+        for e in exponents
+    }
+
+
+def _pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Chance that k of ``num_samples`` drawn without replacement include a correct one."""
+    wrong = num_samples - num_correct
+    return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
+
+
+def compression_ratio(text: str) -> float:
+    """How many times smaller zlib makes the text; large for repetitive text, 0 for none."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data, level=9)) if data else 0.0
+
+
+def has_repetition(text: str) -> bool:
+    """Whether the end of a long text repeats itself."""
+    return len(text) > REPETITION_WINDOW and compression_ratio(text[-REPETITION_WINDOW:]) > REPETITION_RATIO
+
+
+def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
+    """The step under which a rollout's metrics are logged: its id, or the optimizer step it starts at."""
+    if not args.wandb_always_use_train_step:
+        return rollout_id
+    return rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size

@@ -1,0 +1,184 @@
+"""Metrics of generated samples. Functions of samples, so that they can be tested without a cluster."""
+
+import statistics
+from argparse import Namespace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from slime.observability.metric_utils import (
+    compute_pass_rate,
+    compute_statistics,
+    dict_add_prefix,
+    has_repetition,
+)
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+
+def rollout_log_metrics(
+    rollout_id: int,
+    args: Namespace,
+    samples: Sequence[Sample],
+    extra_metrics: Mapping[str, Any] | None,
+    rollout_time: float,
+) -> dict[str, Any]:
+    """All metrics of one training rollout, under their full names (``rollout/...``, ``perf/...``).
+
+    ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
+    """
+    hook = getattr(args, "custom_rollout_log_function_path", None)
+    if hook and load_function(hook)(rollout_id, args, samples, extra_metrics, rollout_time):
+        return {}
+    perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(args, samples, rollout_time)
+    return {
+        **(extra_metrics or {}),
+        **dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/"),
+        **dict_add_prefix(perf, "perf/"),
+    }
+
+
+def eval_log_metrics(
+    rollout_id: int,
+    args: Namespace,
+    data: Mapping[str, Mapping[str, Any]],
+    extra_metrics: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """``eval/<dataset>`` (mean reward) and its companions for every evaluated dataset.
+
+    ``data`` maps a dataset's name to ``{"rewards", "truncated", "samples"}``, lists in sample order.
+    Empty when ``--custom-eval-rollout-log-function-path`` did the logging.
+    """
+    hook = getattr(args, "custom_eval_rollout_log_function_path", None)
+    if hook and load_function(hook)(rollout_id, args, data, extra_metrics):
+        return {}
+    metrics: dict[str, Any] = dict(extra_metrics or {})
+    for name, result in data.items():
+        metrics |= _eval_dataset_metrics(args, name, result)
+    return metrics
+
+
+def _eval_dataset_metrics(args: Namespace, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    rewards = result["rewards"]
+    metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
+    if samples := result.get("samples"):
+        metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples), f"eval/{name}/")
+    if truncated := result.get("truncated"):
+        metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
+    if getattr(args, "log_passrate", False):
+        group_size = _eval_group_size(args, name)
+        metrics |= dict_add_prefix(compute_pass_rate(rewards, group_size), f"eval/{name}-")
+    return metrics
+
+
+def _eval_group_size(args: Namespace, name: str) -> int:
+    for dataset in getattr(args, "eval_datasets", None) or []:
+        if dataset.name == name:
+            return dataset.n_samples_per_eval_prompt
+    return args.n_samples_per_eval_prompt
+
+
+def compute_metrics_from_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Lengths (in trained tokens), rewards, truncation and repetition of ``samples``, without a prefix."""
+    lengths = [sample.effective_response_length for sample in samples]
+    return {
+        **dict_add_prefix(compute_statistics(lengths), "response_len/"),
+        **_reward_metrics(args, samples),
+        **_zero_std_metrics(args, samples),
+        **_speculation_metrics(args, samples),
+        **_prefix_cache_metrics(samples),
+        **_reward_category_metrics(args, samples),
+        "repetition_frac": statistics.fmean(float(has_repetition(sample.response)) for sample in samples),
+        "truncated_ratio": statistics.fmean(
+            float(sample.status == Sample.Status.TRUNCATED) for sample in samples
+        ),
+    }
+
+
+def _reward_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean reward before normalisation; nothing for rewards that are not numbers."""
+    rewards = [_reward(args, sample) for sample in samples]
+    if not all(isinstance(reward, Real) for reward in rewards):
+        return {}
+    return {"raw_reward": statistics.fmean(float(reward) for reward in rewards)}
+
+
+def _zero_std_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, int]:
+    """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
+    if getattr(args, "advantage_estimator", "grpo") == "ppo":
+        return {}
+    groups: dict[int | None, list[Any]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group_index].append(_reward(args, sample))
+    flat = [rewards[0] for rewards in groups.values() if rewards.count(rewards[0]) == len(rewards)]
+    counts = Counter(str(round(reward, 1)) for reward in flat if isinstance(reward, Real))
+    return {f"zero_std/count_{reward}": count for reward, count in counts.items()}
+
+
+def _speculation_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    if not getattr(args, "sglang_speculative_algorithm", None):
+        return {}
+    accepted = sum(sample.spec_info.spec_accept_token_num for sample in samples)
+    drafted = sum(sample.spec_info.spec_draft_token_num for sample in samples)
+    verified = sum(sample.spec_info.spec_verify_ct for sample in samples)
+    completed = sum(sample.spec_info.completion_token_num for sample in samples)
+    return {
+        "spec_accept_rate": accepted / drafted if drafted else 0.0,
+        "spec_accept_length": completed / verified if verified else 0.0,
+    }
+
+
+def _prefix_cache_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    total = sum(sample.prefix_cache_info.total_prompt_tokens for sample in samples)
+    if not total:
+        return {}
+    cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
+    return {"prefix_cache_hit_rate": cached / total, "avg_cached_tokens_per_sample": cached / len(samples)}
+
+
+def _reward_category_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+    key = getattr(args, "log_reward_category", None)
+    if not key:
+        return {}
+    counts = Counter(sample.reward[key] for sample in samples if isinstance(sample.reward, dict))
+    return {f"error_cat/{category}": count / len(samples) for category, count in counts.items()}
+
+
+def _reward(args: Namespace, sample: Sample) -> Any:
+    return sample.reward if sample.reward is None else sample.get_reward_value(args)
+
+
+def compute_perf_metrics_from_samples(
+    args: Namespace, samples: Sequence[Sample], rollout_time: float
+) -> dict[str, float]:
+    """Generation speed; ``rollout_time`` in seconds.
+
+    "effective" counts trained tokens only, leaving out tool results and masked turns.
+    """
+    outside = [sample.non_generation_time for sample in samples]
+    metrics: dict[str, float] = {}
+    if max(outside) > 0:
+        metrics |= dict_add_prefix(compute_statistics(outside), "non_generation_time/")
+    gpus = getattr(args, "rollout_num_gpus", None)
+    lengths = [sample.response_length for sample in samples]
+    metrics |= _token_rates(lengths, outside, rollout_time, gpus, "")
+    effective = [sample.effective_response_length for sample in samples]
+    metrics |= _token_rates(effective, outside, rollout_time, gpus, "effective_")
+    return metrics
+
+
+def _token_rates(
+    lengths: Sequence[int], outside: Sequence[float], rollout_time: float, gpus: int | None, kind: str
+) -> dict[str, float]:
+    """Tokens per second over the rollout; the longest sample bounds how short a rollout can get."""
+    longest = max(lengths)
+    rates = {f"longest_{kind}sample_tokens_per_sec": longest / rollout_time}
+    if gpus:
+        rates[f"{kind}tokens_per_gpu_per_sec"] = sum(lengths) / rollout_time / gpus
+    waited = statistics.fmean(t for t, length in zip(outside, lengths, strict=True) if length == longest)
+    if 0 < waited < rollout_time:
+        rates[f"longest_{kind}sample_tokens_per_sec_without_non_generation"] = longest / (
+            rollout_time - waited
+        )
+    return rates

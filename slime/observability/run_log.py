@@ -1,0 +1,57 @@
+"""What the loops report: metrics as they come, and the seconds of each phase.
+
+A rollout has several rows with the same step. Its results are written as soon as they are known, so
+that a crash during the save that follows loses none; the row that ends the step holds the phase times.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from slime.observability.tracking import Tracker
+
+
+class RunLog:
+    """The driver's log of one run."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._step_start = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the wall seconds of the block to ``perf/<name>_time`` of the current step."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[f"perf/{name}_time"] += time.monotonic() - start
+
+    def rollout(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+        self._tracker.log(metrics, axis="rollout", step=rollout_id)
+
+    def eval(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+        """Scores after ``rollout_id`` rollouts of training."""
+        self._tracker.log(metrics, axis="eval", step=rollout_id)
+
+    def train(self, rollout_id: int, report: Mapping[str, Any]) -> None:
+        """The main rank's report: ``train`` (one row per optimizer step), ``rollout`` and ``perf``."""
+        steps = report.get("train", [])
+        for i, metrics in enumerate(steps):
+            self._tracker.log(metrics, axis="train", step=rollout_id * len(steps) + i)
+        self.rollout(rollout_id, {**report.get("rollout", {}), **report.get("perf", {})})
+
+    def start_loop(self) -> None:
+        """Forgets the phases of the start, so that the first step counts only its own."""
+        self._seconds.clear()
+        self._step_start = time.monotonic()
+
+    def end_step(self, rollout_id: int) -> None:
+        """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next."""
+        now = time.monotonic()
+        self.rollout(rollout_id, {**self._seconds, "perf/step_time": now - self._step_start})
+        self._seconds.clear()
+        self._step_start = now

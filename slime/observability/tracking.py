@@ -1,0 +1,74 @@
+"""Where metrics go. The driver logs; everything else returns its numbers to the driver.
+
+The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
+
+    tracker = init_tracking(args)
+    tracker.log(step_metrics, axis="train", step=7)
+    tracker.log(rollout_metrics, axis="rollout", step=3)
+    tracker.finish()
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from slime.observability.console import ConsoleSink
+from slime.observability.jsonl import JsonlWriter
+from slime.observability.tensorboard_utils import TensorboardSink
+from slime.observability.wandb_utils import WandbSink
+
+Axis = Literal["train", "rollout", "eval"]
+
+
+class Sink(Protocol):
+    """A destination of metrics."""
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """Sends every row to every sink."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def log(self, metrics: Mapping[str, Any], *, axis: Axis, step: int) -> None:
+        """Log one row; nothing happens for an empty one.
+
+        Args:
+            metrics: full metric names (``train/loss``) to values.
+            axis: "train" counts optimizer steps, "rollout" and "eval" count rollouts.
+            step: position on that axis; rows of one step add up.
+        """
+        if axis not in get_args(Axis):
+            raise ValueError(f"axis {axis!r}: wanted one of {get_args(Axis)}")
+        if not metrics:
+            return
+        for sink in self._sinks:
+            sink.write(axis, step, metrics)
+
+    def finish(self) -> None:
+        """Close all sinks; calling it again does nothing."""
+        sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            sink.close()
+
+
+def init_tracking(args: Namespace) -> Tracker:
+    """The tracker that the flags ask for. Call it in the driver only: two writers would mix their rows."""
+    sinks: list[Sink] = [JsonlWriter(metrics_path(args)), ConsoleSink(args)]
+    if args.use_wandb:
+        sinks.append(WandbSink(args))
+    if args.use_tensorboard:
+        sinks.append(TensorboardSink(args))
+    return Tracker(sinks)
+
+
+def metrics_path(args: Namespace) -> Path:
+    """``--metrics-file``, else ``metrics.jsonl`` in the ``--save`` directory, else in ``outputs/``."""
+    if args.metrics_file:
+        return Path(args.metrics_file)
+    return Path(args.save or "outputs") / "metrics.jsonl"

@@ -1,0 +1,64 @@
+"""Metrics in Weights & Biases, online or in a local directory (``--wandb-mode offline``)."""
+
+import secrets
+from argparse import Namespace
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Literal
+
+# Each family of metrics is plotted against the step of its own axis.
+AXIS_OF_FAMILY = {
+    "train/*": "train/step",
+    "rollout/*": "rollout/step",
+    "multi_turn/*": "rollout/step",
+    "passrate/*": "rollout/step",
+    "perf/*": "rollout/step",
+    "eval/*": "eval/step",
+}
+SECRET_ARGS = frozenset({"wandb_key", "sglang_api_key", "sglang_admin_api_key", "router_api_key"})
+
+
+class WandbSink:
+    """One wandb run for the whole job; ``args.wandb_run_id`` is set so that a resumed job can continue it."""
+
+    def __init__(self, args: Namespace) -> None:
+        # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
+        import wandb
+
+        mode: Literal["online", "offline", "disabled"] = args.wandb_mode or "online"
+        if args.wandb_key and mode == "online":
+            wandb.login(key=args.wandb_key, host=args.wandb_host)
+        group = _group_name(args)
+        self._run = wandb.init(
+            entity=args.wandb_team,
+            project=args.wandb_project,
+            group=group,
+            name=getattr(args, "run_name", None) or group,
+            dir=args.wandb_dir,
+            id=args.wandb_run_id,
+            resume="allow" if args.wandb_run_id else None,
+            mode=mode,
+            config={name: _loggable(value) for name, value in vars(args).items() if name not in SECRET_ARGS},
+        )
+        args.wandb_run_id = self._run.id
+        for axis in sorted(set(AXIS_OF_FAMILY.values())):
+            self._run.define_metric(axis)
+        for family, axis in AXIS_OF_FAMILY.items():
+            self._run.define_metric(family, step_metric=axis)
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
+        self._run.log({**numbers, f"{axis}/step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _group_name(args: Namespace) -> str | None:
+    if not args.wandb_group or not args.wandb_random_suffix:
+        return args.wandb_group
+    return f"{args.wandb_group}_{secrets.token_hex(3)}"
+
+
+def _loggable(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)

@@ -1,0 +1,151 @@
+"""Which GPU of the cluster belongs to whom.
+
+One placement group of {1 GPU, 1 CPU} bundles is reserved per run. Its bundles are ordered by node
+address and GPU id, both numerically, so that neighbouring ranks are neighbours in the machine room.
+Trainer and engines are slices of that order; when colocated, the slices overlap and each process
+takes a fraction of a GPU.
+"""
+
+import ipaddress
+import socket
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slime.ray.cluster import require_resources
+from slime.ray.waiting import wait_all, wait_one
+
+
+@dataclass(frozen=True)
+class Layout:
+    """GPU slots by role: the trainer owns the first ones, engines ``rollout`` from ``rollout_offset`` on."""
+
+    trainer: int
+    rollout: int
+    rollout_offset: int
+
+    @property
+    def total(self) -> int:
+        return max(self.trainer, self.rollout_offset + self.rollout)
+
+
+def placement_layout(args: Namespace) -> Layout:
+    """The slots that each role needs, from the flags alone."""
+    trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
+    rollout = args.rollout_num_gpus or 0
+    if args.debug_train_only:
+        return Layout(trainer, rollout=0, rollout_offset=trainer)
+    if args.debug_rollout_only:
+        return Layout(trainer=0, rollout=rollout, rollout_offset=0)
+    return Layout(trainer, rollout, rollout_offset=0 if args.colocate else trainer)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """An ordered part of a placement group: bundle indices and the physical GPU id of each."""
+
+    group: PlacementGroup | None
+    bundles: tuple[int, ...]
+    gpu_ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.bundles)
+
+    def slice(self, start: int, stop: int) -> "Slots":
+        return Slots(self.group, self.bundles[start:stop], self.gpu_ids[start:stop])
+
+    def strategy(self, slot: int) -> PlacementGroupSchedulingStrategy:
+        """Puts an actor into the bundle of this slot."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self.group,
+            placement_group_bundle_index=self.bundles[slot],
+            placement_group_capture_child_tasks=True,
+        )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The slots of each role in one run."""
+
+    layout: Layout
+    actor: Slots
+    rollout: Slots
+
+    def release(self) -> None:
+        group = self.actor.group or self.rollout.group
+        if group is not None:
+            remove_placement_group(group)
+
+
+class InfoActor:
+    """Tells where a bundle landed."""
+
+    def get_ip_and_gpu_id(self) -> tuple[str, int]:
+        return ray.util.get_node_ip_address(), int(ray.get_gpu_ids()[0])
+
+
+def sort_key(location: tuple[str, int]) -> tuple[int, tuple[int, ...], int]:
+    """Orders (node address, GPU id) numerically; a host name that resolves sorts as its address.
+
+    A plain string order would put 10.0.0.10 before 10.0.0.9.
+    """
+    node, gpu_id = location
+    try:
+        address = ipaddress.ip_address(node)
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.gethostbyname(node))
+        except OSError:
+            return 1, tuple(map(ord, node)), gpu_id
+    return 0, (address.version, int(address)), gpu_id
+
+
+def create_placement_groups(args: Namespace) -> Placement:
+    """Reserves the GPUs of the run.
+
+    Raises:
+        ClusterTooSmall: the cluster can never hold them.
+        DeadlineExceeded: they were not free within ``--cluster-timeout`` seconds.
+    """
+    layout = placement_layout(args)
+    slots = _reserve(layout.total, args.cluster_timeout)
+    return Placement(
+        layout=layout,
+        actor=slots.slice(0, layout.trainer),
+        rollout=slots.slice(layout.rollout_offset, layout.rollout_offset + layout.rollout),
+    )
+
+
+def _reserve(num_gpus: int, timeout: float) -> Slots:
+    if num_gpus == 0:
+        return Slots(None, (), ())
+    require_resources(num_gpus)
+    group = placement_group([{"GPU": 1, "CPU": 1}] * num_gpus, strategy="PACK")
+    wait_one(group.ready(), f"placement group of {num_gpus} GPUs", timeout)
+    locations = _locate(group, num_gpus, timeout)
+    order = sorted(range(num_gpus), key=lambda i: sort_key(locations[i]))
+    return Slots(group, tuple(order), tuple(locations[i][1] for i in order))
+
+
+def _locate(group: PlacementGroup, num_gpus: int, timeout: float) -> list[tuple[str, int]]:
+    probes: list[Any] = [
+        ray.remote(InfoActor)
+        .options(
+            num_gpus=1,
+            num_cpus=1,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=i
+            ),
+        )
+        .remote()
+        for i in range(num_gpus)
+    ]
+    try:
+        return wait_all([p.get_ip_and_gpu_id.remote() for p in probes], "locating the GPUs", timeout)
+    finally:
+        for probe in probes:
+            ray.kill(probe)

@@ -1,0 +1,115 @@
+"""The rollout side as the driver sees it."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from slime.observability.run_log import RunLog
+from slime.ray.env import worker_env
+from slime.ray.placement_group import Slots
+from slime.ray.rollout import RolloutManager
+from slime.ray.waiting import wait_one
+from slime.utils.types import EngineEndpoint
+
+# Beyond a rollout's own deadline: conversion, metrics, state files.
+_GRACE = 60.0
+_STOP_TIMEOUT = 30.0  # seconds for servers to end by themselves before they are killed
+
+
+class RolloutGroup:
+    """Calls the manager, names and bounds every wait, and logs what it measured.
+
+    Args:
+        needs_offload: whether a trainer shares the engines' GPUs; if not, ``offload`` and ``onload_*``
+            do nothing.
+    """
+
+    def __init__(
+        self, args: Namespace, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
+    ) -> None:
+        self._args, self._log, self._needs_offload = args, log, needs_offload
+        self._manager = (
+            ray.remote(RolloutManager)
+            # Two calls at a time: the run can be stopped while a rollout is under way.
+            .options(num_cpus=1, num_gpus=0, max_concurrency=2, runtime_env={"env_vars": worker_env()})
+            .remote(args, slots, trainer_gpus)
+        )
+        self._started = self._manager.start.remote()
+        self.num_rollout_per_epoch: int | None = None
+
+    def wait_ready(self) -> None:
+        """Waits for engines and router, and settles the number of rollouts."""
+        wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
+        self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
+        if self._args.num_rollout is None:
+            assert self.num_rollout_per_epoch is not None
+            self._args.num_rollout = self._args.num_epoch * self.num_rollout_per_epoch
+            self._call("set_num_rollout", self._args.num_rollout)
+
+    def load(self, rollout_id: int) -> None:
+        self._call("load", rollout_id)
+
+    def async_generate(self, rollout_id: int) -> "PendingRollout":
+        """Starts a rollout and returns at once."""
+        return PendingRollout(self._manager.generate.remote(rollout_id), rollout_id, self._args, self._log)
+
+    def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
+        """One rollout: the train shard of each data-parallel rank."""
+        return self.async_generate(rollout_id).result()
+
+    def eval(self, rollout_id: int) -> None:
+        """Evaluates after ``rollout_id`` rollouts of training."""
+        with self._log.phase("eval"):
+            metrics = self._call("eval", rollout_id, timeout=self._args.rollout_timeout + _GRACE)
+        self._log.eval(rollout_id, metrics)
+
+    def set_train_parallel_config(self, config: dict[str, int]) -> None:
+        self._call("set_train_parallel_config", config)
+
+    def updatable_engines(self) -> list[EngineEndpoint]:
+        return self._call("updatable_engines", timeout=self._args.engine_startup_timeout + _GRACE)
+
+    def weights_updated(self, version: int) -> None:
+        self._call("weights_updated", version)
+
+    def offload(self) -> None:
+        if self._needs_offload:
+            self._call("offload")
+
+    def onload_weights(self) -> None:
+        if self._needs_offload:
+            self._call("onload", ["weights"])
+
+    def onload_kv(self) -> None:
+        if self._needs_offload:
+            self._call("onload", ["kv_cache", "cuda_graph"])
+
+    def shutdown(self) -> None:
+        """Stops engines and router; an unfinished rollout is lost."""
+        try:
+            self._call("dispose", timeout=_STOP_TIMEOUT)
+        finally:
+            ray.kill(self._manager)
+
+    def _call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
+        ref = getattr(self._manager, method).remote(*arguments)
+        return wait_one(ref, f"rollout manager: {method}", timeout or self._args.engine_startup_timeout)
+
+
+class PendingRollout:
+    """A rollout under way."""
+
+    def __init__(self, ref: ray.ObjectRef, rollout_id: int, args: Namespace, log: RunLog) -> None:
+        self._ref, self._id, self._log = ref, rollout_id, log
+        self._timeout = args.rollout_timeout + _GRACE
+        self._refs: Sequence[ray.ObjectRef] | None = None
+
+    def result(self) -> Sequence[ray.ObjectRef]:
+        """Waits for the rollout; its metrics are logged the first time."""
+        if self._refs is None:
+            with self._log.phase("rollout_wait"):
+                self._refs, metrics = wait_one(self._ref, f"rollout {self._id}", self._timeout)
+            self._log.rollout(self._id, metrics)
+        return self._refs

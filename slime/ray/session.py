@@ -1,0 +1,91 @@
+"""From the command line to a running loop, and back to an empty machine."""
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Callable
+from types import FrameType
+
+from slime.utils.arguments import parse_args
+
+logger = logging.getLogger(__name__)
+
+Loop = Callable[..., None]
+
+
+def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: None) -> None:
+    """Parses the command line, runs ``loop(args, actor, rollout, log)`` and exits.
+
+    Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
+    cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C, 143 after SIGTERM).
+
+    Args:
+        refuse: says in one line why this loop cannot run with these flags, or None; exits with 2.
+    """
+    args = parse_args()
+    if message := refuse(args):
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    try:
+        status = _run(args, loop)
+    except SystemExit as exit_:
+        status = int(exit_.code or 0)
+    _leave(status)
+
+
+def _run(args: Namespace, loop: Loop) -> int:
+    try:
+        _session(args, loop)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        traceback.print_exc()
+        print(f"\nerror: {cause(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _session(args: Namespace, loop: Loop) -> None:
+    # Ray and the groups are imported late: bad flags are answered without waiting for them.
+    from slime.observability.run_log import RunLog
+    from slime.observability.tracking import init_tracking
+    from slime.ray.cluster import ray_cluster
+    from slime.ray.setup import running_groups
+
+    with ray_cluster(args):
+        tracker = init_tracking(args)
+        try:
+            log = RunLog(tracker)
+            with running_groups(args, log) as groups:
+                log.start_loop()
+                loop(args, groups.actor, groups.rollout, log)
+        finally:
+            tracker.finish()
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, as one line: the first line of the innermost error of Ray's wrappings."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    headline = text.splitlines()[0]
+    return headline if isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {headline}"
+
+
+def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+def _leave(status: int) -> None:
+    """Exits without waiting for foreign threads (Ray's, wandb's), which may outlive a failed run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

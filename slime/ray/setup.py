@@ -1,0 +1,51 @@
+"""Who shares what is decided here, once; the loops then treat every layout alike."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from slime.observability.run_log import RunLog
+from slime.ray.actor_group import RayTrainGroup
+from slime.ray.placement_group import create_placement_groups
+from slime.ray.rollout_group import RolloutGroup
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The two sides of a run, ready to work."""
+
+    actor: RayTrainGroup
+    rollout: RolloutGroup
+
+
+@contextmanager
+def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
+    """Places, starts and connects both sides, and stops them on exit.
+
+    Engines and trainer start side by side, as each takes long: the first wait comes when all have
+    been started.
+    """
+    placement = create_placement_groups(args)
+    rollout = RolloutGroup(
+        args, placement.rollout, len(placement.actor), log, needs_offload=args.offload_rollout
+    )
+    actor: RayTrainGroup | None = None
+    try:
+        actor = RayTrainGroup(
+            args,
+            placement.actor,
+            rollout,
+            log,
+            with_ref=args.kl_coef != 0 or args.use_kl_loss,
+            needs_offload=args.offload_train,
+        )
+        rollout.wait_ready()
+        actor.wait_ready()
+        rollout.load(actor.start_rollout_id - 1)
+        yield Groups(actor, rollout)
+    finally:
+        if actor is not None:
+            actor.shutdown()
+        rollout.shutdown()
+        placement.release()

@@ -1,0 +1,68 @@
+"""What rollout functions return, and the error that ends a rollout."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from slime.utils.types import Sample
+
+
+class RolloutError(RuntimeError):
+    """A rollout cannot go on; the message says which function failed on which sample, or what is missing."""
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """Groups of samples to train on; a sample that was split is a list inside its group."""
+
+    samples: list[Any]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """Per eval set: ``rewards`` and ``truncated`` (one per sample) and ``samples``."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+def call_rollout_fn(
+    fn: Callable[..., Any], *args: Any, evaluation: bool, **kwargs: Any
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Call a rollout function and wrap the bare list or dict that an older one returns."""
+    output = fn(*args, evaluation=evaluation, **kwargs)
+    if isinstance(output, RolloutFnEvalOutput if evaluation else RolloutFnTrainOutput):
+        return output
+    if evaluation and isinstance(output, dict):
+        return RolloutFnEvalOutput(data=output)
+    if not evaluation and isinstance(output, list):
+        return RolloutFnTrainOutput(samples=output)
+    wanted = "RolloutFnEvalOutput or a dict" if evaluation else "RolloutFnTrainOutput or a list"
+    raise RolloutError(f"{describe(fn)} returned {type(output).__name__}, expected {wanted}")
+
+
+def describe(fn: Callable[..., Any]) -> str:
+    """The dotted path of a function, for messages."""
+    return f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+
+
+@contextmanager
+def blame(fn: Callable[..., Any], samples: Sample | list[Sample]) -> Iterator[None]:
+    """Turn what a user's function raises into a RolloutError that names function and sample."""
+    try:
+        yield
+    except RolloutError:
+        raise
+    except Exception as error:
+        raise RolloutError(
+            f"{describe(fn)} failed on {name_samples(samples)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def name_samples(samples: Sample | list[Sample]) -> str:
+    """``sample 17 of group 2``, or a list of samples in short."""
+    if isinstance(samples, Sample):
+        return f"sample {samples.index} of group {samples.group_index}"
+    return f"samples {[sample.index for sample in samples]}"

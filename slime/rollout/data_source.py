@@ -1,0 +1,235 @@
+"""Where prompts come from, in an order that a restart continues exactly."""
+
+import copy
+import logging
+import os
+import pickle
+from abc import ABC, abstractmethod
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.rollout.ledger import Ledger
+from slime.utils.data import Dataset
+from slime.utils.misc import load_function
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+Group = list[Sample]
+
+
+class DataSource(ABC):
+    """Gives out groups of samples that share a prompt; takes unfinished ones back."""
+
+    @abstractmethod
+    def get_samples(self, num_samples: int) -> list[Group]:
+        """``num_samples`` groups."""
+
+    @abstractmethod
+    def add_samples(self, samples: list[Group]) -> None:
+        """Take groups back for a later ``get_samples``."""
+
+    @abstractmethod
+    def save(self, rollout_id: int) -> None:
+        """Write the state after this rollout."""
+
+    @abstractmethod
+    def load(self, rollout_id: int | None = None) -> None:
+        """Restore the state after this rollout, if it was saved."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Prompts in one epoch."""
+
+
+class RolloutDataSource(DataSource):
+    """Prompts of ``--prompt-data``, epoch after epoch, each copied into a group of samples."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.epoch_id = 0
+        self.sample_offset = 0
+        self.sample_group_index = 0
+        self.sample_index = 0
+        self.metadata: dict[str, Any] = {}
+        self.ledger = Ledger()
+        self.dataset = self._load_dataset() if args.rollout_global_dataset else None
+        self._shuffle()
+
+    def _load_dataset(self) -> Dataset:
+        args = self.args
+        if args.prompt_data is None:
+            raise ValueError(
+                "--prompt-data: not given, expected a file (or pass --disable-rollout-global-dataset)"
+            )
+        tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
+        if getattr(args, "dump_details", None):
+            tokenizer.save_pretrained(Path(args.dump_details) / "tokenizer")
+        return Dataset(
+            args.prompt_data,
+            tokenizer,
+            max_length=args.rollout_max_prompt_len,
+            prompt_key=args.input_key,
+            label_key=args.label_key,
+            tool_key=args.tool_key,
+            metadata_key=args.metadata_key,
+            seed=args.rollout_seed,
+            apply_chat_template=args.apply_chat_template,
+            apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+        )
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.dataset is not None else 0
+
+    def get_buffer_length(self) -> int:
+        """Groups that were handed back and wait."""
+        return 0
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.metadata
+
+    def update_metadata(self, metadata: dict[str, Any]) -> None:
+        self.metadata.update(metadata)
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        prompts = [Sample()] * num_samples if self.dataset is None else self._next_prompts(num_samples)
+        self.ledger.issued += num_samples
+        return [self._make_group(prompt) for prompt in prompts]
+
+    def add_samples(self, samples: list[Group]) -> None:
+        raise RuntimeError(f"{type(self).__name__} has no buffer to put {len(samples)} groups into")
+
+    def _next_prompts(self, count: int) -> list[Sample]:
+        assert self.dataset is not None
+        prompts: list[Sample] = []
+        while True:
+            taken = self.dataset.samples[self.sample_offset : self.sample_offset + count - len(prompts)]
+            prompts += taken
+            self.sample_offset += len(taken)
+            if len(prompts) == count:
+                return prompts
+            self.epoch_id += 1
+            self.sample_offset = 0
+            self._shuffle()
+
+    def _make_group(self, prompt: Sample) -> Group:
+        group = [copy.deepcopy(prompt) for _ in range(self.args.n_samples_per_prompt)]
+        for sample in group:
+            sample.group_index = self.sample_group_index
+            sample.index = self.sample_index
+            self.sample_index += 1
+        self.sample_group_index += 1
+        return group
+
+    def _shuffle(self) -> None:
+        if self.dataset is not None and self.args.rollout_shuffle:
+            self.dataset.shuffle(self.epoch_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position, counters and books as plain data, loadable with ``torch.load(weights_only=True)``."""
+        return {
+            "sample_offset": self.sample_offset,
+            "epoch_id": self.epoch_id,
+            "sample_group_index": self.sample_group_index,
+            "sample_index": self.sample_index,
+            "metadata": self.metadata,
+            "ledger": self.ledger.to_dict(),
+            "dataset_length": len(self),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of ``state_dict``.
+
+        Raises:
+            ValueError: the data has another number of prompts than when the state was saved.
+        """
+        if state["dataset_length"] != len(self):
+            raise ValueError(
+                f"--prompt-data {self.args.prompt_data}: {len(self)} prompts, but the run to resume had "
+                f"{state['dataset_length']}, so its position {state['sample_offset']} means nothing here"
+            )
+        self.sample_offset = state["sample_offset"]
+        self.epoch_id = state["epoch_id"]
+        self.sample_group_index = state["sample_group_index"]
+        self.sample_index = state["sample_index"]
+        self.metadata = state["metadata"]
+        self.ledger = Ledger(**state["ledger"])
+        self._shuffle()
+
+    def save(self, rollout_id: int) -> None:
+        if self.args.save is None:
+            return
+        path = state_path(self.args.save, rollout_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A reader must never see half a file, even if the run is killed while it writes.
+        partial = path.with_suffix(".partial")
+        torch.save(self.state_dict(), partial)
+        _check_loadable(partial)
+        os.replace(partial, path)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        if self.args.load is None or rollout_id is None or rollout_id < 0:
+            return
+        path = state_path(self.args.load, rollout_id)
+        if not path.exists():
+            logger.warning("no data source state in %s: prompts start from the beginning", path)
+            return
+        self.load_state_dict(torch.load(path, weights_only=True))
+
+
+def _check_loadable(path: Path) -> None:
+    """Find out now, not at the restart, that user code put something into a sample that cannot come back."""
+    try:
+        torch.load(path, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: buffered samples or metadata hold more than plain data and tensors ({error})"
+        ) from error
+
+
+def state_path(directory: str, rollout_id: int) -> Path:
+    """Where the state after a rollout lies under a ``--save`` directory."""
+    return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+
+
+class RolloutDataSourceWithBuffer(RolloutDataSource):
+    """Gives out groups that were handed back before it takes new prompts. The buffer is saved too."""
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(args)
+        self.buffer: list[Group] = []
+        self._choose = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
+
+    def get_samples(self, num_samples: int) -> list[Group]:
+        groups = self._choose(self.args, None, self.buffer, num_samples) if self.buffer else []
+        return groups + super().get_samples(num_samples - len(groups))
+
+    def add_samples(self, samples: list[Group]) -> None:
+        for group in samples:
+            if not isinstance(group, list) or len(group) != self.args.n_samples_per_prompt:
+                found = f"{len(group)} samples" if isinstance(group, list) else type(group).__name__
+                raise ValueError(
+                    f"a group is a list of {self.args.n_samples_per_prompt} samples, found {found}"
+                )
+        self.buffer += samples
+
+    def get_buffer_length(self) -> int:
+        return len(self.buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        buffer = [[sample.to_dict() for sample in group] for group in self.buffer]
+        return super().state_dict() | {"buffer": buffer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
+
+
+def pop_first(args: Namespace, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+    """The oldest groups, taken out of the buffer."""
+    groups = buffer[:num_samples]
+    del buffer[:num_samples]
+    return groups

@@ -1,0 +1,123 @@
+"""Evaluation: every prompt of every eval set, with sampling parameters of its own."""
+
+import asyncio
+import copy
+from argparse import Namespace
+from typing import Any
+
+import orjson
+
+from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
+from slime.rollout.generate_state import GenerateState, params_for_sample
+from slime.rollout.generation import generate_and_rm
+from slime.rollout.sample_hooks import set_current_rollout_id
+from slime.utils.async_utils import gather_or_cancel
+from slime.utils.data import Dataset
+from slime.utils.types import Sample
+
+_datasets: dict[Any, Dataset] = {}
+
+
+async def eval_rollout(args: Namespace, rollout_id: int) -> RolloutFnEvalOutput:
+    """Evaluate on all of ``args.eval_datasets`` at once.
+
+    Raises:
+        RolloutError: user code failed on a sample, or ``args.rollout_timeout`` seconds have passed.
+    """
+    if args.group_rm:
+        raise RolloutError("--group-rm: not supported by evaluation, which scores samples one by one")
+    set_current_rollout_id(rollout_id)
+    GenerateState(args).reset()
+    try:
+        async with asyncio.timeout(args.rollout_timeout):
+            results = await gather_or_cancel(
+                eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets
+            )
+    except TimeoutError as error:
+        names = ", ".join(config.name for config in args.eval_datasets)
+        raise RolloutError(
+            f"evaluation of {names} at rollout {rollout_id} did not finish within {args.rollout_timeout:g} s "
+            "(args.rollout_timeout)"
+        ) from error
+    return RolloutFnEvalOutput(data={name: data for result in results for name, data in result.items()})
+
+
+async def eval_rollout_single_dataset(
+    args: Namespace, rollout_id: int, dataset_cfg: Any
+) -> dict[str, dict[str, Any]]:
+    """``{name: {rewards, truncated, samples}}`` of one eval set, in the order of its prompts."""
+    samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
+    params = eval_sampling_params(args, dataset_cfg)
+    results = await gather_or_cancel(
+        generate_and_rm(args, sample, params_for_sample(args, params, sample), evaluation=True)
+        for sample in samples
+    )
+    done = [s for result in results for s in (result if isinstance(result, list) else [result])]
+    key = args.eval_reward_key or args.reward_key
+    return {
+        dataset_cfg.name: {
+            "rewards": [_reward(sample, key) for sample in done],
+            "truncated": [sample.status == Sample.Status.TRUNCATED for sample in done],
+            "samples": done,
+        }
+    }
+
+
+def _reward(sample: Sample, key: str | None) -> Any:
+    if not key:
+        return sample.reward
+    if not isinstance(sample.reward, dict) or key not in sample.reward:
+        raise RolloutError(
+            f"--eval-reward-key {key}: eval sample {sample.index} has reward {sample.reward!r}"
+        )
+    return sample.reward[key]
+
+
+def _make_samples(dataset: Dataset, config: Any) -> list[Sample]:
+    samples: list[Sample] = []
+    for group_index, prompt in enumerate(dataset.samples):
+        for _ in range(config.n_samples_per_eval_prompt):
+            sample = copy.deepcopy(prompt)
+            sample.index = len(samples)
+            sample.group_index = group_index
+            sample.metadata = config.inject_metadata(sample.metadata)
+            sample.custom_rm_path = config.custom_rm_path
+            sample.generate_function_path = config.custom_generate_function_path
+            samples.append(sample)
+    return samples
+
+
+def eval_sampling_params(args: Namespace, config: Any) -> dict[str, Any]:
+    """``sampling_params`` of /generate for an eval set; what it leaves open is as in training."""
+    params = dict(GenerateState(args).sampling_params)
+    own = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "max_new_tokens": config.max_response_len,
+        "stop": config.stop,
+        "stop_token_ids": config.stop_token_ids,
+        "skip_special_tokens": config.skip_special_tokens,
+        "no_stop_trim": config.no_stop_trim,
+        "repetition_penalty": config.repetition_penalty,
+        "min_new_tokens": config.min_new_tokens,
+    }
+    return params | {key: value for key, value in own.items() if value is not None}
+
+
+def _load_dataset(args: Namespace, config: Any) -> Dataset:
+    template_kwargs = config.apply_chat_template_kwargs or {}
+    key = (*config.cache_key, args.hf_checkpoint, config.apply_chat_template, orjson.dumps(template_kwargs))
+    if key not in _datasets:
+        _datasets[key] = Dataset(
+            config.path,
+            GenerateState(args).tokenizer,
+            max_length=args.eval_max_prompt_len,
+            prompt_key=config.input_key,
+            label_key=config.label_key,
+            tool_key=config.tool_key,
+            metadata_key=config.metadata_key,
+            apply_chat_template=config.apply_chat_template,
+            apply_chat_template_kwargs=template_kwargs,
+        )
+    return _datasets[key]

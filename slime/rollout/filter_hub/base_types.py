@@ -1,0 +1,53 @@
+"""What a dynamic filter says about a group, and the count of what it dropped."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class DynamicFilterOutput:
+    """Whether to keep a group.
+
+    ``keep_when_insufficient``: a group not worth keeping is still better than generating a new one.
+    """
+
+    keep: bool
+    reason: str | None = None
+    keep_when_insufficient: bool = False
+
+
+def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
+    """Apply a filter; without one every group is kept, and a bare bool is wrapped."""
+    if fn is None:
+        return DynamicFilterOutput(keep=True)
+    output = fn(*args, **kwargs)
+    return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
+
+
+def should_drop_dynamic_filter_output(
+    output: DynamicFilterOutput, *, remaining_batch_size: int, target_data_size: int
+) -> bool:
+    """Whether the group goes.
+
+    Args:
+        remaining_batch_size: groups kept so far or still in flight, this one included.
+        target_data_size: groups that the rollout needs.
+    """
+    if output.keep:
+        return False
+    return not (output.keep_when_insufficient and remaining_batch_size <= target_data_size)
+
+
+class MetricGatherer:
+    """Counts dropped groups by reason."""
+
+    def __init__(self) -> None:
+        self._drops: Counter[str] = Counter()
+
+    def on_dynamic_filter_drop(self, reason: str | None) -> None:
+        self._drops[reason or "unspecified"] += 1
+
+    def collect(self) -> dict[str, int]:
+        return {f"rollout/dynamic_filter/drop_{reason}": count for reason, count in self._drops.items()}

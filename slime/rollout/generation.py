@@ -1,0 +1,161 @@
+"""From a sample with a prompt to one with a response and a reward."""
+
+import inspect
+import uuid
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.generate_state import GenerateState, params_for_sample
+from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.utils.async_utils import gather_or_cancel
+from slime.utils.http_utils import post
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+# Of a second each, on top of the router's own: long enough for a worker to come back, short enough
+# for a dead router to be reported within half a minute.
+_GENERATE_RETRIES = 20
+_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+
+
+def get_model_url(args: Namespace, model_name: str = "default", endpoint: str = "/generate") -> str:
+    """URL of an endpoint on the router of a model."""
+    routers = getattr(args, "sglang_model_routers", None) or {}
+    routers = {"default": (args.sglang_router_ip, args.sglang_router_port)} | routers
+    if model_name not in routers:
+        raise ValueError(f"no router for model {model_name!r}, found {', '.join(routers)}")
+    ip, port = routers[model_name]
+    return f"http://{ip}:{port}{endpoint}"
+
+
+async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Let the engine answer a prompt, or go on with a response that was aborted.
+
+    ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included.
+    """
+    if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
+        raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
+    if not sample.tokens:
+        sample.tokens = GenerateState(args).encode_prompt(sample)
+    params = {key: value for key, value in sampling_params.items() if value is not None}
+    params["max_new_tokens"] -= sample.response_length
+    if params["max_new_tokens"] <= 0:
+        sample.status = Sample.Status.TRUNCATED
+        return sample
+    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    output = await post(
+        get_model_url(args), payload, _GENERATE_RETRIES, headers=_routing_headers(args, sample)
+    )
+    tokens, log_probs = read_output_tokens(output)
+    sample.append_response_tokens(
+        args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output["text"]
+    )
+    return sample
+
+
+def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Ids and log-probs, of equal length, from an answer of /generate; empty if aborted at once."""
+    triples = output["meta_info"].get("output_token_logprobs") or []
+    return [triple[1] for triple in triples], [triple[0] for triple in triples]
+
+
+def _routing_headers(args: Namespace, sample: Sample) -> dict[str, str] | None:
+    if getattr(args, "router_policy", None) == "consistent_hashing" and sample.session_id:
+        return {"X-SMG-Routing-Key": sample.session_id}
+    return None
+
+
+async def generate_and_rm(
+    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Generate for one sample, run the sample hooks and, unless the group is scored as one, the reward.
+
+    A custom generate function may split the sample into a list. A sample that is finished already
+    comes back as it is.
+    """
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
+        sample.loss_mask = [0] * sample.response_length
+    if sample.status in _FINISHED:
+        if sample.reward is None and not args.group_rm:
+            raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
+        return sample
+    state = GenerateState(args)
+    async with state.semaphore:
+        if state.aborted:
+            sample.status = Sample.Status.ABORTED
+            return sample
+        result = await _generate_one(args, sample, sampling_params, evaluation)
+        result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
+    if not state.aborted:
+        _refuse_aborted(result)
+    if not args.group_rm:
+        await _score(args, result)
+    return result
+
+
+async def _generate_one(
+    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+) -> Sample | list[Sample]:
+    path = sample.generate_function_path or args.custom_generate_function_path
+    function: Callable[..., Any] = load_function(path) if path else generate
+    takes_evaluation = "evaluation" in inspect.signature(function).parameters
+    kwargs = {"evaluation": evaluation} if takes_evaluation else {}
+    with blame(function, sample):
+        result = await function(args, sample, sampling_params, **kwargs)
+    samples = _as_list(result)
+    if not samples or not all(isinstance(item, Sample) for item in samples):
+        raise RolloutError(
+            f"{describe(function)} returned {result!r:.100} for {name_samples(sample)}, "
+            "expected a Sample or a list of Samples"
+        )
+    return result
+
+
+def _refuse_aborted(result: Sample | list[Sample]) -> None:
+    for sample in _as_list(result):
+        if sample.status == Sample.Status.ABORTED:
+            raise RolloutError(f"{name_samples(sample)} was aborted, though the rollout did not ask for it")
+
+
+async def _score(args: Namespace, result: Sample | list[Sample]) -> None:
+    samples = _as_list(result)
+    if any(sample.status == Sample.Status.ABORTED for sample in samples):
+        return
+    unscored = [sample for sample in samples if sample.reward is None]
+    if isinstance(result, Sample):
+        if unscored:
+            result.reward = await async_rm(args, result)
+        return
+    for sample, reward in zip(unscored, await batched_async_rm(args, unscored), strict=True):
+        sample.reward = reward
+
+
+async def generate_and_rm_group(
+    args: Namespace, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+) -> list[Sample | list[Sample]]:
+    """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
+
+    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward.
+    """
+    state = GenerateState(args)
+    if state.aborted:
+        return list(group)
+    for sample in group:
+        if sample.session_id is None:
+            sample.session_id = str(uuid.uuid4())
+    results = await gather_or_cancel(
+        generate_and_rm(args, sample, params_for_sample(args, sampling_params, sample), evaluation)
+        for sample in group
+    )
+    if args.group_rm and not state.aborted:
+        samples = [sample for result in results for sample in _as_list(result)]
+        for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
+            sample.reward = reward
+    return results
+
+
+def _as_list(result: Any) -> list[Sample]:
+    return result if isinstance(result, list) else [result]

@@ -1,0 +1,72 @@
+"""Rewards: which function scores a sample, by dotted path or by ``--rm-type``."""
+
+import asyncio
+import inspect
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.rm_hub.registry import score_by_type
+from slime.rollout.rm_hub.remote import remote_rm
+from slime.utils.async_utils import gather_or_cancel
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+__all__ = ["async_rm", "batched_async_rm", "remote_rm"]
+
+
+async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
+    """The reward of a sample.
+
+    In order of precedence: ``sample.custom_rm_path``, ``--custom-rm-path``, ``rm_type`` in the sample's
+    metadata, ``--rm-type``.
+
+    Raises:
+        RolloutError: the function failed or returned None; a missing reward is never 0.
+        NotImplementedError: no reward function is named, or an unknown type.
+    """
+    path = sample.custom_rm_path or args.custom_rm_path
+    if path:
+        function = load_function(path)
+        with blame(function, sample):
+            reward = await _call_off_loop(function, args, sample, **kwargs)
+    else:
+        function = score_by_type
+        rm_type = sample.metadata.get("rm_type") or args.rm_type
+        with blame(function, sample):
+            reward = await function(args, sample, rm_type)
+    if reward is None:
+        raise RolloutError(
+            f"{describe(function)} returned None for {name_samples(sample)}, expected a reward"
+        )
+    return reward
+
+
+async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any) -> list[Any]:
+    """One reward per sample; ``--custom-rm-path`` gets the whole list in one call.
+
+    Raises:
+        RolloutError: as for ``async_rm``, or the number of rewards is wrong.
+    """
+    if not samples:
+        return []
+    if not args.custom_rm_path or any(sample.custom_rm_path for sample in samples):
+        return await gather_or_cancel(async_rm(args, sample, **kwargs) for sample in samples)
+    function = load_function(args.custom_rm_path)
+    with blame(function, samples):
+        rewards = list(await _call_off_loop(function, args, samples, **kwargs))
+    if len(rewards) != len(samples) or any(reward is None for reward in rewards):
+        raise RolloutError(
+            f"{describe(function)} returned {rewards!r:.200} for {name_samples(samples)}, "
+            f"expected {len(samples)} rewards"
+        )
+    return rewards
+
+
+async def _call_off_loop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await an async function; run a plain one in a thread, since it would stall all generation."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    result = await asyncio.to_thread(function, *args, **kwargs)
+    return await result if inspect.isawaitable(result) else result

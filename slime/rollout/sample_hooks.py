@@ -1,0 +1,43 @@
+"""``--rollout-sample-hook-path``: user functions that see each sample once it is generated."""
+
+import inspect
+from argparse import Namespace
+from contextvars import ContextVar
+from typing import Any
+
+from slime.rollout.base_types import RolloutError, blame, describe
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+_current_rollout_id: ContextVar[int | None] = ContextVar("current_rollout_id", default=None)
+
+
+def set_current_rollout_id(rollout_id: int) -> None:
+    """Name the rollout that tasks started from here belong to."""
+    _current_rollout_id.set(rollout_id)
+
+
+async def apply_rollout_sample_hooks(args: Namespace, value: Any, *, evaluation: bool = False) -> Any:
+    """Run all hooks in order on a sample, or on each in a (nested) list of samples, keeping the nesting.
+
+    A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async; it returns the sample to
+    go on with, or None if it changed the one it got.
+    """
+    if isinstance(value, list):
+        return [await apply_rollout_sample_hooks(args, item, evaluation=evaluation) for item in value]
+    for path in args.rollout_sample_hook_path:
+        value = await _apply(path, args, value, evaluation)
+    return value
+
+
+async def _apply(path: str, args: Namespace, sample: Sample, evaluation: bool) -> Sample:
+    hook = load_function(path)
+    with blame(hook, sample):
+        result = hook(args, sample, rollout_id=_current_rollout_id.get(), evaluation=evaluation)
+        if inspect.isawaitable(result):
+            result = await result
+    if result is None:
+        return sample
+    if not isinstance(result, Sample):
+        raise RolloutError(f"{describe(hook)} returned {type(result).__name__}, expected a Sample or None")
+    return result

@@ -1,0 +1,55 @@
+"""Supervised fine-tuning: "rollouts" that come from the data, with loss masks, and need no engine."""
+
+from argparse import Namespace
+from functools import cache
+from typing import Any
+
+from slime.rollout.base_types import RolloutError, name_samples
+from slime.rollout.ledger import RolloutAccount
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+
+
+def generate_rollout(
+    args: Namespace, rollout_id: int, data_buffer: Any, evaluation: bool = False
+) -> list[list[Sample]]:
+    """``--rollout-batch-size`` groups of one sample, its prompt being a list of chat messages.
+
+    The response of a sample begins at the first token that is trained on.
+    """
+    if evaluation:
+        raise RolloutError(
+            "--rollout-function-path slime.rollout.sft_rollout.generate_rollout cannot evaluate: "
+            "pass --eval-function-path slime.rollout.sglang_rollout.generate_rollout"
+        )
+    if args.n_samples_per_prompt != 1:
+        raise RolloutError(f"--n-samples-per-prompt {args.n_samples_per_prompt}: expected 1 for SFT")
+    masks = _mask_generator(args.hf_checkpoint, args.loss_mask_type, args.trust_remote_code)
+    account = RolloutAccount(data_buffer)
+    groups = account.take(args.rollout_batch_size)
+    for (sample,) in groups:
+        _fill(sample, masks)
+    account.trained += len(groups)
+    account.close()
+    return groups
+
+
+@cache
+def _mask_generator(path: str, mask_type: str, trust_remote_code: bool) -> MultiTurnLossMaskGenerator:
+    return MultiTurnLossMaskGenerator(load_tokenizer(path, trust_remote_code), mask_type)
+
+
+def _fill(sample: Sample, masks: MultiTurnLossMaskGenerator) -> None:
+    if not isinstance(sample.prompt, list):
+        raise RolloutError(
+            f"{name_samples(sample)}: the prompt is {type(sample.prompt).__name__}, expected a message list "
+            "(--input-key names the field; SFT goes without --apply-chat-template)"
+        )
+    sample.tokens, mask = masks.get_loss_mask(sample.prompt, sample.metadata.get("tools"))
+    (sample.response_length,) = masks.get_response_lengths([mask])
+    if sample.response_length == 0:
+        raise RolloutError(f"{name_samples(sample)}: no token to train on in {sample.prompt!r:.200}")
+    sample.loss_mask = mask[-sample.response_length :]
+    sample.status = Sample.Status.COMPLETED
+    sample.reward = 0

@@ -1,0 +1,152 @@
+"""Flags declared as dataclass fields: one field is one flag, its type decides how it is parsed.
+
+    @dataclass(frozen=True)
+    class ClusterArgs:
+        actor_num_nodes: int = flag(1, help="trainer nodes")
+        colocate: bool = flag(False, help="trainer and engines share GPUs")
+
+``int``, ``float``, ``str`` and ``Literal`` take one value, ``bool`` is a switch that flips its default,
+``bool | None`` is a ``--x / --no-x`` pair, ``list[T]`` takes several values, ``dict`` takes a JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One command-line flag, whatever declared it.
+
+    Attributes:
+        dest: name of the attribute on ``args``.
+        names: option strings; the first one is used in messages.
+        type: Python type of the value, possibly ``T | None``.
+        supported: the values this version can honour, None for all of them.
+        wanted: what to use instead of an unsupported value, when that is not one of ``supported``.
+        append: the option may be repeated, one value each time.
+        dotted_path: the value names Python code.
+        const: the value of a switch without one of its own, where True or False would mislead.
+    """
+
+    dest: str
+    names: tuple[str, ...]
+    type: Any
+    default: Any
+    help: str
+    choices: tuple[Any, ...] | None = None
+    supported: tuple[Any, ...] | None = None
+    wanted: str = ""
+    required: bool = False
+    append: bool = False
+    dotted_path: bool = False
+    const: Any = None
+
+
+def flag(default: Any = None, *, help: str, names: Sequence[str] = (), **options: Any) -> Any:
+    """A dataclass field that is also a flag; ``options`` are fields of :class:`Flag`.
+
+    Without ``names`` the option string is ``--`` and the field name with dashes.
+    """
+    metadata = {"flag": {"help": help, "names": tuple(names), **options}}
+    if options.get("required"):
+        return dataclasses.field(metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def path_flag(help: str, default: str | None = None, **options: Any) -> Any:
+    """A flag that takes the dotted path of a Python object."""
+    return flag(default, help=help, dotted_path=True, **options)
+
+
+def refused(default: Any = None, *, help: str, wanted: str = "leave it out", **options: Any) -> Any:
+    """A flag of the reference that this version refuses unless it has its default value."""
+    return flag(default, help=help, supported=(default,), wanted=wanted, **options)
+
+
+def option_string(dest: str, prefix: str = "") -> str:
+    """``--sglang-dtype`` for dest ``dtype`` and prefix ``sglang``."""
+    return "--" + "-".join(part for part in (prefix, dest.replace("_", "-")) if part)
+
+
+def flags_of(cls: type, prefix: str = "") -> Iterator[Flag]:
+    """The flags a dataclass declares, in order; a prefix goes before names and dests."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        options = dict(field.metadata["flag"])
+        names = options.pop("names") or (option_string(field.name),)
+        if prefix:
+            names = tuple(option_string(name.removeprefix("--"), prefix) for name in names)
+        default = None if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        dest = f"{prefix}_{field.name}" if prefix else field.name
+        yield Flag(dest=dest, names=names, type=hints[field.name], default=default, **options)
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """``(T, True)`` for ``T | None``, else ``(hint, False)``."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    members = [member for member in get_args(hint) if member is not type(None)]
+    if len(members) != 1:
+        raise TypeError(f"a flag cannot be one of several types: {hint}")
+    return members[0], True
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parser of flags that take a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"wanted a JSON object, found {text!r} ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"wanted a JSON object, found {text!r}")
+    return value
+
+
+def _literal_reader(choices: tuple[Any, ...]) -> Callable[[str], Any]:
+    by_text = {str(choice): choice for choice in choices}
+    return lambda text: by_text.get(text, text)
+
+
+def _bool_keywords(optional: bool, default: Any) -> dict[str, Any]:
+    if optional:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"action": "store_false" if default else "store_true"}
+
+
+def argparse_keywords(spec: Flag) -> dict[str, Any]:
+    """Keyword arguments of ``parser.add_argument`` for a flag."""
+    base, optional = without_none(spec.type)
+    if spec.const is not None:
+        return {"dest": spec.dest, "default": None, "help": spec.help, "action": "store_const", "const": spec.const}
+    keywords: dict[str, Any] = {"dest": spec.dest, "default": spec.default, "help": spec.help.replace("%", "%%")}
+    if base is bool:
+        return keywords | _bool_keywords(optional, spec.default)
+    if spec.required:
+        keywords["required"] = True
+    choices = spec.choices
+    if get_origin(base) is list:
+        keywords["nargs"] = None if spec.append else "+"
+        if spec.append:
+            keywords["action"] = "append"
+        base = get_args(base)[0]
+    if get_origin(base) is Literal:
+        choices = get_args(base)
+        base = _literal_reader(choices)
+    if base is dict or get_origin(base) is dict:
+        base = json_object
+    return keywords | {"type": base, "choices": choices}
+
+
+def add_flags(parser: Any, specs: Sequence[Flag]) -> None:
+    """Adds flags to an ``ArgumentParser`` or a group of one."""
+    for spec in specs:
+        parser.add_argument(*spec.names, **argparse_keywords(spec))

@@ -1,0 +1,45 @@
+"""Running coroutines from synchronous code, on one event loop that lives in a background thread."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@cache
+def get_async_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process's background thread; started at the first call."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="slime-event-loop", daemon=True).start()
+    return loop
+
+
+def run(coro: Coroutine[Any, Any, T]) -> T:
+    """Wait for ``coro`` on the background loop; cancel it if the wait is interrupted."""
+    future = asyncio.run_coroutine_threadsafe(coro, get_async_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def gather_or_cancel(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Like ``asyncio.gather``, but the first failure cancels the others before it is raised."""
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await cancel_all(tasks)
+        raise
+
+
+async def cancel_all(tasks: Iterable["asyncio.Future[Any]"]) -> None:
+    """Cancel tasks and wait until each has ended, whatever it ends with."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

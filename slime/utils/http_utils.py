@@ -1,0 +1,239 @@
+"""Ports, addresses, and the asynchronous HTTP client of the rollout code.
+
+init_http_client(args)
+output = await post(f"{router_url}/generate", {"input_ids": [1, 2], "sampling_params": {}})
+"""
+
+import asyncio
+import ipaddress
+import os
+import socket
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+import orjson
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
+
+RETRY_PAUSE_S = 1.0
+CONNECT_TIMEOUT_S = 30.0
+KEEPALIVE_S = 2.0
+"""Idle connections are dropped before uvicorn, after 5 s, drops them while a request is on its way."""
+HIGHEST_PORT = 65535
+ERROR_BODY_CHARACTERS = 2000
+
+
+class HttpStatusError(RuntimeError):
+    """A server answered with a status of 400 or more.
+
+    Attributes:
+        url: what was asked.
+        status: the HTTP status code.
+        body: the start of the answer.
+    """
+
+    def __init__(self, method: str, url: str, status: int, body: str) -> None:
+        super().__init__(method, url, status, body)
+        self.method = method
+        self.url = url
+        self.status = status
+        self.body = body
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.url}: HTTP {self.status}: {self.body}"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later: server errors and "too many requests"."""
+        return self.status >= 500 or self.status == 429
+
+
+@dataclass
+class _ClientSettings:
+    """What every client of this process is made with; one client per event loop, as httpx requires."""
+
+    max_connections: int = 512
+    headers: dict[str, str] = field(default_factory=dict)
+    clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = field(
+        default_factory=WeakKeyDictionary
+    )
+
+
+_settings = _ClientSettings()
+
+
+def get_rollout_num_engines(args: Namespace) -> int:
+    """Engines that the rollout GPUs make, at least 1."""
+    return max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
+
+
+def init_http_client(args: Namespace, api_key: str | None = None) -> None:
+    """Sets the connection limit, ``sglang_server_concurrency`` per engine, and the key that requests carry.
+
+    Clients made earlier are dropped.
+    """
+    global _settings
+    limit = args.sglang_server_concurrency * get_rollout_num_engines(args)
+    _settings = _ClientSettings(limit, bearer_header(api_key or getattr(args, "sglang_api_key", None)))
+
+
+def bearer_header(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def post(
+    url: str,
+    payload: Mapping[str, Any] | None,
+    max_retries: int = 60,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
+    """POSTs JSON and returns the decoded answer: parsed JSON, else text.
+
+    Connection errors, 5xx and 429 are retried ``max_retries`` times with pauses of a second; other 4xx
+    never, since the same bad request would be refused again. An answer may take arbitrarily long.
+
+    Raises:
+        HttpStatusError: the last answer was an error.
+        httpx.TransportError: the server could not be reached; the message names the URL.
+    """
+    return await _request("POST", url, payload, max_retries, headers)
+
+
+async def get(url: str, max_retries: int = 60, headers: Mapping[str, str] | None = None) -> Any:
+    """GETs and returns the decoded answer; retries and errors as in :func:`post`."""
+    return await _request("GET", url, None, max_retries, headers)
+
+
+async def _request(
+    method: str,
+    url: str,
+    payload: Mapping[str, Any] | None,
+    max_retries: int,
+    headers: Mapping[str, str] | None,
+) -> Any:
+    content = None if payload is None else orjson.dumps(payload)
+    all_headers = {"Content-Type": "application/json", **_settings.headers, **(headers or {})}
+    retrying = AsyncRetrying(
+        stop=stop_after_attempt(max_retries + 1),
+        wait=wait_fixed(RETRY_PAUSE_S),
+        retry=retry_if_exception(_is_retryable),
+        reraise=True,
+    )
+    async for attempt in retrying:
+        with attempt:
+            try:
+                response = await _client().request(method, url, content=content, headers=all_headers)
+            except httpx.TransportError as error:
+                raise type(error)(f"{method} {url}: {error or type(error).__name__}") from error
+            return _decoded(method, url, response)
+    raise AssertionError("unreachable: tenacity re-raises the last error")
+
+
+def _is_retryable(error: BaseException) -> bool:
+    if isinstance(error, HttpStatusError):
+        return error.retryable
+    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
+
+
+def _decoded(method: str, url: str, response: httpx.Response) -> Any:
+    if response.status_code >= 400:
+        body = response.text[:ERROR_BODY_CHARACTERS]
+        raise HttpStatusError(method, url, response.status_code, body)
+    if response.headers.get("content-type", "").startswith("application/json"):
+        return orjson.loads(response.content)
+    return response.text
+
+
+def _client() -> httpx.AsyncClient:
+    """This event loop's client. It ignores proxy variables: engines are never behind a proxy."""
+    loop = asyncio.get_running_loop()
+    client = _settings.clients.get(loop)
+    if client is None:
+        limit = _settings.max_connections
+        client = httpx.AsyncClient(
+            limits=_limits(limit),
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+        _settings.clients[loop] = client
+    return client
+
+
+def _limits(connections: int) -> httpx.Limits:
+    return httpx.Limits(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEPALIVE_S
+    )
+
+
+def is_port_available(port: int, host: str = "") -> bool:
+    """Whether a server could listen on the port; the empty host stands for all interfaces."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def find_available_port(base: int, consecutive: int = 1) -> int:
+    """The first port from ``base`` upwards such that it and the following ones are free.
+
+    Raises:
+        RuntimeError: there is none up to 65535.
+    """
+    run = 0
+    for port in range(base, HIGHEST_PORT + 1):
+        run = run + 1 if is_port_available(port) else 0
+        if run == consecutive:
+            return port - consecutive + 1
+    raise RuntimeError(f"no {consecutive} consecutive free ports between {base} and {HIGHEST_PORT}")
+
+
+def get_host_info() -> tuple[str, str]:
+    """Host name and the address under which other nodes reach this one.
+
+    ``SLIME_HOST_IP`` overrides the address; ``SLIME_PREFER_IPV6`` (1, true, yes) prefers IPv6.
+    """
+    hostname = socket.gethostname()
+    if configured := os.environ.get("SLIME_HOST_IP"):
+        return hostname, configured
+    prefer_ipv6 = os.environ.get("SLIME_PREFER_IPV6", "").lower() in ("1", "true", "yes")
+    families = (socket.AF_INET6, socket.AF_INET) if prefer_ipv6 else (socket.AF_INET, socket.AF_INET6)
+    for family in families:
+        if address := _routed_address(family):
+            return hostname, address
+    return hostname, "127.0.0.1"
+
+
+def _routed_address(family: socket.AddressFamily) -> str | None:
+    """The address of the interface that leads outside. Connecting a UDP socket sends no packet."""
+    outside = "2001:4860:4860::8888" if family == socket.AF_INET6 else "8.8.8.8"
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 80))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host; names other than localhost count as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def wrap_ipv6(host: str) -> str:
+    """The host as it stands in a URL: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def http_url(host: str, port: int) -> str:
+    return f"http://{wrap_ipv6(host)}:{port}"

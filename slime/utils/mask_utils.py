@@ -1,0 +1,167 @@
+"""Which tokens of a conversation a model is trained on."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+IdsAndMask = tuple[list[int], list[int]]
+
+_DUMMY_USER = {"role": "user", "content": "FOR CALCULATING LOSS MASK ONLY"}
+_DEEPSEEK_ASSISTANT = "<｜Assistant｜>"
+_CHATML_ASSISTANT = "<|im_start|>assistant\n"
+_CHATML_END = "<|im_end|>"
+
+
+def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
+    """For each mask, the number of tokens from its first 1 to its end; 0 without a 1."""
+    return [len(mask) - list(mask).index(1) if 1 in mask else 0 for mask in loss_masks]
+
+
+class MultiTurnLossMaskGenerator:
+    """Token ids and loss mask of a chat, by the habits of a family of templates.
+
+    Trained are the assistant's content and the token that ends its turn, not the header before it
+    nor the newline after it. A message with ``step_loss_mask`` other than 1 is not trained on.
+
+    Args:
+        tokenizer_type: ``qwen`` renders message by message; ``qwen3`` renders each beside a dummy user
+            message, for templates that treat the last turn specially; ``qwen3_5`` renders the whole
+            conversation and finds the turns in it; ``distill_qwen`` takes the first message as prompt
+            and the last as response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokenizer_type: str = "qwen") -> None:
+        methods = {
+            "qwen": self._mask_qwen,
+            "qwen3": self._mask_qwen3,
+            "qwen3_5": self._mask_whole_conversation,
+            "distill_qwen": self._mask_first_and_last,
+        }
+        if tokenizer_type not in methods:
+            raise ValueError(f"--loss-mask-type {tokenizer_type}: expected one of {', '.join(methods)}")
+        if tokenizer_type == "qwen" and _DEEPSEEK_ASSISTANT in tokenizer.get_vocab():
+            tokenizer_type = "distill_qwen"
+        self._tokenizer = tokenizer
+        self._special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._method = methods[tokenizer_type]
+
+    def get_loss_mask(self, messages: list[Message], tools: list[Any] | None = None) -> IdsAndMask:
+        """Ids and 0/1 mask, of equal length, of the whole conversation."""
+        if not messages:
+            raise ValueError("a conversation needs at least one message")
+        return self._method(messages, tools)
+
+    def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
+        return get_response_lengths(loss_masks)
+
+    def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_mask: Sequence[int]) -> list[str]:
+        """The text of each stretch of trained tokens."""
+        stretches = groupby(zip(token_ids, loss_mask, strict=True), key=lambda pair: pair[1])
+        return [self._tokenizer.decode([i for i, _ in pairs]) for trained, pairs in stretches if trained]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _render(self, messages: list[Message], tools: Any = None, generation: bool = False) -> list[int]:
+        return self._encode(
+            self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=generation
+            )
+        )
+
+    def _header_length(self) -> int:
+        return len(self._render([_DUMMY_USER], generation=True)) - len(self._render([_DUMMY_USER]))
+
+    def _mask_turn(self, turn: list[Message], ids: list[int], header: int) -> list[int]:
+        message = turn[0]
+        if message["role"] != "assistant" or message.get("step_loss_mask", 1) != 1:
+            return [0] * len(ids)
+        tail = self._tail_length(ids)
+        return [0] * header + [1] * (len(ids) - header - tail) + [0] * tail
+
+    def _tail_length(self, ids: list[int]) -> int:
+        """The number of whitespace tokens at the end, if they follow the token that ends the turn."""
+        count = 0
+        while count < len(ids) and self._tokenizer.decode([ids[-1 - count]]).isspace():
+            count += 1
+        return count if count < len(ids) and ids[-1 - count] in self._special_ids else 0
+
+    def _mask_qwen(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
+        # Some templates put a default system prompt before the first message that is none.
+        one, two = self._render([_DUMMY_USER]), self._render([_DUMMY_USER] * 2)
+        system_length = len(one) - (len(two) - len(one))
+        header = self._header_length()
+        all_ids: list[int] = []
+        all_mask: list[int] = []
+        for position, turn in enumerate(_turns(messages)):
+            ids = self._render(turn, tools if position == 0 else None)
+            if position > 0 and turn[0]["role"] != "system":
+                ids = ids[system_length:]
+            mask = self._mask_turn(turn, ids, header)
+            all_ids, all_mask = all_ids + ids, all_mask + mask
+        return all_ids, all_mask
+
+    def _mask_qwen3(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
+        dummy_length = len(self._render([_DUMMY_USER]))
+        dummy_turn_length = len(self._render([_DUMMY_USER] * 2)) - dummy_length
+        header = self._header_length()
+        all_ids: list[int] = []
+        all_mask: list[int] = []
+        for position, turn in enumerate(_turns(messages)):
+            if position == 0:
+                ids = self._render([*turn, _DUMMY_USER], tools)[:-dummy_turn_length]
+            else:
+                ids = self._render([_DUMMY_USER, *turn])[dummy_length:]
+            mask = self._mask_turn(turn, ids, header)
+            all_ids, all_mask = all_ids + ids, all_mask + mask
+        return all_ids, all_mask
+
+    def _mask_whole_conversation(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
+        text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        spans = list(_assistant_spans(text, messages))
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        mask = [
+            int(any(start < right and end > left for left, right in spans))
+            for start, end in encoded["offset_mapping"]
+        ]
+        return encoded["input_ids"], mask
+
+    def _mask_first_and_last(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
+        prompt = self._render(messages[:1], tools, generation=True)
+        response = self._encode(messages[-1]["content"])
+        trained = int(messages[-1].get("step_loss_mask", 1) == 1)
+        return prompt + response, [0] * len(prompt) + [trained] * len(response)
+
+
+def _turns(messages: list[Message]) -> Iterator[list[Message]]:
+    """Messages one by one, but consecutive tool messages together, as templates render them."""
+    for is_tool, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_tool:
+            yield list(run)
+        else:
+            yield from ([message] for message in run)
+
+
+def _assistant_spans(text: str, messages: list[Message]) -> Iterator[tuple[int, int]]:
+    """Character spans of the trained assistant turns in a rendered ChatML conversation.
+
+    A turn is trained from after its header, and after an opening ``<think>`` line that the
+    generation prompt brings along, through ``<|im_end|>`` and the newline.
+    """
+    position = 0
+    for message in messages:
+        if message["role"] != "assistant":
+            continue
+        header = text.find(_CHATML_ASSISTANT, position)
+        end = text.find(_CHATML_END, header)
+        if header < 0 or end < 0:
+            raise ValueError("--loss-mask-type qwen3_5: the chat template does not render ChatML turns")
+        start = header + len(_CHATML_ASSISTANT)
+        start += len("<think>\n") if text.startswith("<think>\n", start) else 0
+        position = end + len(_CHATML_END)
+        position += 1 if text.startswith("\n", position) else 0
+        if message.get("step_loss_mask", 1) == 1:
+            yield start, position

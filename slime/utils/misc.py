@@ -1,0 +1,43 @@
+"""Small helpers without a better home."""
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+@cache
+def load_function(path: str) -> Callable[..., Any]:
+    """The attribute that a dotted path ``package.module.name`` points to.
+
+    Raises:
+        ValueError: the path has no dot, its module cannot be found, or the module lacks the name.
+    """
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise ValueError(f"dotted path {path!r}: expected package.module.name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"dotted path {path!r}: cannot import {module_name!r} ({error})") from error
+    if not hasattr(module, name):
+        raise ValueError(f"dotted path {path!r}: module {module_name!r} has no attribute {name!r}")
+    return getattr(module, name)
+
+
+def should_run_periodic_action(
+    rollout_id: int,
+    interval: int | None,
+    num_rollout_per_epoch: int | None = None,
+    num_rollout: int | None = None,
+) -> bool:
+    """Whether an action with this interval is due after ``rollout_id``.
+
+    It is due every ``interval`` rollouts, at the end of an epoch and after the last rollout.
+    """
+    if interval is None:
+        return False
+    step = rollout_id + 1
+    if num_rollout is not None and step == num_rollout:
+        return True
+    return step % interval == 0 or (num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0)

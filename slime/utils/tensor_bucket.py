@@ -1,0 +1,155 @@
+"""Named tensors as one flat buffer, and as text for a JSON body.
+
+The pickles are those of SGLang's ``/update_weights_from_tensor``; reading goes through an allow-list
+that holds what tensors are made of and nothing that runs code.
+"""
+
+import base64
+import binascii
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing as torch_mp
+
+
+@dataclass
+class FlattenedTensorMetadata:
+    """Where a tensor lies in the buffer; ``start_idx`` and ``end_idx`` are byte offsets."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start_idx: int
+    end_idx: int
+    numel: int
+
+
+class FlattenedTensorBucket:
+    """Tensors of any dtypes back to back in one uint8 tensor."""
+
+    def __init__(
+        self,
+        named_tensors: Sequence[tuple[str, torch.Tensor]] | None = None,
+        flattened_tensor: torch.Tensor | None = None,
+        metadata: list[FlattenedTensorMetadata] | None = None,
+    ) -> None:
+        if named_tensors is not None:
+            self.metadata = layout([(n, t.dtype, tuple(t.shape)) for n, t in named_tensors])
+            pieces = [t.detach().contiguous().view(-1).view(torch.uint8) for _, t in named_tensors]
+            self.flattened_tensor = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
+        elif flattened_tensor is not None and metadata is not None:
+            self.metadata, self.flattened_tensor = metadata, flattened_tensor
+        else:
+            raise ValueError("a bucket is made of named_tensors, or of flattened_tensor and metadata")
+
+    def reconstruct_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors, as views where their alignment in the buffer allows it.
+
+        Raises:
+            ValueError: the metadata does not describe this buffer.
+        """
+        return [(entry.name, self._tensor(entry)) for entry in self.metadata]
+
+    def _tensor(self, entry: FlattenedTensorMetadata) -> torch.Tensor:
+        size = torch.Size(entry.shape).numel() * entry.dtype.itemsize
+        bounded = 0 <= entry.start_idx <= entry.end_idx <= self.flattened_tensor.numel()
+        if not bounded or entry.end_idx - entry.start_idx != size:
+            raise ValueError(
+                f"bucket entry {entry.name!r}: bytes {entry.start_idx}..{entry.end_idx} of "
+                f"{self.flattened_tensor.numel()} (wanted: {size} for {list(entry.shape)} {entry.dtype})"
+            )
+        piece = self.flattened_tensor[entry.start_idx : entry.end_idx]
+        if piece.storage_offset() % entry.dtype.itemsize:
+            piece = piece.clone()
+        return piece.view(entry.dtype).view(entry.shape)
+
+
+def layout(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> list[FlattenedTensorMetadata]:
+    """Metadata of tensors (name, dtype, shape) laid back to back."""
+    entries, start = [], 0
+    for name, dtype, shape in tensors:
+        numel = torch.Size(shape).numel()
+        end = start + numel * dtype.itemsize
+        entries.append(FlattenedTensorMetadata(name, torch.Size(shape), dtype, start, end, numel))
+        start = end
+    return entries
+
+
+def serialize_tensors(obj: object, share: bool = True) -> str:
+    """Base64 text of tensors in containers.
+
+    With ``share`` CPU tensors travel as the name of a shared-memory file: the reader must be on this
+    host and read while the caller keeps ``obj`` alive, and the tensors move to shared memory. Without
+    it they travel by value.
+    """
+    if not share:
+        return base64.b64encode(pickle.dumps(obj)).decode()
+    previous = torch_mp.get_sharing_strategy()
+    # the default strategy passes file descriptors, which only reach child processes
+    torch_mp.set_sharing_strategy("file_system")
+    try:
+        buffer = io.BytesIO()
+        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
+    finally:
+        torch_mp.set_sharing_strategy(previous)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def deserialize_tensors(text: str) -> Any:
+    """Reads what ``serialize_tensors`` (or SGLang's serializer, for CPU tensors) wrote.
+
+    Raises:
+        ValueError: not base64, not such a pickle, or one that refers to anything else than tensors.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+        return _Unpickler(io.BytesIO(data)).load()
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"serialized tensors: {error}") from error
+    except Exception as error:  # a malformed pickle can raise anything
+        raise ValueError(f"serialized tensors: {type(error).__name__}: {error}") from error
+
+
+_ALLOWED = {
+    "builtins": {"list", "dict", "tuple", "set", "frozenset", "bytearray", "complex", "slice"},
+    "collections": {"OrderedDict"},
+    "torch": {"Size", "Tensor", "device"},
+    "torch._utils": {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"},
+    "torch._tensor": {"_rebuild_from_type_v2"},
+    "torch.nn.parameter": {"Parameter"},
+    "torch.storage": {"UntypedStorage", "TypedStorage"},
+    "torch.multiprocessing.reductions": {
+        "rebuild_tensor",
+        "rebuild_storage_filename",
+        "rebuild_storage_empty",
+        "rebuild_typed_storage",
+        "rebuild_typed_storage_child",
+    },
+}
+_BUCKET_MODULES = (__name__, "sglang.srt.weight_sync.tensor_bucket", "sglang.srt.model_executor.model_runner")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Resolves only names from which tensors are rebuilt."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in _BUCKET_MODULES and name == "FlattenedTensorMetadata":
+            return FlattenedTensorMetadata
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _load_from_bytes
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module == "torch" and name.endswith("Storage"):
+            return super().find_class(module, name)
+        if name in _ALLOWED.get(module, ()):
+            return super().find_class(module, name)
+        raise ValueError(f"blocked unsafe global {module}.{name}")
+
+
+def _load_from_bytes(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=True)

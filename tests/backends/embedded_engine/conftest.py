@@ -1,0 +1,20 @@
+"""One ordinary server for all tests of the protocol; tests leave it idle and as they found it."""
+
+import pytest
+
+from tests.backends.embedded_engine.harness import Server, make_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("qwen3")
+    return path, make_checkpoint(path)
+
+
+@pytest.fixture(scope="session")
+def shared_server(checkpoint):
+    server = Server(checkpoint[0], "--enable-memory-saver", "--max-running-requests", "16")
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()

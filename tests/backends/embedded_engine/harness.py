@@ -1,0 +1,105 @@
+"""Tiny random checkpoints, and servers over them in processes of their own."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import torch
+import transformers
+
+from tools.make_tiny_model import make_tokenizer
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 258,
+}
+FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+
+
+def make_model(family: str, seed: int = 0, **overrides):
+    """A random float32 model whose every parameter, norms and biases included, matters."""
+    shape = {**SHAPE, "tie_word_embeddings": family == "qwen3", **overrides}
+    if family != "qwen2":
+        shape.setdefault("head_dim", 16)
+    config = getattr(transformers, FAMILIES[family] + "Config")(**shape)
+    torch.manual_seed(seed)
+    model = getattr(transformers, FAMILIES[family] + "ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            parameter.add_(0.3 * noise if "norm" in name else 0.06 * noise)
+    return model
+
+
+def make_checkpoint(path: Path, family: str = "qwen3", seed: int = 0, **overrides):
+    """Saves a model and a byte-level tokenizer; returns the model."""
+    model = make_model(family, seed, **overrides)
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return model
+
+
+def token_logprobs(model, ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Log-probs of ids[1:], by ``transformers``."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].float() / temperature
+    return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Server:
+    """``python -m slime.backends.embedded_engine`` and a client for it."""
+
+    def __init__(self, model_path: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(model_path)]
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self.process = subprocess.Popen(
+            [*command, "--port", str(port), *flags], env={**os.environ, **threads, **(env or {})}
+        )
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def wait_ready(self, timeout: float = 60) -> "Server":
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server exited with {self.process.returncode}")
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.1)
+        raise TimeoutError(f"no answer from {self.url} within {timeout} s")
+
+    def post(self, path: str, **body):
+        return self.client.post(path, json=body)
+
+    def generate(self, ids: list[int], sampling: dict | None = None, **body):
+        response = self.post("/generate", input_ids=ids, sampling_params=sampling or {}, **body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stop(self) -> None:
+        self.client.close()
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

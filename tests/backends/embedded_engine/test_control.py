@@ -1,0 +1,155 @@
+"""Pausing, aborting, flushing, releasing: what happens to requests meanwhile."""
+
+import threading
+import time
+
+import pytest
+
+from tests.backends.embedded_engine.harness import Server
+
+LONG = {"max_new_tokens": 450, "ignore_eos": True, "temperature": 0}
+PROMPT = [1, 2, 3, 4]
+
+
+class Background:
+    """A request in flight."""
+
+    def __init__(self, server: Server, sampling: dict, **body) -> None:
+        self.answer = None
+        self._thread = threading.Thread(target=self._run, args=(server, sampling, body))
+        self._thread.start()
+
+    def _run(self, server: Server, sampling: dict, body: dict) -> None:
+        self.answer = server.generate(body.pop("input_ids", PROMPT), sampling, **body)
+
+    def result(self):
+        self._thread.join(30)
+        assert self.answer is not None
+        return self.answer
+
+
+def load(server: Server) -> dict:
+    return server.client.get("/v1/loads").json()["loads"][0]
+
+
+def wait_until(condition, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def server(shared_server):
+    yield shared_server
+    shared_server.post("/continue_generation")
+    wait_until(lambda: load(shared_server)["num_total_reqs"] == 0)
+
+
+def started(server: Server) -> Background:
+    request = Background(server, LONG)
+    wait_until(lambda: load(server)["num_used_tokens"] > 10)
+    return request
+
+
+def test_pause_abort_ends_running_requests_with_what_they_have(server):
+    request = started(server)
+    assert server.post("/pause_generation").json()["status"] == "ok"
+    answer = request.result()
+    reason = answer["meta_info"]["finish_reason"]
+    assert reason["type"] == "abort" and reason["status_code"] is None
+    assert 0 < len(answer["output_ids"]) < 450
+    assert server.client.get("/flush_cache").status_code == 200
+
+
+def test_pause_in_place_freezes_and_continues_as_if_nothing_was(server):
+    undisturbed = server.generate(PROMPT, LONG)["output_ids"]
+    request = started(server)
+    server.post("/pause_generation", mode="in_place")
+    frozen = load(server)["num_used_tokens"]
+    flush = server.post("/flush_cache")
+    assert flush.status_code == 400 and flush.text.startswith("Flush cache failed.")
+    time.sleep(0.1)
+    assert load(server)["num_used_tokens"] == frozen and request.answer is None
+    server.post("/continue_generation")
+    assert request.result()["output_ids"] == undisturbed
+
+
+def test_pause_retract_gives_up_the_cache_and_recomputes(server):
+    undisturbed = server.generate(PROMPT, LONG)["output_ids"]
+    request = started(server)
+    server.post("/pause_generation", mode="retract")
+    assert load(server)["num_running_reqs"] == 0 and load(server)["num_waiting_reqs"] == 1
+    assert server.client.get("/flush_cache").status_code == 200
+    server.post("/continue_generation")
+    answer = request.result()
+    assert answer["output_ids"] == undisturbed and answer["meta_info"]["num_retractions"] == 1
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_new_requests_wait_out_a_pause(server, mode):
+    server.post("/pause_generation", mode=mode)
+    request = Background(server, {"max_new_tokens": 2})
+    wait_until(lambda: load(server)["num_waiting_reqs"] == 1)
+    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/ready").status_code == 503
+    server.post("/continue_generation")
+    assert request.result()["meta_info"]["completion_tokens"] == 2
+    assert server.client.get("/ready").status_code == 200
+
+
+def test_an_unknown_pause_mode_is_refused(server):
+    answer = server.post("/pause_generation", mode="nap")
+    assert answer.status_code == 400 and "nap" in answer.json()["message"]
+
+
+def test_abort_takes_every_request_whose_id_begins_so(server):
+    requests = {rid: Background(server, LONG, rid=rid) for rid in ("r1", "r10", "s")}
+    wait_until(lambda: load(server)["num_running_reqs"] == 3)
+    assert server.post("/abort_request", rid="unknown").status_code == 200
+    assert server.post("/abort_request", rid="r1").content == b""
+    kinds = {rid: r.result()["meta_info"]["finish_reason"]["type"] for rid, r in requests.items()}
+    assert kinds == {"r1": "abort", "r10": "abort", "s": "length"}
+
+
+def test_abort_all_reaches_the_queue(server):
+    requests = [Background(server, LONG) for _ in range(20)]
+    wait_until(lambda: load(server)["num_total_reqs"] == 20)
+    assert load(server)["num_waiting_reqs"] == 4
+    server.post("/abort_request", abort_all=True)
+    assert {r.result()["meta_info"]["finish_reason"]["type"] for r in requests} == {"abort"}
+
+
+def test_an_id_in_use_is_refused(server):
+    request = Background(server, LONG, rid="mine")
+    wait_until(lambda: load(server)["num_running_reqs"] == 1)
+    assert server.post("/generate", input_ids=PROMPT, rid="mine").status_code == 400
+    server.post("/abort_request", rid="mine")
+    request.result()
+    server.generate(PROMPT, {"max_new_tokens": 1}, rid="mine")
+
+
+def test_an_update_waits_for_running_requests_unless_paused(server):
+    request = Background(server, {**LONG, "max_new_tokens": 200})
+    wait_until(lambda: load(server)["num_used_tokens"] > 10)
+    answer = server.post("/update_weights_from_disk", model_path="/nowhere")
+    assert answer.status_code == 400
+    assert request.result()["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_requests_wait_while_memory_is_released(server):
+    before = server.generate(PROMPT, {"max_new_tokens": 3, "temperature": 0})
+    assert server.post("/release_memory_occupation", tags=["kv_cache"]).json() is None
+    request = Background(server, {"max_new_tokens": 3, "temperature": 0})
+    wait_until(lambda: load(server)["num_waiting_reqs"] == 1)
+    assert server.post("/resume_memory_occupation", tags=["kv_cache"]).json() is None
+    assert request.result()["output_ids"] == before["output_ids"]
+
+
+def test_release_is_refused_while_requests_run_and_resume_without_release(server):
+    request = started(server)
+    assert server.post("/release_memory_occupation").status_code == 400
+    assert server.post("/resume_memory_occupation", tags=["weights"]).status_code == 400
+    assert server.post("/release_memory_occupation", tags=["disk"]).status_code == 400
+    server.post("/abort_request", abort_all=True)
+    request.result()

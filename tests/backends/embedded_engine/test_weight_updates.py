@@ -1,0 +1,219 @@
+"""Weights that come in over the three transports, and what is refused."""
+
+import base64
+import os
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slime.utils.distributed_utils import init_process_group
+from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
+from tests.backends.embedded_engine.harness import (
+    Server,
+    free_port,
+    make_checkpoint,
+    make_model,
+    token_logprobs,
+)
+
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("updated")
+    make_checkpoint(path)
+    server = Server(path)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+def serves(server: Server, model) -> bool:
+    """Whether the engine's log-probs are those of the model."""
+    answer = server.generate(PROMPT, {"max_new_tokens": 4, "ignore_eos": True}, return_logprob=True)
+    expected = token_logprobs(model, PROMPT + answer["output_ids"])[len(PROMPT) - 1 :]
+    found = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    return max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-5
+
+
+def update(server: Server, endpoint: str, status: int = 200, **body):
+    assert server.post("/begin_weight_update").status_code == 200
+    response = server.post(endpoint, **body)
+    assert server.post("/end_weight_update").status_code == 200
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("load_format", [None, "flattened_bucket"])
+def test_tensors_arrive_by_handle_and_by_value(server, share, load_format):
+    model = make_model("qwen3", seed=10 + share + 2 * (load_format is None))
+    payload = list(model.state_dict().items())
+    if load_format:
+        bucket = FlattenedTensorBucket(named_tensors=payload)
+        payload = {"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata}
+    text = serialize_tensors(payload, share=share)
+    update(
+        server,
+        "/update_weights_from_tensor",
+        serialized_named_tensors=[text],
+        load_format=load_format,
+        weight_version=f"{share}{load_format}",
+    )
+    assert serves(server, model)
+    assert server.client.get("/model_info").json()["weight_version"] == f"{share}{load_format}"
+
+
+@pytest.mark.parametrize("load_format", [None, "flattened_bucket"])
+def test_tensors_arrive_by_broadcast(server, load_format):
+    model = make_model("qwen3", seed=20 + (load_format is None))
+    tensors = [(n, t) for n, t in model.state_dict().items() if n != "lm_head.weight"]
+    name, port = f"group-{load_format}", free_port()
+    joining = threading.Thread(
+        target=server.post,
+        args=("/init_weights_update_group",),
+        kwargs={
+            "master_address": "127.0.0.1",
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 2,
+            "group_name": name,
+            "backend": "gloo",
+        },
+    )
+    joining.start()
+    group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, 0, name)
+    joining.join()
+    assert server.post("/begin_weight_update").status_code == 200
+    answers = []
+    receiving = threading.Thread(
+        target=lambda: answers.append(
+            server.post(
+                "/update_weights_from_distributed",
+                names=[n for n, _ in tensors],
+                dtypes=["float32"] * len(tensors),
+                shapes=[list(t.shape) for _, t in tensors],
+                group_name=name,
+                load_format=load_format,
+                weight_version="7",
+            )
+        )
+    )
+    receiving.start()
+    if load_format:
+        dist.broadcast(FlattenedTensorBucket(named_tensors=tensors).flattened_tensor, src=0, group=group)
+    else:
+        for _, tensor in tensors:
+            dist.broadcast(tensor.contiguous(), src=0, group=group)
+    receiving.join()
+    assert answers[0].json() == {"success": True, "message": "Succeeded to update model weights."}
+    assert server.post("/end_weight_update").status_code == 200
+    assert serves(server, model)
+    assert server.post("/destroy_weights_update_group", group_name=name).status_code == 200
+    assert server.post("/destroy_weights_update_group", group_name=name).status_code == 400
+    dist.destroy_process_group(group)
+
+
+def test_a_checkpoint_on_disk_replaces_the_weights_or_leaves_them(server, tmp_path):
+    model = make_checkpoint(tmp_path / "good", seed=30)
+    answer = server.post(
+        "/update_weights_from_disk", model_path=str(tmp_path / "good"), weight_version="disk"
+    )
+    assert answer.status_code == 200 and answer.json()["num_paused_requests"] == 0
+    assert serves(server, model)
+    make_checkpoint(tmp_path / "narrow", seed=31, intermediate_size=32)
+    for path in (tmp_path / "narrow", tmp_path / "nowhere"):
+        answer = server.post("/update_weights_from_disk", model_path=str(path), weight_version="bad")
+        assert answer.status_code == 400 and not answer.json()["success"]
+    assert serves(server, model)
+    info = server.client.get("/model_info").json()
+    assert info["weight_version"] == "disk" and info["model_path"] == str(tmp_path / "good")
+
+
+def test_an_update_needs_an_open_session_and_sessions_do_not_nest(server):
+    text = serialize_tensors([], share=False)
+    assert server.post("/update_weights_from_tensor", serialized_named_tensors=[text]).status_code == 400
+    assert server.post("/end_weight_update").status_code == 400
+    assert server.post("/begin_weight_update").status_code == 200
+    assert server.post("/begin_weight_update").status_code == 400
+    assert server.post("/end_weight_update").status_code == 200
+
+
+def test_bad_payloads_are_refused_and_change_nothing(server):
+    before = server.post("/weights_checker", action="checksum").json()
+    norm = torch.zeros(64)
+    blocked = base64.b64encode(pickle.dumps(os.getcwd)).decode()
+    wrong = {
+        "not base64": "%%%",
+        "not a pickle": base64.b64encode(b"hello").decode(),
+        "a function": blocked,
+        "no pairs": serialize_tensors([1, 2], share=False),
+        "unknown name": serialize_tensors([("model.norm.weight", norm), ("nope", norm)], share=False),
+        "wrong shape": serialize_tensors([("model.norm.weight", torch.zeros(3))], share=False),
+    }
+    for payload in wrong.values():
+        update(server, "/update_weights_from_tensor", 400, serialized_named_tensors=[payload])
+    assert server.post("/weights_checker", action="checksum").json() == before
+
+
+def test_a_handle_whose_memory_is_gone_is_refused(server):
+    payload = base64.b64decode(serialize_tensors([("model.norm.weight", torch.zeros(64))], share=True))
+    text = base64.b64encode(payload.replace(b"/torch_", b"/wrong_")).decode()
+    update(server, "/update_weights_from_tensor", 400, serialized_named_tensors=[text])
+    assert server.client.get("/health").status_code == 200
+
+
+def test_broadcasts_are_checked_before_anything_is_received(server):
+    body = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
+    update(server, "/update_weights_from_distributed", 400, **body, group_name="unknown")
+    for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}):
+        update(server, "/update_weights_from_distributed", 400, **{**body, **change})
+    group = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": 2}
+    for change in ({"rank_offset": 0, "backend": "gloo"}, {"rank_offset": 1, "backend": "nccl"}):
+        assert server.post("/init_weights_update_group", **group, **change).status_code == 400
+
+
+def test_the_checker_sees_a_single_changed_weight(server):
+    assert server.post("/weights_checker", action="snapshot").status_code == 200
+    assert server.post("/weights_checker", action="compare").status_code == 200
+    checksums = server.post("/weights_checker", action="checksum").json()["ranks"][0]["checksums"]
+    text = serialize_tensors([("model.norm.weight", torch.full((64,), 1.5))], share=False)
+    update(server, "/update_weights_from_tensor", serialized_named_tensors=[text])
+    changed = server.post("/weights_checker", action="checksum").json()["ranks"][0]["checksums"]
+    assert [name for name in checksums if checksums[name] != changed[name]] == ["model.norm.weight"]
+    comparison = server.post("/weights_checker", action="compare")
+    assert comparison.status_code == 400 and "model.norm.weight" in comparison.json()["message"]
+    values = server.post("/get_weights_by_name", name="model.norm.weight", truncate_size=3).json()
+    assert values == [1.5, 1.5, 1.5]
+
+
+def test_responses_say_which_tokens_which_version_made(server):
+    server.post("/update_weight_version", new_version="a")
+    answers = []
+    thread = threading.Thread(
+        target=lambda: answers.append(server.generate(PROMPT, {"max_new_tokens": 400, "ignore_eos": True}))
+    )
+    thread.start()
+    while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
+        time.sleep(0.002)
+    server.post("/pause_generation", mode="in_place")
+    text = serialize_tensors([("model.norm.weight", torch.full((64,), 0.5))], share=False)
+    update(
+        server,
+        "/update_weights_from_tensor",
+        serialized_named_tensors=[text],
+        weight_version="b",
+        flush_cache=False,
+    )
+    server.post("/continue_generation")
+    thread.join()
+    first, second = answers[0]["meta_info"]["weight_versions"]
+    assert (first["version"], first["start"]) == ("a", 0)
+    assert (second["version"], second["start"], second["end"]) == ("b", first["end"], 400)
+    assert answers[0]["meta_info"]["weight_version"] == "b"

@@ -1,0 +1,101 @@
+"""One optimizer step is the same in every parallel layout, and in plain transformers with torch's AdamW."""
+
+import pytest
+import torch
+import transformers
+
+from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.backends.megatron_utils.update_weight import HfWeightIterator
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+LAYOUTS = {
+    "1 process": (1, {}),
+    "TP 2": (2, {"tensor_model_parallel_size": 2}),
+    "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "DP 2": (2, {}),
+}
+# Old log-probs that differ from the new ones, so that ratios and clipping matter.
+LOSS = {"use_rollout_logprobs": True, "entropy_coef": 0.01}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def rollout(checkpoint):
+    """Its old log-probs lie around those of the model."""
+    batch = random_rollout(vocab_size=256)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(7)
+    for i, tokens in enumerate(batch["tokens"]):
+        with torch.no_grad():
+            log_probs = _response_logits(model, tokens, batch["response_lengths"][i]).log_softmax(-1)
+        targets = torch.tensor(tokens[-batch["response_lengths"][i] :])
+        chosen = log_probs.gather(-1, targets[:, None])[:, 0]
+        noise = 0.3 * torch.randn(chosen.shape, generator=generator)
+        batch["rollout_log_probs"][i] = (chosen + noise).tolist()
+    return batch
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint, rollout):
+    return _transformers_step(checkpoint, rollout)
+
+
+def _response_logits(model, tokens, response_length):
+    return model(input_ids=torch.tensor([tokens])).logits[0, -response_length - 1 : -1]
+
+
+def _transformers_step(checkpoint, rollout):
+    """PPO's clipped loss, entropy bonus, gradient clipping and AdamW, sample by sample."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-8)
+    total = 0.0
+    for i, tokens in enumerate(rollout["tokens"]):
+        response = rollout["response_lengths"][i]
+        log_softmax = _response_logits(model, tokens, response).log_softmax(-1)
+        new = log_softmax.gather(-1, torch.tensor(tokens[-response:])[:, None])[:, 0]
+        ratio = (new - torch.tensor(rollout["rollout_log_probs"][i])).exp()
+        advantage = rollout["rewards"][i]
+        token_loss = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.28) * advantage)
+        entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+        mask = torch.tensor(rollout["loss_masks"][i])
+        loss = ((token_loss - 0.01 * entropy) * mask).sum() / mask.sum() / len(rollout["tokens"])
+        loss.backward()
+        total += loss.item()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return {"loss": total, "grad_norm": float(norm), "weights": model.state_dict()}
+
+
+def _megatron_step(rank, args, rollout):
+    actor = MegatronTrainActor(args)
+    actor.init()
+    report = actor.train(0, split(args, rollout, actor.parallel_config()))
+    weights = {}
+    for bucket in HfWeightIterator(args, actor._state.model).buckets(1 << 30):
+        weights.update({name: tensor.clone() for name, tensor in bucket})
+    return {"report": report, "weights": weights}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_step_agrees_with_transformers(layout, checkpoint, rollout, reference):
+    world_size, overrides = LAYOUTS[layout]
+    args = trainer_args(checkpoint, **LOSS, **overrides)
+    results = run_ranks(_megatron_step, world_size, args, rollout)
+    (report,) = [result["report"] for result in results if result["report"]]
+    (step,) = report["train"]
+    assert step["train/loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert step["train/grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
+    assert step["train/pg_clipfrac"] > 0
+    for result in results:
+        for name, weight in result["weights"].items():
+            expected = reference["weights"][name]
+            torch.testing.assert_close(weight, expected, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,0 +1,112 @@
+import pickle
+
+import pytest
+
+from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.utils.http_utils import find_available_port, http_url
+from slime.utils.types import EngineEndpoint
+
+
+def endpoint(url: str, api_key: str | None = None) -> EngineEndpoint:
+    return EngineEndpoint(url=url, api_key=api_key, num_gpus=1, gpu_offset=None)
+
+
+@pytest.fixture
+def client(fake_engine):
+    client = EngineClient(endpoint(fake_engine.url))
+    yield client
+    client.close()
+
+
+def test_version_and_health_are_read(client):
+    assert client.health()
+    assert client.weight_version() == "default"
+
+
+def test_nobody_at_the_address_is_unhealthy_and_an_error_that_names_it():
+    client = EngineClient(endpoint(http_url("127.0.0.1", find_available_port(28000))))
+    assert not client.health()
+    with pytest.raises(EngineError) as caught:
+        client.model_info()
+    assert caught.value.status is None
+    assert client.endpoint.url in str(caught.value) and "/model_info: no answer" in str(caught.value)
+
+
+def test_a_refused_request_names_engine_endpoint_status_and_body(client):
+    with pytest.raises(EngineError) as caught:
+        client.pause_generation()
+    assert (
+        str(caught.value)
+        == f'engine {client.endpoint.url}: /pause_generation: HTTP 404: {{"detail":"Not Found"}}'
+    )
+
+
+def test_success_false_is_an_error(client):
+    with pytest.raises(EngineError, match="/weights_checker: HTTP 200: weights differ"):
+        client.weights_checker("compare")
+
+
+def test_errors_survive_pickling(client):
+    with pytest.raises(EngineError) as caught:
+        client.pause_generation()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+def test_a_server_without_update_sessions_is_asked_once(client, fake_engine):
+    with client.weight_update():
+        client.update_weights_from_tensor(["cGF5bG9hZA=="], "flattened_bucket", "3")
+    client.begin_weight_update()
+    assert not client._has_update_session
+    assert fake_engine.seen("update_weights_from_tensor") == [
+        {
+            "serialized_named_tensors": ["cGF5bG9hZA=="],
+            "load_format": "flattened_bucket",
+            "weight_version": "3",
+            "flush_cache": False,
+        }
+    ]
+    assert client.weight_version() == "3"
+
+
+def test_dtypes_and_shapes_are_sent_as_sglang_reads_them(client, fake_engine):
+    client.update_weights_from_distributed(
+        ["w"], ["torch.bfloat16"], [(2, 3)], "slime-pp_0", weight_version="4"
+    )
+    (body,) = fake_engine.seen("update_weights_from_distributed")
+    assert body["dtypes"] == ["bfloat16"]
+    assert body["shapes"] == [[2, 3]]
+    assert body["group_name"] == "slime-pp_0"
+
+
+def test_flush_waits_for_an_engine_that_is_still_busy(client, fake_engine):
+    fake_engine.set_state(flush_refusals=3)
+    client.flush_cache(timeout=20)
+
+
+def test_flush_gives_up_on_an_engine_that_stays_busy(client, fake_engine):
+    fake_engine.set_state(flush_refusals=10_000)
+    with pytest.raises(EngineError, match=r"/flush_cache: .*still running or queued after 0\.2 s"):
+        client.flush_cache(timeout=0.2)
+
+
+def test_destroying_a_group_of_a_dead_engine_is_no_error(caplog):
+    client = EngineClient(endpoint(http_url("127.0.0.1", find_available_port(28000))))
+    client.destroy_weights_update_group("slime")
+    assert "process group slime" in caplog.text
+
+
+def test_abort_of_one_and_of_all(client, fake_engine):
+    client.abort("r1")
+    client.abort()
+    assert fake_engine.seen("abort_request") == [{"rid": "r1", "abort_all": False}, {"abort_all": True}]
+
+
+def test_the_key_is_sent(start_fake_engine):
+    url = start_fake_engine(api_key="sekret").url
+    assert EngineClient(endpoint(url, "sekret")).weight_version() == "default"
+    with pytest.raises(EngineError, match="HTTP 401"):
+        EngineClient(endpoint(url)).weight_version()
+
+
+def test_a_pickled_client_still_speaks(client):
+    assert pickle.loads(pickle.dumps(client)).weight_version() == "default"  # noqa: S301

@@ -1,0 +1,77 @@
+"""The embedded engine, started and stopped as the engine actors do it, behind the router."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from slime.backends.rollout_engine import EngineStartError
+from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.backends.sglang_utils.router import start_router
+from slime.utils.http_utils import HttpStatusError, find_available_port, init_http_client, post
+from tests.backends.sglang_utils.conftest import engine_args, start_embedded
+
+KEY = "a key of this run"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint, tmp_path_factory):
+    """An engine that asks for a key."""
+    engine = start_embedded(engine_args(tiny_checkpoint), tmp_path_factory.mktemp("keyed"), api_key=KEY)
+    engine.wait_ready(120)
+    yield engine
+    engine.shutdown()
+
+
+async def test_generation_through_the_router_with_a_key(engine, tmp_path):
+    router = start_router(
+        engine.args,
+        host="127.0.0.1",
+        port=find_available_port(22000),
+        prometheus_port=find_available_port(23000),
+        log_path=tmp_path / "router.log",
+        api_key=KEY,
+    )
+    try:
+        router.register_worker(engine.endpoint.url)
+        init_http_client(engine.args, api_key=KEY)
+        sampling = {"max_new_tokens": 5, "temperature": 1.0, "ignore_eos": True}
+        payload = {"input_ids": [40, 41, 42], "sampling_params": sampling, "return_logprob": True}
+        answer = await post(f"{router.url}/generate", payload, max_retries=0)
+        assert [triple[1] for triple in answer["meta_info"]["output_token_logprobs"]] == answer["output_ids"]
+        assert answer["meta_info"]["weight_version"] == "default"
+        with pytest.raises(HttpStatusError, match="HTTP 401"):
+            await post(f"{engine.endpoint.url}/generate", payload, 0, headers={"Authorization": "Bearer x"})
+    finally:
+        init_http_client(engine.args)
+        router.shutdown()
+
+
+def test_the_control_plane_asks_for_the_key(engine):
+    engine.client.continue_generation()
+    stranger = EngineClient(type(engine.endpoint)(engine.endpoint.url, "guess", 1, None))
+    assert stranger.health()
+    with pytest.raises(EngineError, match=r"/continue_generation: HTTP 401"):
+        stranger.continue_generation()
+
+
+def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path):
+    engine = start_embedded(engine_args(tiny_checkpoint), tmp_path)
+    engine.wait_ready(120)
+    (server,) = psutil.Process(engine.process.pid).children()
+    os.kill(server.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while engine.is_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "killed by SIGKILL" in engine.failure_reason()
+    assert not psutil.pid_exists(engine.process.pid) or not psutil.Process(engine.process.pid).children()
+
+
+def test_a_missing_checkpoint_fails_the_start_with_its_name(tmp_path):
+    engine = start_embedded(engine_args(tmp_path / "no_such_model"), tmp_path)
+    with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status.*no_such_model"):
+        engine.wait_ready(120)
+    engine.shutdown()

@@ -1,0 +1,150 @@
+import asyncio
+import sys
+from argparse import Namespace
+
+import pytest
+from sglang_router.launch_router import parse_router_args
+
+from slime.backends.sglang_utils.router import RouterError, router_command, start_router
+from slime.utils import http_utils
+from slime.utils.http_utils import (
+    HttpStatusError,
+    find_available_port,
+    get,
+    http_url,
+    init_http_client,
+    post,
+)
+
+CONCURRENCY = Namespace(sglang_server_concurrency=8, rollout_num_gpus=1, rollout_num_gpus_per_engine=1)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts routers that end with the test."""
+    routers = []
+
+    def start_one(args=None, api_key=None):
+        router = start_router(
+            args or Namespace(),
+            host="127.0.0.1",
+            port=find_available_port(22000),
+            prometheus_port=find_available_port(23000),
+            log_path=tmp_path / "router.log",
+            api_key=api_key,
+        )
+        routers.append(router)
+        return router
+
+    yield start_one
+    for router in routers:
+        router.shutdown()
+
+
+def parsed(args: Namespace, **options):
+    command = router_command(args, host="127.0.0.1", port=1, prometheus_port=2, **options)
+    assert command[:3] == [sys.executable, "-m", "sglang_router.launch_router"]
+    return parse_router_args(command[3:])
+
+
+def test_the_router_stays_on_loopback_with_its_metrics():
+    router_args = parsed(Namespace())
+    assert (router_args.host, router_args.port) == ("127.0.0.1", 1)
+    assert (router_args.prometheus_host, router_args.prometheus_port) == ("127.0.0.1", 2)
+
+
+def test_router_flags_are_passed_on():
+    args = Namespace(
+        router_policy="round_robin", router_balance_abs_threshold=10, sglang_router_request_timeout_secs=14400
+    )
+    router_args = parsed(args)
+    assert router_args.policy == "round_robin"
+    assert router_args.balance_abs_threshold == 10
+    assert router_args.request_timeout_secs == 14400
+    assert parsed(Namespace(router_request_timeout_secs=77)).request_timeout_secs == 77
+
+
+def test_health_checks_and_breakers_are_off_until_one_of_their_options_is_set():
+    untouched = parsed(Namespace(router_health_check_interval_secs=60, router_cb_failure_threshold=10))
+    assert untouched.disable_health_check and untouched.disable_circuit_breaker
+    checked = parsed(Namespace(router_health_check_interval_secs=2))
+    assert not checked.disable_health_check and checked.disable_circuit_breaker
+    assert checked.health_check_interval_secs == 2
+    assert not parsed(Namespace(router_cb_failure_threshold=3)).disable_circuit_breaker
+
+
+async def test_a_registered_engine_generates_until_it_is_removed(start, fake_engine):
+    router = start()
+    router.register_worker(fake_engine.url)
+    assert [worker["url"] for worker in router.list_workers()] == [fake_engine.url]
+    assert [worker["url"] for worker in (await get(f"{router.url}/workers"))["workers"]] == [fake_engine.url]
+    payload = {"input_ids": [1, 2, 3], "sampling_params": {"temperature": 0.5, "sampling_seed": 9}}
+    answer = await post(f"{router.url}/generate", payload, max_retries=0)
+    assert answer == {"output_ids": [3, 2, 1], "meta_info": {"weight_version": "7", "extra": 1}}
+    (received,) = fake_engine.seen("generate")
+    assert received["sampling_params"] == payload["sampling_params"]
+    router.remove_worker(fake_engine.url)
+    assert router.list_workers() == []
+    with pytest.raises(HttpStatusError, match="HTTP 503"):
+        await post(f"{router.url}/generate", payload, max_retries=0)
+
+
+async def test_requests_to_a_killed_engine_end_up_at_the_other(
+    start, fake_engine, start_fake_engine, monkeypatch
+):
+    monkeypatch.setattr(http_utils, "RETRY_PAUSE_S", 0.05)
+    dead = start_fake_engine()
+    router = start(Namespace(router_policy="round_robin"))
+    for engine in (fake_engine, dead):
+        router.register_worker(engine.url)
+    dead.process.terminate(0)
+    payload = {"input_ids": [1, 2], "sampling_params": {}}
+    answers = await asyncio.gather(*(post(f"{router.url}/generate", payload) for _ in range(20)))
+    assert all(answer["output_ids"] == [2, 1] for answer in answers)
+    router.remove_worker(dead.url)
+    assert [worker["url"] for worker in router.list_workers()] == [fake_engine.url]
+
+
+async def test_the_key_is_asked_of_clients_and_shown_to_engines(start, start_fake_engine):
+    engine = start_fake_engine(api_key="sekret")
+    router = start(api_key="sekret")
+    router.register_worker(engine.url)
+    payload = {"input_ids": [1, 2], "sampling_params": {}}
+    init_http_client(CONCURRENCY, api_key="sekret")
+    try:
+        assert (await post(f"{router.url}/generate", payload, 0))["output_ids"] == [2, 1]
+        for wrong in ("guess", None):
+            init_http_client(CONCURRENCY, api_key=wrong)
+            with pytest.raises(HttpStatusError, match="HTTP 401"):
+                await post(f"{router.url}/generate", payload, 0)
+    finally:
+        init_http_client(CONCURRENCY)
+
+
+def test_an_engine_that_does_not_serve_is_not_registered(start):
+    url = http_url("127.0.0.1", find_available_port(28000))
+    with pytest.raises(RouterError, match=rf"waited 0\.5 s for it to list {url} as healthy"):
+        start().register_worker(url, timeout=0.5)
+
+
+def test_a_killed_router_is_noticed_and_explained(start):
+    router = start()
+    assert router.is_alive() and router.failure_reason() is None
+    router.process.terminate(0)
+    assert not router.is_alive()
+    assert "killed by SIGKILL" in router.failure_reason()
+    with pytest.raises(RouterError, match=r"GET /workers: router .*killed by SIGKILL"):
+        router.list_workers()
+
+
+def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
+    taken = int(fake_engine.url.rsplit(":", 1)[1])
+    with pytest.raises(RouterError, match=r"exit status|killed") as caught:
+        start_router(
+            Namespace(),
+            host="127.0.0.1",
+            port=taken,
+            prometheus_port=find_available_port(23000),
+            log_path=tmp_path / "router.log",
+        )
+    assert "address" in str(caught.value).lower()

@@ -1,0 +1,33 @@
+import asyncio
+import time
+
+from slime.backends.sglang_utils.server_control import (
+    abort_server_until_idle,
+    abort_servers_until_idle,
+    num_requests_from_load,
+)
+from slime.utils.http_utils import find_available_port, http_url
+
+
+def test_running_and_waiting_requests_of_all_ranks_count():
+    loads = [
+        {"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 3},
+        {"dp_rank": 1, "num_running_reqs": 4, "num_waiting_reqs": 0},
+    ]
+    assert num_requests_from_load({"loads": loads}) == 9
+
+
+def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine):
+    fake_engine.set_state(running=3)
+    started = time.monotonic()
+    asyncio.run(abort_server_until_idle(fake_engine.url))
+    assert fake_engine.seen("abort_request") == [{"abort_all": True}] * 3
+    assert time.monotonic() - started < 3
+
+
+def test_a_dead_engine_is_given_up_and_does_not_hold_up_the_others(fake_engine, caplog):
+    fake_engine.set_state(running=2)
+    dead = http_url("127.0.0.1", find_available_port(28000))
+    asyncio.run(abort_servers_until_idle([dead, fake_engine.url]))
+    assert f"cannot tell whether {dead} is idle" in caplog.text
+    assert len(fake_engine.seen("abort_request")) == 2

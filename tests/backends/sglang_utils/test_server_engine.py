@@ -1,0 +1,244 @@
+import argparse
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from slime.backends.rollout_engine import EngineStartError
+from slime.backends.sglang_utils.embedded import EmbeddedEngine
+from slime.backends.sglang_utils.factory import (
+    create_engine,
+    engine_api_key,
+    engine_host,
+    resolve_engine_kind,
+)
+from slime.backends.sglang_utils.server_engine import EnginePlacement
+from slime.backends.sglang_utils.sglang_engine import SGLangEngine
+from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
+from slime.utils.http_utils import find_available_port
+from slime.utils.types import EngineEndpoint
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+def make_args(**changes) -> Namespace:
+    defaults = {
+        "hf_checkpoint": "/models/tiny",
+        "seed": 1234,
+        "num_gpus_per_node": 8,
+        "offload_rollout": False,
+        "fp16": False,
+        "fp32": False,
+        "rollout_engine": "embedded",
+    }
+    return Namespace(**{**defaults, **changes})
+
+
+def place(**changes) -> EnginePlacement:
+    return EnginePlacement(**{"rank": 0, "host": "127.0.0.1", "port": 15000, **changes})
+
+
+class StandInSGLang(SGLangEngine):
+    """SGLang's launcher with a parser of a few options, since SGLang is not installed here."""
+
+    def parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser("sglang.launch_server")
+        for name in ("--model-path", "--dtype", "--host", "--dist-init-addr", "--api-key", "--load-format"):
+            parser.add_argument(name, default="auto" if name == "--dtype" else None)
+        parser.add_argument("--tensor-parallel-size", "--tp-size", dest="tp_size", type=int, default=1)
+        for name in ("--port", "--nnodes", "--node-rank", "--random-seed", "--base-gpu-id", "--nccl-port"):
+            parser.add_argument(name, type=int)
+        parser.add_argument("--mem-fraction-static", type=float)
+        parser.add_argument("--cuda-graph-backend-prefill")
+        for name in (
+            "--enable-memory-saver",
+            "--enable-metrics",
+            "--skip-server-warmup",
+            "--trust-remote-code",
+        ):
+            parser.add_argument(name, action="store_true")
+        return parser
+
+
+def sglang_options(args: Namespace, placement: EnginePlacement) -> Namespace:
+    engine = StandInSGLang(args, placement, "/tmp")
+    command = engine.command()
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    return engine.parser().parse_args(command[3:])
+
+
+def embedded_options(args: Namespace, placement: EnginePlacement) -> EmbeddedServerArgs:
+    command = EmbeddedEngine(args, placement, "/tmp").command()
+    assert command[:3] == [sys.executable, "-m", "slime.backends.embedded_engine"]
+    return EmbeddedServerArgs.from_cli(command[3:])
+
+
+def test_the_run_decides_model_address_seed_and_size():
+    args = make_args(sglang_tp_size=4, sglang_host="0.0.0.0", sglang_mem_fraction_static=0.7)
+    placement = place(rank=3, num_gpus=8, base_gpu_id=4, nccl_port=15001, dist_init_addr="10.0.0.1:15002")
+    options = sglang_options(args, placement)
+    assert options.model_path == "/models/tiny"
+    assert (options.host, options.port) == ("127.0.0.1", 15000)
+    assert options.random_seed == 1234 + 3 * 8
+    assert options.tp_size == 4
+    assert options.base_gpu_id == 4
+    assert (options.nccl_port, options.dist_init_addr) == (15001, "10.0.0.1:15002")
+    assert options.mem_fraction_static == 0.7
+    assert options.skip_server_warmup and options.enable_metrics
+    assert not options.enable_memory_saver
+
+
+def test_without_a_tensor_parallel_flag_an_engine_uses_all_its_gpus():
+    assert sglang_options(make_args(), place(num_gpus=2)).tp_size == 2
+
+
+@pytest.mark.parametrize(("gpu_offset", "saves"), [(0, True), (None, False)])
+def test_only_engines_that_share_gpus_free_their_memory(gpu_offset, saves):
+    options = sglang_options(make_args(offload_rollout=True), place(gpu_offset=gpu_offset))
+    assert options.enable_memory_saver is saves
+    assert options.cuda_graph_backend_prefill == ("disabled" if saves else None)
+
+
+def test_a_chosen_prefill_graph_backend_stays():
+    args = make_args(offload_rollout=True, sglang_cuda_graph_backend_prefill="full")
+    assert sglang_options(args, place(gpu_offset=0)).cuda_graph_backend_prefill == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({}, "auto"),
+        ({"fp16": True}, "float16"),
+        ({"fp32": True}, "float32"),
+        ({"fp32": True, "sglang_dtype": "auto"}, "float32"),
+        ({"fp32": True, "sglang_dtype": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_engines_compute_in_the_trainers_dtype_unless_told(changes, dtype):
+    assert sglang_options(make_args(**changes), place()).dtype == dtype
+    assert embedded_options(make_args(**changes), place()).dtype == dtype
+
+
+def test_the_embedded_engine_gets_the_flags_it_has():
+    args = make_args(sglang_context_length=512, sglang_enable_deterministic_inference=True, sglang_ep_size=2)
+    options = embedded_options(args, place(rank=1, port=15003))
+    assert options.model_path == "/models/tiny"
+    assert options.port == 15003
+    assert options.context_length == 512
+    assert options.enable_deterministic_inference
+    assert options.random_seed == 1242
+
+
+def test_the_embedded_engine_keeps_to_one_passive_thread(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environment = EmbeddedEngine(make_args(), place(), "/tmp").environment()
+    assert environment == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def test_sglang_runs_without_expandable_segments(monkeypatch):
+    monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "false")
+    environment = SGLangEngine(make_args(), place(), "/tmp").environment()
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] is None
+    assert environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "false"
+    assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
+
+
+def test_beyond_loopback_a_key_is_required():
+    with pytest.raises(ValueError, match=r"engine on 10\.0\.0\.1: an API key is required beyond loopback"):
+        place(host="10.0.0.1")
+    engine = create_engine(
+        make_args(), rank=0, host="10.0.0.1", port=1, num_gpus=1, log_dir="/tmp", api_key="k"
+    )
+    assert engine.endpoint == EngineEndpoint("http://10.0.0.1:1", "k", 1, None)
+
+
+def test_engines_leave_loopback_only_in_a_cluster_of_several_machines():
+    assert engine_host({"10.0.0.1"}, "10.0.0.1") == "127.0.0.1"
+    assert engine_host({"10.0.0.1", "10.0.0.2"}, "10.0.0.2") == "10.0.0.2"
+
+
+def test_a_token_is_made_for_engines_that_leave_loopback():
+    args = make_args(sglang_api_key=None)
+    assert engine_api_key(args, "127.0.0.1") is None
+    tokens = {engine_api_key(args, "10.0.0.1") for _ in range(2)}
+    assert len(tokens) == 2 and min(map(len, tokens)) >= 32
+    assert engine_api_key(make_args(sglang_api_key="mine"), "10.0.0.1") == "mine"
+
+
+def test_sglang_must_be_installed_to_be_chosen(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"--rollout-engine sglang: SGLang is not installed"):
+        resolve_engine_kind("sglang")
+    monkeypatch.setattr("slime.backends.sglang_utils.factory.has_gpu", lambda: True)
+    with pytest.raises(ValueError, match=r"--rollout-engine auto: SGLang is not installed"):
+        resolve_engine_kind("auto")
+    monkeypatch.setattr("slime.backends.sglang_utils.factory.has_gpu", lambda: False)
+    assert resolve_engine_kind("auto") == "embedded"
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match=r"--rollout-engine vllm: unknown"):
+        resolve_engine_kind("vllm")
+
+
+class FakeServerEngine(EmbeddedEngine):
+    """Starts the fake engine, or other Python code, instead of a server with a model."""
+
+    code: str | None = None
+
+    def command(self) -> list[str]:
+        if self.code:
+            return [sys.executable, "-c", self.code]
+        return [sys.executable, str(FAKE_ENGINE), str(self.placement.port)]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = FakeServerEngine(make_args(), place(port=find_available_port(24000)), tmp_path)
+    yield engine
+    engine.shutdown()
+
+
+def test_an_engine_lives_from_launch_to_shutdown(engine):
+    assert not engine.is_alive()
+    engine.launch()
+    engine.wait_ready(30)
+    assert engine.is_alive() and engine.failure_reason() is None
+    assert engine.client.weight_version() == "default"
+    engine.shutdown()
+    assert not engine.is_alive()
+    assert not engine.client.health()
+    engine.launch()
+    engine.wait_ready(30)
+
+
+def test_an_engine_that_ends_at_start_is_explained_by_its_log(engine):
+    engine.code = "import sys; sys.exit('no such model')"
+    engine.launch()
+    with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status 1.*no such model"):
+        engine.wait_ready(30)
+
+
+def test_an_engine_that_never_serves_is_given_up(engine):
+    engine.code = "import time; print('loading', flush=True); time.sleep(600)"
+    engine.launch()
+    started = time.monotonic()
+    with pytest.raises(EngineStartError, match=r"(?s)does not serve .*--engine-startup-timeout.*loading"):
+        engine.wait_ready(1.0)
+    assert time.monotonic() - started < 10
+
+
+def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_path):
+    placement = place(port=find_available_port(24000), num_nodes=2, node_rank=1)
+    engine = FakeServerEngine(make_args(), placement, tmp_path)
+    engine.code = "import time; time.sleep(600)"
+    engine.launch()
+    engine.wait_ready(5)
+    engine.shutdown()
+
+
+def test_shutdown_before_launch_does_nothing(engine):
+    engine.shutdown()
+    assert not engine.is_alive()

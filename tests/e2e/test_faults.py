@@ -1,0 +1,58 @@
+"""No process outlives its run, and a lost one ends it by name."""
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+LONG = ["--colocate", "--num-rollout", 1000]
+
+
+@pytest.fixture
+def training(start, rl_flags):
+    """A run in the middle of its work."""
+    run = start([*rl_flags, *LONG])
+    run.wait_for(lambda: len(run.rows("train")) >= 1, "the first step")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("victim", "fragments"),
+    [("router", ["sglang_router"]), ("engine", ["slime.backends.embedded_engine"])],
+)
+def test_killing_a_server_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
+    os.kill(training.pid_of(*fragments), signal.SIGKILL)
+    killed = time.monotonic()
+    assert training.wait(60) == 1
+    assert time.monotonic() - killed < 60
+    last = training.output.strip().splitlines()[-1]
+    assert last.startswith("error: ") and victim in last
+    training.expect_no_processes()
+
+
+def test_ctrl_c_stops_everything(training) -> None:
+    training.process.send_signal(signal.SIGINT)
+    assert training.wait(60) == 130
+    training.expect_no_processes()
+
+
+def test_sigkill_of_the_driver_stops_everything(training) -> None:
+    training.kill()
+    training.expect_no_processes()
+
+
+def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) -> None:
+    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.broken_plugins.broken_reward"])
+    assert run.wait() == 1
+    assert "this reward is broken" in run.output.strip().splitlines()[-1]
+    run.expect_no_processes()
+
+
+def test_too_small_a_cluster_is_refused_with_both_numbers(start, rl_flags) -> None:
+    run = start([*rl_flags, "--num-gpus-per-node", 1])
+    assert run.wait(40) != 0
+    assert "needs 2 GPUs, found 1" in run.output.strip().splitlines()[-1]
+    run.expect_no_processes()

@@ -1,0 +1,78 @@
+"""The loop on every layout, with every process real."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+LAYOUTS = {
+    "colocated": ["--colocate"],
+    "colocated DP 2, two engines": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
+        *("--kl-loss-coef", 0.1),
+    ],
+    "colocated TP 2 with SP, one engine": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
+        *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
+    ],
+    "disaggregated PP 2, two engines": [
+        *("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2, "--rollout-num-gpus", 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
+    extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
+    run = start([*rl_flags, *LAYOUTS[layout], *extra]).expect_success()
+    steps = run.rows("train")
+    assert sorted(steps) == [0, 1]
+    assert abs(steps[0]["train/ppo_kl"]) < 1e-6
+    for step in steps.values():
+        assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
+        assert math.isfinite(step["train/grad_norm"])
+    assert sorted(run.rows("rollout")) == [0, 1]
+    run.expect_no_processes()
+
+
+def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:
+    run = start([*rl_flags, "--num-rollout", 3], script="train_async.py").expect_success()
+    assert sorted(run.rows("train")) == [0, 1, 2]
+    assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    run.expect_no_processes()
+
+
+def test_async_training_refuses_colocation(start, rl_flags) -> None:
+    run = start([*rl_flags, "--colocate"], script="train_async.py")
+    assert run.wait() == 2
+    assert "--colocate" in run.output.splitlines()[-1]
+
+
+def test_sft_needs_no_engine(start, rl_flags, data) -> None:
+    sft = [
+        *("--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout", "--debug-train-only"),
+        *("--loss-type", "sft_loss", "--prompt-data", data / "sft.jsonl", "--input-key", "messages"),
+        *("--disable-compute-advantages-and-returns", "--n-samples-per-prompt", 1, "--num-rollout", 3),
+        *("--rollout-batch-size", 16, "--loss-mask-type", "qwen3", "--lr", 1e-3),
+    ]
+    flags = [f for f in rl_flags if f != "--apply-chat-template"]
+    run = start([*flags, *sft]).expect_success()
+    losses = [step["train/loss"] for step in run.rows("train").values()]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_evaluation_only(start, rl_flags, data) -> None:
+    flags = ["--num-rollout", 0, "--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
+    run = start([*rl_flags, "--colocate", *flags]).expect_success()
+    assert 0 <= run.rows("eval")[0]["eval/calc"] <= 1
+    assert not run.rows("train")
+
+
+def test_recorded_rollouts_train_without_engines(start, rl_flags, tmp_path: Path) -> None:
+    recording = f"{tmp_path}/dump/{{rollout_id}}.pt"
+    start([*rl_flags, "--debug-rollout-only", "--save-debug-rollout-data", recording]).expect_success()
+    assert (tmp_path / "dump/0.pt").exists() and (tmp_path / "dump/1.pt").exists()
+    run = start([*rl_flags, "--load-debug-rollout-data", recording]).expect_success()
+    assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5

@@ -1,0 +1,46 @@
+"""A killed run goes on as if it had never stopped."""
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+LAYOUTS = {
+    "one trainer process": ["--actor-num-gpus-per-node", 1],
+    "two trainer processes": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
+}
+VARYING = ("time", "_per_sec", "perf/", "run_id")
+
+
+def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
+    """What must repeat exactly: everything but the clock."""
+    return {
+        step: {k: v for k, v in row.items() if not any(word in k for word in VARYING)}
+        for step, row in rows.items()
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.timeout(300)
+def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
+    layout: str, start, rl_flags, tmp_path: Path
+) -> None:
+    def flags(save: Path) -> list[object]:
+        deterministic = ["--colocate", "--sglang-enable-deterministic-inference", "--rollout-shuffle"]
+        saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
+        return [*rl_flags, *LAYOUTS[layout], *deterministic, *saving]
+
+    whole = start(flags(tmp_path / "whole")).expect_success()
+
+    metrics = tmp_path / "killed.jsonl"
+    killed = start(flags(tmp_path / "killed"), metrics=metrics)
+    marker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
+    killed.wait_for(lambda: marker.exists() and int(marker.read_text()) >= 1, "the second checkpoint")
+    killed.kill()
+    killed.expect_no_processes()
+    assert len(killed.rows("train")) < 4, "the run was over before it was killed"
+
+    resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
+    for axis in ("train", "rollout"):
+        assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))

@@ -1,0 +1,174 @@
+"""What trainer tests share: tiny random HF models, ``args``, and gloo ranks in processes of their own.
+
+    def logits_of(rank, args, tokens):         # a module-level function, run by every rank
+        init(args)
+        ...
+        return {"logits": tensor}              # anything torch.load(weights_only=True) accepts
+
+    results = run_ranks(logits_of, 2, args, tokens)      # one result per rank
+
+The ranks are forked from a server process that has imported the trainer already, so a call costs a fraction
+of a second.
+"""
+
+import io
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.utils.hf_config import pad_vocab_size, shape_from_hf_config
+
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+_PRELOAD = [
+    "tests.megatron_harness",
+    "slime.backends.megatron_utils.model_provider",
+    "megatron.core.optimizer",
+]
+
+
+def tiny_hf_model(model_type: str, seed: int = 0, **overrides):
+    """A random float32 ``transformers`` model of 4 layers whose every parameter matters to its logits."""
+    import transformers
+
+    classes = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+    config_class = getattr(transformers, classes[model_type] + "Config")
+    model_class = getattr(transformers, classes[model_type] + "ForCausalLM")
+    shape = {
+        **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+        **{"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512},
+        **{"head_dim": 16, "tie_word_embeddings": model_type == "qwen3"},
+    }
+    if model_type == "qwen2":
+        del shape["head_dim"]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**shape, **overrides}))
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            noise = torch.randn(param.shape, generator=generator)
+            if "norm" in name:
+                param.add_(0.3 * noise)
+            elif "bias" in name:
+                param.add_(0.1 * noise)
+            else:
+                param.mul_(3)
+    return model.float().eval()
+
+
+def save_tiny_hf(path: Path | str, model_type: str, seed: int = 0, **overrides) -> str:
+    """Writes such a model as a HF checkpoint directory (no tokenizer) and returns its path."""
+    tiny_hf_model(model_type, seed, **overrides).save_pretrained(path)
+    return str(path)
+
+
+def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
+    """The ``args`` that building, loading and syncing a float32 model read; override or add any of them."""
+    tensor_parallel = overrides.get("tensor_model_parallel_size", 1)
+    shape = shape_from_hf_config(hf_checkpoint)
+    defaults = {
+        **shape,
+        "hf_checkpoint": str(hf_checkpoint),
+        "padded_vocab_size": pad_vocab_size(shape["vocab_size"], 1, tensor_parallel),
+        "params_dtype": torch.float32,
+        "bf16": False,
+        "fp16": False,
+        "tensor_model_parallel_size": 1,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "sequence_parallel": False,
+        "seed": 1234,
+        "distributed_timeout_minutes": 1,
+        "calculate_per_token_loss": False,
+        "update_weight_buffer_size": 512 * 1024**2,
+        "train_timeout": 120,
+    }
+    return Namespace(**{**defaults, **overrides})
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+    """Calls ``function(rank, *args)`` in ``world_size`` processes with torch.distributed's environment set.
+
+    Raises:
+        RuntimeError: a rank raised or died; the message holds its traceback. The others are killed.
+        TimeoutError: a rank gave no result within ``timeout`` seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    port = _free_port()
+    processes, pipes = [], {}
+    for rank in range(world_size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_rank_main, args=(sender, function, rank, world_size, port, args))
+        process.start()
+        sender.close()
+        processes.append(process)
+        pipes[receiver] = rank
+    try:
+        return _collect(pipes, world_size, time.monotonic() + timeout)
+    except Exception:
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(pipes: dict[Connection, int], world_size: int, deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < world_size:
+        ready = wait(list(pipes), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"ranks {sorted(pipes.values())} of {world_size} gave no result in time")
+        for receiver in ready:
+            rank = pipes.pop(receiver)
+            try:
+                outcome = torch.load(io.BytesIO(receiver.recv_bytes()), weights_only=True)
+            except EOFError as error:
+                raise RuntimeError(f"rank {rank} died") from error
+            if "error" in outcome:
+                raise RuntimeError(f"rank {rank}:\n{outcome['error']}")
+            results[rank] = outcome["result"]
+    return [results[rank] for rank in range(world_size)]
+
+
+def _rank_main(sender: Connection, function: Callable, rank: int, world_size: int, port: int, args) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
+    torch.set_num_threads(1)
+    try:
+        outcome = {"result": function(rank, *args)}
+    except Exception:
+        outcome = {"error": traceback.format_exc()}
+    buffer = io.BytesIO()
+    torch.save(outcome, buffer)
+    sender.send_bytes(buffer.getvalue())
+    sender.close()
+    if torch.distributed.is_initialized() and "result" in outcome:
+        torch.distributed.destroy_process_group()
+    # Skips the wait for helper threads of gloo, which a failed peer may have left hanging.
+    os._exit(0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,106 @@
+from argparse import Namespace
+
+import pytest
+
+from slime.observability.rollout_metrics import (
+    compute_metrics_from_samples,
+    compute_perf_metrics_from_samples,
+    eval_log_metrics,
+    rollout_log_metrics,
+)
+from slime.utils.types import Sample
+
+
+def make_args(**overrides):
+    values = dict(
+        reward_key=None, advantage_estimator="grpo", rollout_num_gpus=2, n_samples_per_eval_prompt=1
+    )
+    return Namespace(**values | overrides)
+
+
+def make_sample(group, reward, length=4, masked=0, **fields):
+    mask = [0] * masked + [1] * (length - masked)
+    return Sample(group_index=group, reward=reward, response_length=length, loss_mask=mask, **fields)
+
+
+def test_lengths_count_trained_tokens_only():
+    samples = [make_sample(0, 1.0, length=6, masked=2), make_sample(0, 0.0, length=2)]
+    metrics = compute_metrics_from_samples(make_args(), samples)
+    assert metrics["response_len/mean"] == 3.0
+    assert metrics["response_len/max"] == 4.0
+
+
+def test_groups_without_signal_are_counted_by_their_reward():
+    rewards = {0: [1.0, 1.0], 1: [0.0, 1.0], 2: [0.0, 0.0], 3: [1.0, 1.0]}
+    samples = [make_sample(group, reward) for group, values in rewards.items() for reward in values]
+    metrics = compute_metrics_from_samples(make_args(), samples)
+    assert metrics["zero_std/count_1.0"] == 2
+    assert metrics["zero_std/count_0.0"] == 1
+    assert metrics["raw_reward"] == pytest.approx(5 / 8)
+
+
+def test_truncation_and_reward_categories_are_shares():
+    samples = [
+        make_sample(0, {"score": 1.0, "error": "none"}, status=Sample.Status.TRUNCATED),
+        make_sample(0, {"score": 0.0, "error": "format"}, status=Sample.Status.COMPLETED),
+    ]
+    args = make_args(reward_key="score", log_reward_category="error")
+    metrics = compute_metrics_from_samples(args, samples)
+    assert metrics["truncated_ratio"] == 0.5
+    assert metrics["error_cat/format"] == 0.5
+    assert metrics["raw_reward"] == 0.5
+
+
+def test_speed_leaves_out_masked_tokens_and_tool_time_where_it_says_so():
+    samples = [
+        make_sample(0, 1.0, length=8, masked=4, non_generation_time=1.0),
+        make_sample(0, 1.0, length=2),
+    ]
+    perf = compute_perf_metrics_from_samples(make_args(), samples, rollout_time=2.0)
+    assert perf["tokens_per_gpu_per_sec"] == 10 / 2.0 / 2
+    assert perf["effective_tokens_per_gpu_per_sec"] == 6 / 2.0 / 2
+    assert perf["longest_sample_tokens_per_sec"] == 4.0
+    assert perf["longest_sample_tokens_per_sec_without_non_generation"] == 8.0
+    assert perf["non_generation_time/max"] == 1.0
+
+
+def test_rollout_metrics_carry_their_full_names():
+    metrics = rollout_log_metrics(
+        0, make_args(), [make_sample(0, 1.0)], {"rollout/dynamic_filter/drop_x": 3}, 2.0
+    )
+    assert metrics["rollout/dynamic_filter/drop_x"] == 3
+    assert metrics["rollout/response_len/mean"] == 4.0
+    assert metrics["perf/rollout_time"] == 2.0
+
+
+def test_eval_metrics_follow_the_dataset_name():
+    samples = [make_sample(i // 2, float(i % 2)) for i in range(4)]
+    data = {
+        "arith": {
+            "rewards": [0.0, 1.0, 0.0, 1.0],
+            "truncated": [False, True, False, False],
+            "samples": samples,
+        }
+    }
+    args = make_args(log_passrate=True, n_samples_per_eval_prompt=2)
+    metrics = eval_log_metrics(0, args, data)
+    assert metrics["eval/arith"] == 0.5
+    assert metrics["eval/arith-truncated_ratio"] == 0.25
+    assert metrics["eval/arith-pass@2"] == 1.0
+    assert metrics["eval/arith/response_len/mean"] == 4.0
+
+
+def always_true(*_):
+    return True
+
+
+def always_false(*_):
+    return False
+
+
+@pytest.mark.parametrize(("hook", "expect_default"), [("always_true", False), ("always_false", True)])
+def test_a_logging_hook_can_replace_the_default(hook, expect_default, monkeypatch):
+    monkeypatch.setattr("slime.observability.rollout_metrics.load_function", lambda path: globals()[path])
+    args = make_args(custom_rollout_log_function_path=hook, custom_eval_rollout_log_function_path=hook)
+    assert bool(rollout_log_metrics(0, args, [make_sample(0, 1.0)], None, 1.0)) == expect_default
+    assert bool(eval_log_metrics(0, args, {"x": {"rewards": [1.0]}})) == expect_default

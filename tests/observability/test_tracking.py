@@ -1,0 +1,124 @@
+import io
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from slime.observability.console import ConsoleSink
+from slime.observability.jsonl import read_metrics
+from slime.observability.tracking import Tracker, init_tracking, metrics_path
+
+
+def make_args(tmp_path, **overrides):
+    values = dict(
+        metrics_file=None, save=str(tmp_path), num_rollout=15, use_wandb=False, use_tensorboard=False,
+        tb_project_name=None, tb_experiment_name="exp", run_name=None,
+        wandb_mode="offline", wandb_key=None, wandb_host=None, wandb_team=None, wandb_project="slime-test",
+        wandb_group="group", wandb_random_suffix=True, wandb_dir=str(tmp_path), wandb_run_id=None,
+    )  # fmt: skip
+    return Namespace(**values | overrides)
+
+
+def test_metrics_file_defaults_to_the_save_directory(tmp_path):
+    assert metrics_path(make_args(tmp_path)) == tmp_path / "metrics.jsonl"
+    assert metrics_path(make_args(tmp_path, save=None)) == Path("outputs/metrics.jsonl")
+    assert metrics_path(make_args(tmp_path, metrics_file="a/b.jsonl")) == Path("a/b.jsonl")
+
+
+def test_rows_reach_the_file_and_the_console(tmp_path, capsys):
+    tracker = init_tracking(make_args(tmp_path))
+    tracker.log({"train/loss": 0.25}, axis="train", step=0)
+    tracker.log({"rollout/raw_reward": 0.5, "perf/step_time": 2.0}, axis="rollout", step=0)
+    tracker.finish()
+    tracker.finish()
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert metrics["train"][0]["train/loss"] == 0.25
+    assert metrics["rollout"][0]["rollout/raw_reward"] == 0.5
+    assert capsys.readouterr().out == "rollout   1/15  reward 0.500  loss 0.2500  | step 2.0s\n"
+
+
+def test_an_unknown_axis_is_refused_and_an_empty_row_is_not_written(tmp_path):
+    tracker = init_tracking(make_args(tmp_path))
+    tracker.log({}, axis="train", step=0)
+    with pytest.raises(ValueError, match="'steps'"):
+        tracker.log({"a": 1}, axis="steps", step=0)
+    tracker.finish()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_the_rows_of_a_rollout_are_one_line(tmp_path):
+    stream = io.StringIO()
+    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker.log({"rollout/raw_reward": 0.5}, axis="rollout", step=0)
+    for step in range(10):
+        tracker.log({"train/loss": float(step)}, axis="train", step=step)
+    tracker.log({"eval/greedy": 1.0}, axis="eval", step=1)
+    assert stream.getvalue() == ""
+    tracker.log({"perf/step_time": 1.0}, axis="rollout", step=0)
+    tracker.finish()
+    assert stream.getvalue() == (
+        "rollout   1/15  reward 0.500  loss 9.0000  | step 1.0s\neval at   1  greedy 1.000\n"
+    )
+
+
+def test_a_step_that_was_never_ended_is_shown_before_the_next(tmp_path):
+    stream = io.StringIO()
+    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker.log({"rollout/raw_reward": 0.5}, axis="rollout", step=0)
+    tracker.log({"rollout/raw_reward": 0.6}, axis="rollout", step=1)
+    assert stream.getvalue() == "rollout   1/15  reward 0.500\n"
+    tracker.finish()
+    assert stream.getvalue().endswith("rollout   2/15  reward 0.600\n")
+
+
+def test_an_evaluation_line_names_each_dataset_once(tmp_path):
+    stream = io.StringIO()
+    metrics = {
+        "eval/greedy": 1.0,
+        "eval/greedy-truncated_ratio": 0.0,
+        "eval/greedy/truncated_ratio": 0.0,
+        "eval/s": 0.5,
+    }
+    ConsoleSink(make_args(tmp_path), stream).write("eval", 4, metrics)
+    assert stream.getvalue() == "eval at   4  greedy 1.000  s 0.500\n"
+
+
+def test_train_metrics_without_a_rollout_row_are_shown_at_the_end(tmp_path):
+    stream = io.StringIO()
+    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker.log({"train/loss": 1.0}, axis="train", step=0)
+    tracker.finish()
+    assert stream.getvalue() == "train  loss 1.0000\n"
+
+
+def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tb"))
+    tracker = init_tracking(make_args(tmp_path, use_tensorboard=True))
+    tracker.log({"train/loss": 0.25, "train/note": "text"}, axis="train", step=3)
+    tracker.finish()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tb" / "exp")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(3, 0.25)]
+    assert events.Tags()["scalars"] == ["train/loss"]
+
+
+def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
+    """In a process of its own: wandb starts a service that would outlive the test."""
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from test_tracking import make_args; from slime.observability.tracking import init_tracking;"
+        "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(args);"
+        "tracker.log({'train/loss': 0.25}, axis='train', step=3); tracker.finish();"
+        "assert args.wandb_run_id"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | {"WANDB_SILENT": "true"}
+    )
+    assert done.returncode == 0, done.stderr
+    (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"train/loss" in record.read_bytes()

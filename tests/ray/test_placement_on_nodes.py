@@ -1,0 +1,57 @@
+"""Placement on a simulated cluster of several nodes."""
+
+from argparse import Namespace
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from slime.ray.cluster import ClusterTooSmall
+from slime.ray.placement_group import create_placement_groups
+
+
+@pytest.fixture(scope="module", autouse=True)
+def three_nodes():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 0})
+    for _ in range(2):
+        cluster.add_node(num_cpus=4, num_gpus=2)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def flags(**overrides: object) -> Namespace:
+    defaults = dict(
+        actor_num_nodes=1,
+        actor_num_gpus_per_node=2,
+        rollout_num_gpus=2,
+        colocate=False,
+        debug_train_only=False,
+        debug_rollout_only=False,
+        cluster_timeout=60,
+    )
+    return Namespace(**(defaults | overrides))
+
+
+def test_trainer_and_engines_get_disjoint_gpus_across_nodes() -> None:
+    placement = create_placement_groups(flags())
+    try:
+        assert len(placement.actor) == 2 and len(placement.rollout) == 2
+        assert not set(placement.actor.bundles) & set(placement.rollout.bundles)
+        assert sorted(placement.actor.gpu_ids + placement.rollout.gpu_ids) == [0, 0, 1, 1]
+    finally:
+        placement.release()
+
+
+def test_colocated_roles_share_the_slots() -> None:
+    placement = create_placement_groups(flags(colocate=True, actor_num_nodes=2, rollout_num_gpus=4))
+    try:
+        assert placement.actor == placement.rollout
+    finally:
+        placement.release()
+
+
+def test_too_small_a_cluster_is_refused_at_once_with_both_numbers() -> None:
+    with pytest.raises(ClusterTooSmall, match=r"needs 10 GPUs, found 4 on 3 node"):
+        create_placement_groups(flags(actor_num_nodes=4, actor_num_gpus_per_node=2))

@@ -1,0 +1,111 @@
+"""User code for the tests, named by dotted path as on the command line."""
+
+import asyncio
+import copy
+import threading
+
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.sglang_rollout import generate as stock_generate
+from slime.utils.types import Sample
+
+calls: list = []
+
+
+async def length_rm(args, sample, **kwargs):
+    return float(sample.response_length)
+
+
+async def label_rm(args, sample, **kwargs):
+    return float(sample.label in sample.response)
+
+
+def thread_rm(args, sample, **kwargs):
+    calls.append(threading.current_thread().name)
+    return 1.0
+
+
+async def group_rm(args, samples, **kwargs):
+    calls.append([sample.index for sample in samples])
+    return [float(rank) for rank in range(len(samples))]
+
+
+async def failing_rm(args, sample, **kwargs):
+    raise KeyError("no such column")
+
+
+async def silent_rm(args, sample, **kwargs):
+    return None
+
+
+def drop_odd_groups(args, group):
+    odd = group[0].group_index % 2 == 1
+    return DynamicFilterOutput(keep=not odd, reason="odd" if odd else None)
+
+
+def failing_filter(args, group):
+    raise ZeroDivisionError("oh")
+
+
+async def failing_generate(args, sample, sampling_params):
+    if sample.index == 3:
+        raise LookupError("tool is gone")
+    return await stock_generate(args, sample, sampling_params)
+
+
+async def split_generate(args, sample, sampling_params, evaluation=False):
+    calls.append(evaluation)
+    sample = await stock_generate(args, sample, sampling_params)
+    sample.rollout_id = sample.index
+    sibling = copy.deepcopy(sample)
+    sibling.reward = None
+    return [sample, sibling]
+
+
+async def split_rm(args, samples, **kwargs):
+    return [0.5] * len(samples)
+
+
+async def wrong_generate(args, sample, sampling_params):
+    return "text"
+
+
+async def hanging_generate(args, sample, sampling_params):
+    await asyncio.sleep(1000)
+
+
+async def cut_hook(args, sample, *, rollout_id, evaluation):
+    sample.metadata["hooked"] = (rollout_id, evaluation)
+
+
+def replace_hook(args, sample, *, rollout_id, evaluation):
+    copied = copy.deepcopy(sample)
+    copied.metadata["replaced"] = True
+    return copied
+
+
+def remove_short(args, groups):
+    for group in groups:
+        group[0].remove_sample = True
+
+
+def look_at_all(args, all_groups, get_samples):
+    calls.append((len(all_groups), len(get_samples(2))))
+
+
+def newest_first(args, rollout_id, buffer, num_samples):
+    return [buffer.pop() for _ in range(min(num_samples, len(buffer)))]
+
+
+class BareSource:
+    """A data source with nothing but the methods that the rollout needs."""
+
+    def __init__(self, args):
+        self.next = 0
+
+    def get_samples(self, num_samples):
+        groups = []
+        for _ in range(num_samples):
+            prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+            groups.append([Sample(prompt=prompt, index=self.next, group_index=self.next)])
+            self.next += 1
+        return groups

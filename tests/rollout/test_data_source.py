@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, state_path
+from slime.utils.types import Sample
+
+
+def prompts(groups):
+    return [group[0].label for group in groups]
+
+
+def test_groups_are_copies_with_running_numbers(make_args):
+    source = RolloutDataSource(make_args())
+    first, second = source.get_samples(2)
+    assert [(s.group_index, s.index) for s in first + second] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    first[0].metadata["mine"] = True
+    assert "mine" not in first[1].metadata
+    assert len(source) == 20
+
+
+def test_epochs_follow_one_another_even_within_one_call(make_args):
+    source = RolloutDataSource(make_args())
+    labels = prompts(source.get_samples(45))
+    assert labels == [f"a{i % 20}" for i in range(45)]
+    assert (source.epoch_id, source.sample_offset) == (2, 5)
+
+
+def test_every_epoch_is_a_new_permutation(make_args):
+    labels = prompts(RolloutDataSource(make_args(rollout_shuffle=True)).get_samples(40))
+    assert sorted(labels[:20]) == sorted(labels[20:]) == sorted(f"a{i}" for i in range(20))
+    assert labels[:20] != labels[20:]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("before", [5, 20, 27])
+def test_a_restart_goes_on_as_if_nothing_had_happened(make_args, shuffle, before):
+    args = make_args(rollout_shuffle=shuffle)
+    source = RolloutDataSourceWithBuffer(args)
+    taken = source.get_samples(before)
+    taken[0][0].append_response_tokens(tokens=[5], log_probs=[-1.0], text="x")
+    taken[0][0].status = Sample.Status.ABORTED
+    taken[0][0].metadata["start_rollout_id"] = 2
+    source.add_samples([taken[0]])
+    source.ledger.trained += before - 1
+    source.save(2)
+    expected = source.get_samples(30)
+
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(2)
+    assert resumed.get_samples(30) == expected
+    assert expected[0][0].response == "x"
+    assert resumed.ledger == source.ledger
+    assert resumed.ledger.unaccounted(resumed.get_buffer_length()) == 30
+
+
+def test_without_a_saved_state_prompts_start_from_the_beginning(make_args, caplog):
+    source = RolloutDataSource(make_args())
+    source.load(-1)
+    assert not caplog.records
+    source.load(4)
+    assert "no data source state" in caplog.text
+    assert prompts(source.get_samples(1)) == ["a0"]
+
+
+def test_a_state_of_other_data_is_refused(make_args, prompt_file):
+    args = make_args()
+    RolloutDataSource(args).save(0)
+    args.prompt_data += "@[:10]"
+    with pytest.raises(ValueError, match=r"10 prompts, but the run to resume had 20"):
+        RolloutDataSource(args).load(0)
+
+
+def test_the_state_is_plain_data_and_complete_before_it_is_visible(make_args):
+    args = make_args()
+    source = RolloutDataSourceWithBuffer(args)
+    source.save(0)
+    path = state_path(args.save, 0)
+    assert torch.load(path, weights_only=True)["sample_offset"] == 0
+    assert list(path.parent.iterdir()) == [path]
+    (group,) = source.get_samples(1)
+    group[0].metadata["handle"] = state_path
+    source.add_samples([group])
+    with pytest.raises((ValueError, AttributeError)):
+        source.save(1)
+    assert not state_path(args.save, 1).exists()
+
+
+def test_the_buffer_comes_first_and_only_takes_whole_groups(make_args):
+    source = RolloutDataSourceWithBuffer(make_args())
+    groups = source.get_samples(3)
+    source.add_samples([groups[2], groups[0]])
+    assert prompts(source.get_samples(3)) == ["a2", "a0", "a3"]
+    with pytest.raises(ValueError, match="a group is a list of 2 samples, found 1 samples"):
+        source.add_samples([groups[0][:1]])
+    with pytest.raises(RuntimeError, match="no buffer"):
+        RolloutDataSource(make_args()).add_samples(groups)
+
+
+def test_a_buffer_filter_chooses(make_args):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.newest_first"))
+    groups = source.get_samples(3)
+    source.add_samples(groups)
+    assert prompts(source.get_samples(2)) == ["a2", "a1"]
+    assert source.get_buffer_length() == 1
+
+
+def test_without_a_dataset_samples_are_empty_but_numbered(make_args):
+    source = RolloutDataSource(make_args(rollout_global_dataset=False))
+    (group,) = source.get_samples(1)
+    assert [s.index for s in group] == [0, 1] and group[0].prompt == ""

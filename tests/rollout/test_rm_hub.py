@@ -1,0 +1,185 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+from slime.rollout.base_types import RolloutError
+from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader
+from slime.rollout.rm_hub.math_grader import GraderError, MathGraderPool, MathWorker
+from slime.utils.types import Sample
+from tests.rollout import plugins
+
+PLUGINS = "tests.rollout.plugins."
+
+
+@pytest.fixture(scope="module")
+def worker():
+    worker = MathWorker(limit_s=0.5)
+    yield worker
+    worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("\\frac{1}{2}", "0.5", True),
+        ("1316", "1316.0", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        ("1316", "1317", False),
+        ("\\{1,2\\}", "\\{2,1\\}", True),
+        ("7", "not a number", False),
+    ],
+)
+def test_answers_are_compared_as_mathematics(worker, gold, answer, equal):
+    assert worker.equal(gold, answer) is equal
+
+
+def test_an_answer_that_hangs_the_grader_is_killed_and_counts_as_wrong(worker):
+    start = time.monotonic()
+    assert worker.equal("1", "9^{9^{9^{9}}}") is False
+    assert time.monotonic() - start < 5
+    assert worker.equal("1/2", "0.5") is True
+
+
+def test_a_label_that_is_no_mathematics_is_an_error(worker):
+    with pytest.raises(GraderError, match="no mathematical expression"):
+        worker.equal("", "1")
+
+
+def test_a_worker_that_is_killed_once_is_replaced_and_twice_an_error(worker, monkeypatch):
+    assert worker.equal("1", "1.0") is True
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+    assert worker.equal("1", "1.0") is True
+    monkeypatch.setattr(math_grader, "_WORKER", Path("/nonexistent.py"))
+    worker.stop()
+    with pytest.raises(GraderError, match="grading process ended with exit status 2"):
+        worker.equal("1", "1.0")
+
+
+def test_the_worker_dies_with_its_parent_and_loads_nothing_heavy():
+    code = (
+        "import sys, time; from slime.rollout.rm_hub.math_grader import MathGraderPool\n"
+        "pool = MathGraderPool(1); pool.equal('1', '1.0'); process = pool._workers[0]._process\n"
+        "maps = open(f'/proc/{process.pid}/maps').read()\n"
+        "print(process.pid, 'libtorch' in maps or '_raylet' in maps, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pid, heavy = parent.stdout.readline().split()
+    assert heavy == "False"
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "the grading process outlives its parent"
+        time.sleep(0.02)
+
+
+def test_a_pool_serves_several_threads_and_closes():
+    pool = MathGraderPool(2)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(pool.equal("1", "1.0"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    processes = [w._process for w in pool._workers if w._process]
+    pool.close()
+    assert processes and all(process.poll() is not None for process in processes)
+
+
+@pytest.mark.parametrize(
+    ("rm_type", "response", "label", "reward"),
+    [
+        ("math", "so \\boxed{0.5}", "\\frac{1}{2}", 1.0),
+        ("math", "so \\boxed{4}", "5", 0.0),
+        ("math", "so 5", "5", 0.0),
+        ("math", "\\boxed{1} no, \\boxed{\\frac{1}{3}}", "$\\boxed{\\frac{1}{3}}$", 1.0),
+        ("deepscaler", "<think>\\boxed{1}</think> \\boxed{2}", "2", 1.0),
+        ("deepscaler", "\\boxed{2}", "2", 0.0),
+        ("f1", "The cat sat", "a cat sat", 1.0),
+        ("f1", "yes", "no", 0.0),
+        ("boxed_f1", "dog \\boxed{cat}", "cat", 1.0),
+        ("gpqa", "The answer is (C).", "C", 1.0),
+        ("gpqa", "I think it is B", "C", 0.0),
+    ],
+)
+async def test_named_types(make_args, rm_type, response, label, reward):
+    args = make_args(custom_rm_path=None, rm_type=rm_type)
+    assert await async_rm(args, Sample(response=response, label=label)) == reward
+
+
+async def test_dapo_gives_a_score_and_a_verdict(make_args):
+    args = make_args(custom_rm_path=None, rm_type="dapo")
+    right = await async_rm(args, Sample(response="hence\nAnswer: $1,000$", label="1000"))
+    assert right == {"score": 1.0, "acc": True, "pred": "1000"}
+    wrong = await async_rm(args, Sample(response="1000", label="1000"))
+    assert (wrong["score"], wrong["acc"]) == (-1.0, False)
+
+
+async def test_precedence_sample_path_then_flag_then_metadata(make_args):
+    args = make_args(rm_type="math", custom_rm_path=None)
+    sample = Sample(response="yes", label="yes", response_length=9, metadata={"rm_type": "f1"})
+    assert await async_rm(args, sample) == 1.0
+    args.custom_rm_path = PLUGINS + "length_rm"
+    assert await async_rm(args, sample) == 9.0
+    sample.custom_rm_path = PLUGINS + "label_rm"
+    assert await async_rm(args, sample) == 1.0
+
+
+async def test_a_plain_function_runs_off_the_event_loop(make_args):
+    args = make_args(custom_rm_path=PLUGINS + "thread_rm")
+    assert await async_rm(args, Sample()) == 1.0
+    assert plugins.calls[0] != threading.current_thread().name
+
+
+async def test_a_batch_gets_one_call_and_must_be_answered_in_full(make_args):
+    args = make_args(custom_rm_path=PLUGINS + "group_rm")
+    assert await batched_async_rm(args, [Sample(index=4), Sample(index=5)]) == [0.0, 1.0]
+    assert plugins.calls == [[4, 5]]
+    args.custom_rm_path = PLUGINS + "split_rm_short"
+    plugins.split_rm_short = lambda args, samples: [1.0]
+    with pytest.raises(RolloutError, match="expected 2 rewards"):
+        await batched_async_rm(args, [Sample(), Sample()])
+
+
+async def test_an_unknown_type_and_a_missing_label_are_errors(make_args):
+    args = make_args(custom_rm_path=None, rm_type="maths")
+    with pytest.raises(RolloutError, match="--rm-type maths: expected one of math, deepscaler"):
+        await async_rm(args, Sample())
+    args.rm_type = "math"
+    with pytest.raises(RolloutError, match="no label"):
+        await async_rm(args, Sample(response="\\boxed{1}"))
+
+
+async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
+    app, seen = FastAPI(), []
+
+    @app.post("/")
+    async def score(request: Request):
+        seen.append(await request.json())
+        if len(seen) == 1:
+            raise RuntimeError("not yet")
+        return 0.75
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    args = make_args(custom_rm_path=None, rm_type="remote_rm")
+    args.rm_url = f"http://127.0.0.1:{port}/"
+    reward = await async_rm(args, Sample(prompt="p", response="r", label="l"))
+    server.should_exit = True
+    thread.join()
+    assert reward == 0.75
+    assert seen == [{"prompt": "p", "response": "r", "label": "l"}] * 2

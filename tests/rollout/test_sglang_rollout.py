@@ -1,0 +1,235 @@
+import re
+
+import pytest
+
+from slime.rollout.base_types import RolloutError
+from slime.rollout.sglang_rollout import generate_rollout_async
+from slime.utils.types import Sample
+from tests.rollout import plugins
+
+PLUGINS = "tests.rollout.plugins."
+
+
+def question(conversation):
+    return int(re.search(r"user\nq(\d+)<", conversation)[1])
+
+
+def balanced(source):
+    return source.ledger.unaccounted(source.get_buffer_length()) == 0
+
+
+async def test_collects_the_groups_in_order_with_tokens_log_probs_and_rewards(engine, make_args, make_source):
+    args = make_args()
+    engine.answer = lambda conversation: f"a{question(conversation)}"
+    engine.delay = lambda conversation: 0.03 - 0.01 * question(conversation)  # the last is done first
+    source = make_source(args)
+
+    output = await generate_rollout_async(args, 0, source)
+
+    assert [[s.index for s in group] for group in output.samples] == [[0, 1], [2, 3], [4, 5]]
+    assert [group[0].label for group in output.samples] == ["a0", "a1", "a2"]
+    sample = output.samples[1][0]
+    assert sample.response == "a1<|im_end|>"
+    assert sample.status == Sample.Status.COMPLETED
+    assert sample.response_length == len(sample.rollout_log_probs) == len(sample.loss_mask) == 3
+    assert sample.tokens[-3:] == engine.tokenizer("a1<|im_end|>", add_special_tokens=False)["input_ids"]
+    assert sample.rollout_log_probs == [-0.25] * 3
+    assert sample.reward == 3.0
+    assert sample.weight_versions == ["1"]
+    assert sample.prefix_cache_info.cached_tokens == 1
+    assert source.ledger.trained == source.ledger.issued == 3
+    assert balanced(source)
+
+
+async def test_a_response_at_the_limit_is_truncated(engine, make_args, make_source):
+    args = make_args(rollout_max_response_len=2)
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert {s.status for group in output.samples for s in group} == {Sample.Status.TRUNCATED}
+    assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 2
+
+
+async def test_concurrency_stays_below_the_limit(engine, make_args, make_source):
+    args = make_args(sglang_server_concurrency=2, rollout_batch_size=5, over_sampling_batch_size=5)
+    engine.delay = lambda conversation: 0.01
+    await generate_rollout_async(args, 0, make_source(args))
+    assert engine.most_running == 2
+
+
+async def test_seeds_differ_between_samples_and_repeat_between_runs(engine, make_args, make_source):
+    args = make_args(sglang_enable_deterministic_inference=True)
+    source = make_source(args)
+    await generate_rollout_async(args, 0, source)
+    first = sorted(body["sampling_params"]["sampling_seed"] for body in engine.requests)
+    assert first == [42 + i for i in range(6)]
+    engine.requests.clear()
+    await generate_rollout_async(args, 1, source)
+    assert sorted(body["sampling_params"]["sampling_seed"] for body in engine.requests)[0] == 48
+
+
+async def test_a_filtered_group_is_replaced_and_counted(engine, make_args, make_source):
+    args = make_args(dynamic_sampling_filter_path=PLUGINS + "drop_odd_groups", over_sampling_batch_size=4)
+    source = make_source(args)
+    output = await generate_rollout_async(args, 0, source)
+    assert [group[0].group_index % 2 for group in output.samples] == [0, 0, 0]
+    assert output.metrics["rollout/dynamic_filter/drop_odd"] == source.ledger.filtered >= 2
+    assert balanced(source)
+
+
+async def test_surplus_is_aborted_and_dropped(engine, make_args, make_source):
+    args = make_args(over_sampling_batch_size=5)
+    engine.delay = lambda conversation: 0.0 if question(conversation) < 3 else 0.5
+    source = make_source(args)
+    output = await generate_rollout_async(args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 1, 2]
+    assert engine.aborts >= 1
+    assert engine.running == 0
+    assert source.ledger.dropped == 2 and source.get_buffer_length() == 0
+    assert balanced(source)
+
+
+async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, make_source):
+    args = make_args(partial_rollout=True, over_sampling_batch_size=4, mask_offpolicy_in_partial_rollout=True)
+    long_answer = "abcdefghijklmnopqrst"
+    engine.answer = lambda conversation: long_answer if question(conversation) == 3 else "ok"
+    engine.delay = lambda conversation: 0.1 if question(conversation) == 3 else 0.05
+    source = make_source(args)
+    await generate_rollout_async(args, 0, source)
+    assert source.get_buffer_length() == 1
+    begun = source.buffer[0][0]
+    assert begun.status == Sample.Status.ABORTED
+    assert 0 < begun.response_length < 20
+    assert begun.metadata["start_rollout_id"] == 0
+    assert balanced(source)
+
+    engine.delay = lambda conversation: 0.0
+    engine.weight_version = "2"
+    before = begun.response_length
+    output = await generate_rollout_async(args, 1, source)
+
+    finished = output.samples[0][0]
+    assert finished.group_index == 3
+    assert finished.response == long_answer + "<|im_end|>"
+    assert finished.loss_mask == [0] * before + [1] * (21 - before)
+    assert finished.weight_versions == ["1", "2"]
+    assert balanced(source)
+
+
+async def test_group_reward_gets_the_whole_group(engine, make_args, make_source):
+    args = make_args(group_rm=True, custom_rm_path=PLUGINS + "group_rm")
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert [[s.reward for s in group] for group in output.samples] == [[0.0, 1.0]] * 3
+    assert sorted(plugins.calls) == [[0, 1], [2, 3], [4, 5]]
+
+
+async def test_a_split_sample_stays_together_and_is_scored(engine, make_args, make_source):
+    args = make_args(
+        custom_generate_function_path=PLUGINS + "split_generate", custom_rm_path=PLUGINS + "split_rm"
+    )
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert [[len(split) for split in group] for group in output.samples] == [[2, 2]] * 3
+    assert {s.reward for group in output.samples for split in group for s in split} == {0.5}
+    assert plugins.calls == [False] * 6
+
+
+async def test_hooks_see_every_sample_and_may_replace_it(engine, make_args, make_source):
+    args = make_args(rollout_sample_hook_path=[PLUGINS + "cut_hook", PLUGINS + "replace_hook"])
+    output = await generate_rollout_async(args, 7, make_source(args))
+    for group in output.samples:
+        for sample in group:
+            assert sample.metadata["hooked"] == (7, False)
+            assert sample.metadata["replaced"] is True
+
+
+async def test_batch_hooks_run_and_what_they_fetch_is_accounted_for(engine, make_args, make_source):
+    args = make_args(
+        rollout_sample_filter_path=PLUGINS + "remove_short",
+        rollout_all_samples_process_path=PLUGINS + "look_at_all",
+    )
+    source = make_source(args)
+    output = await generate_rollout_async(args, 0, source)
+    assert [[s.remove_sample for s in group] for group in output.samples] == [[True, False]] * 3
+    assert plugins.calls == [(3, 2)]
+    assert source.ledger.dropped == 2
+    assert balanced(source)
+
+
+async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
+    args = make_args(n_samples_per_prompt=1)
+    output = await generate_rollout_async(args, 0, plugins.BareSource(args))
+    assert len(output.samples) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"custom_rm_path": PLUGINS + "failing_rm"},
+            r"plugins\.failing_rm failed on sample \d of group \d: KeyError",
+        ),
+        ({"custom_rm_path": PLUGINS + "silent_rm"}, r"plugins\.silent_rm returned None for sample \d"),
+        ({"custom_rm_path": None}, r"--rm-type None: expected one of math"),
+        (
+            {"custom_generate_function_path": PLUGINS + "failing_generate"},
+            r"plugins\.failing_generate failed on sample 3 of group 1: LookupError: tool is gone",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "wrong_generate"},
+            r"plugins\.wrong_generate returned 'text' for sample \d",
+        ),
+        (
+            {"dynamic_sampling_filter_path": PLUGINS + "failing_filter"},
+            r"plugins\.failing_filter failed on samples \[\d, \d\]: ZeroDivisionError: oh",
+        ),
+        ({"apply_chat_template": False}, r"sample \d is a list of messages: pass --apply-chat-template"),
+        (
+            {"custom_generate_function_path": PLUGINS + "hanging_generate", "rollout_timeout": 0.2},
+            r"rollout 0: 3 groups unfinished after 0.2 s .* first sample \[0, 2, 4\]",
+        ),
+    ],
+)
+async def test_user_code_that_fails_ends_the_rollout_with_its_name(
+    engine, make_args, make_source, overrides, message
+):
+    args = make_args(**overrides)
+    with pytest.raises(RolloutError, match=message):
+        await generate_rollout_async(args, 0, make_source(args))
+
+
+async def test_a_request_that_the_engine_refuses_ends_the_rollout(engine, make_args, make_source):
+    args = make_args()
+    engine.fail_with = 400
+    with pytest.raises(RolloutError, match=r"generate failed on sample \d .*HTTP 400: .*no such thing"):
+        await generate_rollout_async(args, 0, make_source(args))
+
+
+async def test_a_sample_aborted_by_somebody_else_ends_the_rollout(engine, make_args, make_source):
+    args = make_args()
+    aborted = []
+
+    def abort_once(conversation):
+        if not aborted:
+            aborted.append(True)
+            engine.aborts += 1
+        return 0.01
+
+    engine.delay = abort_once
+    with pytest.raises(RolloutError, match="was aborted, though the rollout did not ask"):
+        await generate_rollout_async(args, 0, make_source(args))
+
+
+async def test_after_a_failure_the_next_rollout_works(engine, make_args, make_source):
+    args = make_args(custom_generate_function_path=PLUGINS + "failing_generate")
+    source = make_source(args)
+    with pytest.raises(RolloutError):
+        await generate_rollout_async(args, 0, source)
+    args.custom_generate_function_path = None
+    output = await generate_rollout_async(args, 1, source)
+    assert len(output.samples) == 3
+
+
+async def test_the_session_goes_to_the_router_for_sticky_routing(engine, make_args, make_source):
+    args = make_args(router_policy="consistent_hashing")
+    output = await generate_rollout_async(args, 0, make_source(args))
+    sessions = {s.session_id for group in output.samples for s in group}
+    assert {headers["x-smg-routing-key"] for headers in engine.headers} == sessions
+    assert len(sessions) == 6

@@ -1,0 +1,112 @@
+"""The shell scripts are valid bash, and train.py accepts the flags they pass."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
+LAUNCHERS = sorted((ROOT / "scripts").glob("run-*.sh")) + sorted((ROOT / "scripts/quickstart").glob("*.sh"))
+MODELS = sorted((ROOT / "scripts/models").glob("*.sh"))
+
+
+def name(path):
+    return str(path.relative_to(ROOT / "scripts"))
+
+
+def flags_of(launcher, tmp_path):
+    """What a launcher passes to train.py, caught by a program named python that comes first in PATH."""
+    fake = tmp_path / "bin" / "python"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    fake.chmod(0o755)
+    places = {name: str(tmp_path / name.lower()) for name in ("MODELS", "DATASETS", "RUNS", "OUTPUT")}
+    env = (
+        os.environ | places | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "SEED": "3", "NUM_ROLLOUT": "4"}
+    )
+    done = subprocess.run(["bash", str(launcher)], env=env, capture_output=True, text=True, check=True)
+    script, *flags = done.stdout.rstrip("\0").split("\0")
+    assert script == "train.py"
+    return flags
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_script_is_valid_bash(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
+def test_launcher_passes_each_flag_once(launcher, tmp_path):
+    flags = [flag for flag in flags_of(launcher, tmp_path) if flag.startswith("--")]
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
+def test_launcher_uses_flags_that_train_py_knows(launcher, tmp_path):
+    # Generated with the parser and kept fresh by a test of its own.
+    known = set(re.findall(r"--[\w-]+", (ROOT / "docs/flags.md").read_text()))
+    used = {flag for flag in flags_of(launcher, tmp_path) if flag.startswith("--")}
+    # SGLang's own flags come from its ServerArgs, which exist only where it is installed.
+    assert {flag for flag in used - known if not flag.startswith("--sglang-")} == set()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=name)
+def test_model_file_gives_a_consistent_shape(model):
+    command = f'source "{model}"; printf "%s\\0" "${{MODEL_ARGS[@]}}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    words = done.stdout.rstrip("\0").split("\0")
+    value = {flag: words[place + 1] for place, flag in enumerate(words[:-1]) if flag.startswith("--")}
+    heads, groups = int(value["--num-attention-heads"]), int(value["--num-query-groups"])
+    assert heads % groups == 0
+    assert "--kv-channels" in value or int(value["--hidden-size"]) % heads == 0
+    assert float(value["--rotary-base"]) >= 500_000
+
+
+def test_the_base_of_rotary_embeddings_can_be_overridden():
+    command = f'source "{ROOT}/scripts/models/qwen3-4B.sh"; printf "%s\\n" "${{MODEL_ARGS[@]}}"'
+    env = os.environ | {"MODEL_ARGS_ROTARY_BASE": "5000000"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, env=env)
+    assert "--rotary-base\n5000000\n" in done.stdout
+
+
+def test_pre_commit_and_ci_run_the_same_tools():
+    assert "scripts/test.sh" in (ROOT / ".ci/run").read_text()
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    script = (ROOT / "scripts/test.sh").read_text()
+    config = (ROOT / ".pre-commit-config.yaml").read_text()
+    for tool in ("ruff check", "ruff format", "mypy"):
+        assert tool in script
+        assert tool in config
+
+
+def test_a_ready_environment_is_not_installed_again(tmp_path):
+    """use_environment with the fingerprint in place calls no pip."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/activate").write_text("echo activated\n")
+    library = ROOT / "scripts/lib/environment.sh"
+    stamp = f'environment_fingerprint dev,test >"{venv}/.installed-dev,test"'
+    command = f'set -e; source "{library}"; {stamp}; use_environment dev test'
+    env = os.environ | {"SLIME_VENV": str(venv)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stdout) == (0, "activated\n"), done.stderr
+
+
+def test_a_missing_interpreter_is_named(tmp_path):
+    library = ROOT / "scripts/lib/environment.sh"
+    env = os.environ | {"SLIME_VENV": str(tmp_path / "venv"), "SLIME_PYTHON": "no-such-python"}
+    command = f'set -e; source "{library}"; use_environment'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no suitable Python: found no-such-python, wanted 3.11 or 3.12")
+
+
+def test_pages_name_only_files_that_exist():
+    """Paths in backticks or links of README.md and docs/ that look like files of the repository."""
+    pattern = re.compile(r"\b(?:scripts|examples|tools|docs|constraints|slime)/[\w./-]+\.(?:sh|py|md|txt)\b")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {path for page in pages for path in pattern.findall(page.read_text())}
+    assert {path for path in named if not (ROOT / path).exists()} == set()

@@ -1,0 +1,78 @@
+"""What trainer tests share: the flags a trainer reads, and rollouts split over ranks."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+from slime.utils.dp_schedule import build_dp_schedule
+from tests.megatron_harness import make_args
+
+_FLAGS = {
+    **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
+    **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
+    **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
+    **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
+    **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
+    **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
+    **dict(use_tis=False, tis_clip=2.0, tis_clip_low=0.0, custom_tis_function_path=None),
+    **dict(use_opsm=False, opsm_delta=1e-4, normalize_advantages=False, reset_optimizer_states=False),
+    **dict(custom_pg_loss_reducer_function_path=None, custom_advantage_function_path=None),
+    **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),
+    **dict(custom_megatron_before_train_step_hook_path=None, save_debug_train_data=None),
+    **dict(compute_advantages_and_returns=True, ref_update_interval=None, rollout_temperature=1.0),
+    **dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1),
+    **dict(balance_data=False, balance_by_flops=False),
+    **dict(optimizer="adam", lr=1e-3, min_lr=0.0, weight_decay=0.1, clip_grad=0.5),
+    **dict(adam_beta1=0.9, adam_beta2=0.98, adam_eps=1e-8, lr_decay_style="constant"),
+    **dict(num_rollout=10, rollout_batch_size=2, n_samples_per_prompt=4, global_batch_size=8),
+}
+
+
+def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
+    """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
+    return make_args(hf_checkpoint, **{**_FLAGS, **overrides})
+
+
+def random_rollout(vocab_size: int, num_samples: int = 8, seed: int = 0) -> dict:
+    """Samples of various lengths with rewards, partial loss masks and the engine's log-probs."""
+    generator = torch.Generator().manual_seed(seed)
+    batch: dict = {key: [] for key in ("tokens", "response_lengths", "loss_masks", "rollout_log_probs")}
+    for _ in range(num_samples):
+        prompt = int(torch.randint(2, 8, (), generator=generator))
+        response = int(torch.randint(3, 20, (), generator=generator))
+        batch["tokens"].append(torch.randint(vocab_size, (prompt + response,), generator=generator).tolist())
+        batch["response_lengths"].append(response)
+        mask = (torch.rand(response, generator=generator) < 0.8).int()
+        mask[-1] = 1
+        batch["loss_masks"].append(mask.tolist())
+        batch["rollout_log_probs"].append((-2 - torch.rand(response, generator=generator)).tolist())
+    batch["rewards"] = torch.randn(num_samples, generator=generator).tolist()
+    batch["raw_reward"] = list(batch["rewards"])
+    batch["truncated"] = [0] * num_samples
+    batch["sample_indices"] = batch["rollout_ids"] = [*range(num_samples)]
+    batch["rollout_mask_sums"] = [sum(mask) for mask in batch["loss_masks"]]
+    return batch
+
+
+def split(args: Namespace, batch: dict, parallel_config: dict) -> dict:
+    """The shard of one rank, in the form that `slime.rollout.train_data` makes."""
+    total_lengths = [len(tokens) for tokens in batch["tokens"]]
+    schedule = build_dp_schedule(
+        args,
+        parallel_config,
+        total_lengths,
+        global_batch_size=args.global_batch_size,
+        rollout_indices=batch["rollout_ids"],
+    )
+    rank = parallel_config["dp_rank"]
+    partition = schedule.partitions[rank]
+    return {
+        **{key: [values[i] for i in partition] for key, values in batch.items()},
+        "raw_reward": batch["raw_reward"],
+        "total_lengths": total_lengths,
+        "partition": partition,
+        "micro_batch_indices": schedule.micro_batch_indices[rank],
+        "num_microbatches": schedule.num_microbatches,
+        "global_batch_sizes": schedule.global_batch_sizes,
+    }

@@ -1,0 +1,146 @@
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slime.utils.data import DataError, Dataset, read_file
+from tools.make_tiny_model import make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    path = tmp_path / "numbers.jsonl"
+    path.write_text("\n".join(json.dumps({"n": n}) for n in range(5)) + "\n\n")
+    return path
+
+
+def write_lines(tmp_path, *lines):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "wanted"),
+    [
+        ("", [0, 1, 2, 3, 4]),
+        ("@[1:3]", [1, 2]),
+        ("@[:2]", [0, 1]),
+        ("@[3:]", [3, 4]),
+        ("@[-2:]", [3, 4]),
+        ("@[1:-1]", [1, 2, 3]),
+        ("@[4:2]", []),
+    ],
+)
+def test_a_suffix_selects_records_as_a_slice_does(numbers, suffix, wanted):
+    assert [record["n"] for record in read_file(f"{numbers}{suffix}")] == wanted
+    table = numbers.with_suffix(".parquet")
+    pq.write_table(pa.table({"n": range(5)}), table)
+    assert [record["n"] for record in read_file(f"{table}{suffix}")] == wanted
+
+
+def test_parquet_keeps_nested_values(tmp_path):
+    messages = [{"role": "user", "content": "hi"}]
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.Table.from_pylist([{"prompt": messages, "tags": ["a", "b"]}]), path)
+    assert list(read_file(str(path))) == [{"prompt": messages, "tags": ["a", "b"]}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((["{}", "{oops"]), r"data.jsonl:2: not valid JSON"),
+        ((["{}", "", "[1]"]), r"data.jsonl:3: expected a JSON object, found list"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, lines, message):
+    with pytest.raises(DataError, match=message):
+        list(read_file(write_lines(tmp_path, *lines)))
+
+
+def test_a_missing_or_foreign_file_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere.jsonl: no such data file"):
+        list(read_file(str(tmp_path / "nowhere.jsonl")))
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"found suffix '.csv', expected .jsonl or .parquet"):
+        list(read_file(str(tmp_path / "data.csv")))
+    (tmp_path / "data.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match=r"data.parquet: not a parquet file"):
+        list(read_file(str(tmp_path / "data.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "message"),
+    [
+        ({"text": "a"}, {"prompt_key": "prompt"}, r":1: no field 'prompt' \(found: 'text'\)"),
+        ({"text": 3}, {}, r":1: field 'text' is 3, expected text or a list of messages"),
+        ({"text": "a"}, {"label_key": "answer"}, r":1: no field 'answer'"),
+        ({"text": "a", "metadata": "[]"}, {}, r":1: metadata is list, expected an object"),
+        ({"text": "a", "tools": "{"}, {"tool_key": "tools"}, r":1: tools are not valid JSON"),
+        ({"text": [{"no": "role"}]}, {}, r":1: {'no': 'role'} in field 'text' is no message with a role"),
+        ({"text": "a"}, {"apply_chat_template": True}, r":1: the chat template fails .*what a prompt"),
+        ({"text": "a" * 9}, {"max_length": 8}, r"no prompt of at most 8 tokens among 1 records"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_named(tmp_path, record, options, message):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('what a prompt') }}"
+    with pytest.raises(DataError, match=message):
+        Dataset(write_lines(tmp_path, record), tokenizer, **options)
+
+
+def test_the_chat_template_is_applied_to_text_and_to_messages(tmp_path, tokenizer):
+    path = write_lines(tmp_path, {"text": "hi"}, {"text": [{"role": "user", "content": "hi"}]})
+    prompts = [s.prompt for s in Dataset(path, tokenizer, apply_chat_template=True).samples]
+    assert prompts == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"] * 2
+    plain = Dataset(path, tokenizer).samples
+    assert [plain[0].prompt, plain[1].prompt] == ["hi", [{"role": "user", "content": "hi"}]]
+
+
+def test_template_arguments_and_tools_reach_the_template(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ mood }} {{ tools[0]['name'] }} {{ messages[0]['content'] }}"
+    path = write_lines(tmp_path, {"text": "hi", "tools": json.dumps([{"name": "calc"}])})
+    dataset = Dataset(
+        path,
+        tokenizer,
+        tool_key="tools",
+        apply_chat_template=True,
+        apply_chat_template_kwargs={"mood": "good"},
+    )
+    assert dataset[0].prompt == "good calc hi"
+    assert dataset[0].metadata == {"tools": [{"name": "calc"}]}
+
+
+def test_long_prompts_are_left_out_in_order(tmp_path, tokenizer):
+    path = write_lines(tmp_path, *({"text": "x" * n} for n in (3, 9, 1, 8)))
+    assert [len(s.prompt) for s in Dataset(path, tokenizer, max_length=8).samples] == [3, 1, 8]
+
+
+def test_each_epoch_has_its_own_order_which_repeats(tmp_path, tokenizer):
+    path = write_lines(tmp_path, *({"text": str(n)} for n in range(20)))
+
+    def order(epochs, seed=1):
+        dataset = Dataset(path, tokenizer, seed=seed)
+        for epoch in epochs:
+            dataset.shuffle(epoch)
+        return [s.prompt for s in dataset.samples]
+
+    assert order([0]) != order([1])
+    assert order([0, 1]) == order([1]) == order([1, 1])
+    assert order([1], seed=2) != order([1])
+    assert sorted(order([3]), key=int) == [str(n) for n in range(20)]
+
+
+def test_reading_reports_the_true_line_after_blank_lines(tmp_path):
+    path = write_lines(tmp_path, "", "", "nope")
+    with pytest.raises(DataError) as error:
+        list(read_file(path))
+    assert re.search(r"data\.jsonl:3:", str(error.value))

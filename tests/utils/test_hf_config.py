@@ -1,0 +1,102 @@
+"""Shapes from config.json: what is read, and what is refused."""
+
+import json
+
+import pytest
+
+from slime.utils.hf_config import HfConfigError, pad_vocab_size, shape_from_config_dict, shape_from_hf_config
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+}
+LLAMA3_ROPE = {
+    **{"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_fields_carry_megatron_names(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert shape_from_hf_config(tmp_path) == {
+        "model_type": "llama",
+        "num_layers": 2,
+        "hidden_size": 64,
+        "ffn_hidden_size": 128,
+        "num_attention_heads": 8,
+        "num_query_groups": 2,
+        "kv_channels": 8,
+        "norm_epsilon": 1e-5,
+        "layernorm_epsilon": 1e-5,
+        "vocab_size": 100,
+        "max_position_embeddings": 512,
+        "untie_embeddings_and_output_weights": True,
+        "qk_layernorm": False,
+        "add_qkv_bias": False,
+        "rotary_base": 5e5,
+        "use_rope_scaling": False,
+        "rope_scaling_factor": 8.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"model_type": "qwen3", "head_dim": 16}, "qk_layernorm", True),
+        ({"model_type": "qwen3"}, "kv_channels", 128),
+        ({"model_type": "qwen2"}, "add_qkv_bias", True),
+        ({"tie_word_embeddings": True}, "untie_embeddings_and_output_weights", False),
+        ({"num_key_value_heads": None}, "num_query_groups", 8),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, "rotary_base", 7.0),
+        ({"rope_parameters": {**LLAMA3_ROPE, "rope_theta": 7.0}}, "rotary_base", 7.0),
+        ({"rope_scaling": LLAMA3_ROPE}, "use_rope_scaling", True),
+        ({"rope_scaling": LLAMA3_ROPE}, "rope_scaling_factor", 32.0),
+        ({"rope_scaling": LLAMA3_ROPE}, "rotary_base", 5e5),
+    ],
+)
+def test_variants(change, field, value):
+    assert shape_from_config_dict({**LLAMA, **change})[field] == value
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "gpt2"}, r"model_type 'gpt2' is not supported \(wanted: llama, qwen2, qwen3\)"),
+        ({"hidden_size": None}, "hidden_size: missing"),
+        ({"attention_bias": True}, r"attention_bias True is not supported \(wanted: False\)"),
+        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear'"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}}, "RoPE low_freq_factor 2.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+)
+def test_what_the_trainer_would_compute_wrongly_is_refused(change, complaint):
+    with pytest.raises(HfConfigError, match=f"config.json: {complaint}"):
+        shape_from_config_dict({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(None, "not found"), ("{", "not valid JSON"), ("[1]", "holds list")]
+)
+def test_unreadable_files_are_named(tmp_path, content, complaint):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(HfConfigError, match=rf"{tmp_path}/config.json: {complaint}"):
+        shape_from_hf_config(tmp_path)
+
+
+def test_vocabulary_padding():
+    assert pad_vocab_size(100, 128, 1) == 128
+    assert pad_vocab_size(256, 64, 4) == 256
+    assert pad_vocab_size(257, 64, 4) == 512

@@ -1,0 +1,151 @@
+import asyncio
+import json
+import pickle
+import socket
+import threading
+from argparse import Namespace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from slime.utils import http_utils
+from slime.utils.http_utils import HttpStatusError, get, init_http_client, post
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with the statuses in ``server.statuses``, then 200, and echoes what it got."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.requests += 1
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        echo = {"body": json.loads(body) if body else None, "key": self.headers.get("authorization")}
+        self.reply(status, json.dumps(echo).encode(), "application/json")
+
+    def do_GET(self):
+        self.reply(200, b"plain", "text/plain")
+
+    def reply(self, status, content, content_type):
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(http_utils, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(http_utils, "_settings", http_utils._ClientSettings())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.statuses, server.requests = [], 0
+    server.url = f"http://127.0.0.1:{server.server_port}/x"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+async def test_post_returns_parsed_json(server):
+    assert await post(server.url, {"a": [1, 2]}) == {"body": {"a": [1, 2]}, "key": None}
+
+
+async def test_get_returns_text_where_the_answer_is_not_json(server):
+    assert await get(server.url) == "plain"
+
+
+async def test_server_errors_and_too_many_requests_are_retried(server):
+    server.statuses = [503, 429, 500]
+    assert (await post(server.url, {"a": 1}))["body"] == {"a": 1}
+    assert server.requests == 4
+
+
+async def test_a_bad_request_is_not_repeated_and_its_body_is_quoted(server):
+    server.statuses = [400]
+    with pytest.raises(HttpStatusError, match=r'POST .*/x: HTTP 400: \{"body": \{"a": 1\}') as caught:
+        await post(server.url, {"a": 1})
+    assert server.requests == 1
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
+
+
+async def test_retries_are_bounded(server):
+    server.statuses = [500] * 10
+    with pytest.raises(HttpStatusError, match="HTTP 500"):
+        await post(server.url, {}, max_retries=2)
+    assert server.requests == 3
+
+
+async def test_an_unreachable_server_is_retried_then_named(server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(httpx.ConnectError, match=server.url):
+        await post(server.url, {}, max_retries=2)
+
+
+async def test_the_key_is_sent_and_call_headers_win(server):
+    args = Namespace(sglang_server_concurrency=8, rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
+    init_http_client(args, api_key="sekret")
+    assert http_utils._settings.max_connections == 16
+    assert (await post(server.url, {}))["key"] == "Bearer sekret"
+    assert (await post(server.url, {}, headers={"Authorization": "other"}))["key"] == "other"
+
+
+def test_each_event_loop_gets_a_client_of_its_own(server):
+    for _ in range(2):
+        assert asyncio.run(post(server.url, {"a": 1}))["body"] == {"a": 1}
+
+
+def test_available_ports_are_free_and_consecutive():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not http_utils.is_port_available(port)
+        assert http_utils.find_available_port(port) > port
+        assert http_utils.find_available_port(port - 1, consecutive=2) > port
+    assert http_utils.is_port_available(port)
+
+
+def test_a_search_without_a_result_says_what_it_looked_for():
+    with pytest.raises(RuntimeError, match="no 3 consecutive free ports between 65534 and 65535"):
+        http_utils.find_available_port(65534, consecutive=3)
+
+
+def test_the_configured_address_wins(monkeypatch):
+    monkeypatch.setenv("SLIME_HOST_IP", "10.1.2.3")
+    assert http_utils.get_host_info() == (socket.gethostname(), "10.1.2.3")
+
+
+def test_the_address_is_one_of_this_machine(monkeypatch):
+    monkeypatch.delenv("SLIME_HOST_IP", raising=False)
+    address = http_utils.get_host_info()[1]
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_loopback_hosts(host):
+    assert http_utils.is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "node-3", "::", ""])
+def test_hosts_that_others_can_reach(host):
+    assert not http_utils.is_loopback(host)
+
+
+def test_urls_bracket_ipv6():
+    assert http_utils.http_url("fe80::1", 80) == "http://[fe80::1]:80"
+    assert http_utils.http_url("[fe80::1]", 80) == "http://[fe80::1]:80"
+    assert http_utils.http_url("10.0.0.1", 80) == "http://10.0.0.1:80"
+
+
+@pytest.mark.parametrize(("gpus", "per_engine", "engines"), [(8, 2, 4), (0, 1, 1), (2, 4, 1)])
+def test_number_of_engines(gpus, per_engine, engines):
+    args = Namespace(rollout_num_gpus=gpus, rollout_num_gpus_per_engine=per_engine)
+    assert http_utils.get_rollout_num_engines(args) == engines

@@ -1,0 +1,98 @@
+from argparse import Namespace
+
+import numpy as np
+import pytest
+
+from slime.utils.types import Sample
+
+
+def meta(reason="stop", **more):
+    return {"finish_reason": {"type": reason}, "weight_version": "3", **more}
+
+
+def test_engine_and_tool_tokens_are_appended_with_mask_and_log_probs():
+    sample = Sample(tokens=[1, 2])
+    sample.append_response_tokens(tokens=[3, 4], log_probs=[-1.0, -2.0], text="ab", meta_info=meta())
+    sample.append_response_tokens(tokens=[5], trainable=False, text="c")
+    sample.append_response_tokens(tokens=[6], log_probs=[-3.0], text="d", meta_info=meta("length"))
+    assert sample.tokens == [1, 2, 3, 4, 5, 6]
+    assert sample.response == "abcd"
+    assert sample.response_length == 4
+    assert sample.loss_mask == [1, 1, 0, 1]
+    assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
+    assert sample.effective_response_length == 3
+    assert sample.status == Sample.Status.TRUNCATED
+    assert sample.weight_versions == ["3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": [1, 2], "log_probs": [-1.0]}, "2 tokens but 1 log-probs"),
+        ({"tokens": [1]}, "lack log-probs"),
+        ({"tokens": [1], "log_probs": [-1.0], "trainable": False}, "not trainable bring log-probs"),
+        (
+            {"tokens": [1], "log_probs": [-1.0], "meta_info": meta("bored")},
+            "expected type stop, length or abort",
+        ),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Sample().append_response_tokens(**arguments)
+
+
+def test_trainable_tokens_after_a_response_without_log_probs_are_refused():
+    sample = Sample(tokens=[1], response_length=1)
+    with pytest.raises(ValueError, match="have no log-probs"):
+        sample.append_response_tokens(tokens=[2], log_probs=[-1.0])
+
+
+def test_terminal_info_can_be_left_for_later():
+    sample = Sample()
+    sample.append_response_tokens(tokens=[1], log_probs=[-1.0], meta_info=meta(), update_terminal_info=False)
+    assert sample.status == Sample.Status.PENDING and sample.weight_versions == []
+
+
+def test_nuclei_of_several_calls_are_merged():
+    sample = Sample()
+    nucleus = {"top_p_token_ids": [7, 8, 9], "top_p_token_offsets": [0, 1, 3]}
+    sample.append_response_tokens(tokens=[7, 8], log_probs=[-1.0] * 2, meta_info=nucleus)
+    sample.append_response_tokens(tokens=[5], trainable=False)
+    nucleus = {"top_p_kept_token_ids": [4], "top_p_kept_token_offsets": [0, 1]}
+    sample.append_response_tokens(tokens=[4], log_probs=[-1.0], meta_info=nucleus)
+    assert sample.rollout_top_p_token_ids == [7, 8, 9, 4]
+    assert sample.rollout_top_p_token_offsets == [0, 1, 3, 3, 4]
+
+
+def test_routed_experts_keep_the_rows_before_the_start():
+    args = Namespace(num_layers=2, moe_router_topk=1)
+    sample = Sample(tokens=[1, 2])
+    first = np.arange(4, dtype=np.int32)
+    sample.append_response_tokens(
+        args, tokens=[3], log_probs=[-1.0], meta_info={"routed_experts": first.tobytes()}
+    )
+    assert sample.rollout_routed_experts.shape == (2, 2, 1)
+    more = {"routed_experts": [8, 9], "routed_experts_start_len": 2}
+    sample.append_response_tokens(args, tokens=[4], log_probs=[-1.0], meta_info=more)
+    assert sample.rollout_routed_experts.reshape(-1).tolist() == [0, 1, 2, 3, 8, 9]
+
+
+def test_a_sample_survives_the_dict_form_with_extra_attributes():
+    sample = Sample(index=3, prompt="p", metadata={"a": 1}, status=Sample.Status.ABORTED)
+    sample.spec_info.add({"spec_accept_token_num": 2, "spec_draft_token_num": 4})
+    sample.prefix_cache_info.add({"cached_tokens": 1, "prompt_tokens": 2})
+    sample.trace = {"version": 1}
+    data = sample.to_dict()
+    assert data["status"] == "aborted"
+    again = Sample.from_dict(data)
+    assert again == sample
+    assert again.trace == {"version": 1}
+    assert again.spec_info.spec_accept_rate == again.prefix_cache_info.prefix_cache_hit_rate == 0.5
+
+
+def test_the_reward_key_picks_a_number():
+    args = Namespace(reward_key="score")
+    assert Sample(reward={"score": 2.0}).get_reward_value(args) == 2.0
+    with pytest.raises(ValueError, match="--reward-key score"):
+        Sample(reward=1.0).get_reward_value(args)

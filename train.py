@@ -1,0 +1,54 @@
+"""Synchronous training: generate, train, sync the weights, again.
+
+    python train.py --hf-checkpoint MODEL --prompt-data DATA.jsonl --rollout-batch-size 32 ...
+
+The same loop serves every layout: a side that shares no GPU ignores offload and onload, and a side
+that a debug mode leaves out ignores everything.
+"""
+
+from argparse import Namespace
+
+from slime.observability.run_log import RunLog
+from slime.ray.actor_group import RayTrainGroup
+from slime.ray.rollout_group import RolloutGroup
+from slime.ray.session import main
+from slime.utils.misc import should_run_periodic_action as is_due
+
+
+def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: RunLog) -> None:
+    epoch = rollout.num_rollout_per_epoch
+
+    def sync_weights() -> None:
+        rollout.onload_weights()
+        actor.update_weights()
+        actor.offload()
+        rollout.onload_kv()
+
+    sync_weights()
+
+    if args.num_rollout == 0 and args.eval_interval is not None:
+        rollout.eval(0)
+
+    for rollout_id in range(actor.start_rollout_id, args.num_rollout):
+        if rollout_id == 0 and args.eval_interval is not None and not args.skip_eval_before_train:
+            rollout.eval(0)
+
+        batch = rollout.generate(rollout_id)
+
+        rollout.offload()
+        actor.onload()
+        actor.train(rollout_id, batch)
+
+        if is_due(rollout_id, args.save_interval, epoch, args.num_rollout):
+            actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
+
+        sync_weights()
+
+        if is_due(rollout_id, args.eval_interval, epoch):
+            rollout.eval(rollout_id + 1)
+
+        log.end_step(rollout_id)
+
+
+if __name__ == "__main__":
+    main(train)

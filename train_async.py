@@ -1,0 +1,56 @@
+"""Asynchronous training: while the trainer works on one rollout, the engines generate the next.
+
+    python train_async.py --hf-checkpoint MODEL --prompt-data DATA.jsonl --rollout-batch-size 32 ...
+
+Training data is one rollout old. Trainer and engines need GPUs of their own (no ``--colocate``).
+"""
+
+from argparse import Namespace
+
+from slime.observability.run_log import RunLog
+from slime.ray.actor_group import RayTrainGroup
+from slime.ray.rollout_group import RolloutGroup
+from slime.ray.session import main
+from slime.utils.misc import should_run_periodic_action as is_due
+
+
+def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: RunLog) -> None:
+    epoch = rollout.num_rollout_per_epoch
+    start, end = actor.start_rollout_id, args.num_rollout
+
+    if start >= end:
+        return
+
+    actor.update_weights()
+    upcoming = rollout.async_generate(start)
+
+    for rollout_id in range(start, end):
+        batch = upcoming.result()
+        if rollout_id + 1 < end:
+            upcoming = rollout.async_generate(rollout_id + 1)
+
+        actor.train(rollout_id, batch)
+
+        if is_due(rollout_id, args.save_interval, epoch, end):
+            actor.save_model(rollout_id, force_sync=rollout_id == end - 1)
+
+        if (rollout_id + 1) % args.update_weights_interval == 0:
+            # A rollout must not see two versions: let the one under way finish first.
+            upcoming.result()
+            actor.update_weights()
+
+        if is_due(rollout_id, args.eval_interval, epoch):
+            upcoming.result()
+            rollout.eval(rollout_id + 1)
+
+        log.end_step(rollout_id)
+
+
+def refuse_colocation(args: Namespace) -> str | None:
+    if args.colocate:
+        return "--colocate: train_async.py needs GPUs for the engines alone (wanted: without --colocate)"
+    return None
+
+
+if __name__ == "__main__":
+    main(train, refuse_colocation)
