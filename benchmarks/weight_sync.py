@@ -11,6 +11,7 @@ seconds are those of trainer and engine together.
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -70,12 +71,17 @@ def make_args(checkpoint: Path) -> Namespace:
     )
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def start_engine(checkpoint: Path) -> tuple[subprocess.Popen[bytes], str]:
     from slime.backends.sglang_utils.client import EngineClient
-    from slime.utils.http_utils import find_available_port
     from slime.utils.types import EngineEndpoint
 
-    port = find_available_port(23000)
+    port = free_port()
     command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(checkpoint)]
     command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
     process = subprocess.Popen(command, cwd=ROOT)
@@ -176,9 +182,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-    from slime.utils.http_utils import find_available_port
-
-    os.environ["MASTER_PORT"] = str(find_available_port(22000))
+    os.environ["MASTER_PORT"] = str(free_port())
     with tempfile.TemporaryDirectory() as directory:
         from slime.backends.megatron_utils.initialize import init
 

@@ -22,6 +22,7 @@ _FLAGS = {
     **dict(custom_megatron_before_train_step_hook_path=None, save_debug_train_data=None),
     **dict(compute_advantages_and_returns=True, ref_update_interval=None, rollout_temperature=1.0),
     **dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1),
+    **dict(ci_test=False, ci_disable_kl_checker=False, ci_train_rollout_logprob_abs_diff_threshold=0.1),
     **dict(balance_data=False, balance_by_flops=False),
     **dict(optimizer="adam", lr=1e-3, min_lr=0.0, weight_decay=0.1, clip_grad=0.5),
     **dict(adam_beta1=0.9, adam_beta2=0.98, adam_eps=1e-8, lr_decay_style="constant"),

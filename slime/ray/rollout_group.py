@@ -40,8 +40,12 @@ class RolloutGroup:
         self.num_rollout_per_epoch: int | None = None
 
     def wait_ready(self) -> None:
-        """Waits for engines and router, and settles the number of rollouts."""
+        """Waits for engines and router, and settles the number of rollouts.
+
+        Engines that share GPUs come up released: the first weights they serve are the trainer's.
+        """
         wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
+        self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
         if self._args.num_rollout is None:
             assert self.num_rollout_per_epoch is not None

@@ -1,6 +1,8 @@
 """Which tokens of a conversation a model is trained on."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +20,16 @@ _CHATML_END = "<|im_end|>"
 def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
     """For each mask, the number of tokens from its first 1 to its end; 0 without a 1."""
     return [len(mask) - list(mask).index(1) if 1 in mask else 0 for mask in loss_masks]
+
+
+@dataclass(frozen=True)
+class _TemplateLengths:
+    """In tokens: the default system prompt that some templates put first, the dummy user's turn, and the
+    header of a turn to be generated."""
+
+    system: int
+    dummy_turn: int
+    header: int
 
 
 class MultiTurnLossMaskGenerator:
@@ -72,14 +84,17 @@ class MultiTurnLossMaskGenerator:
             )
         )
 
-    def _header_length(self) -> int:
-        return len(self._render([_DUMMY_USER], generation=True)) - len(self._render([_DUMMY_USER]))
+    @cached_property
+    def _lengths(self) -> "_TemplateLengths":
+        one, two = len(self._render([_DUMMY_USER])), len(self._render([_DUMMY_USER] * 2))
+        header = len(self._render([_DUMMY_USER], generation=True)) - one
+        return _TemplateLengths(system=2 * one - two, dummy_turn=two - one, header=header)
 
-    def _mask_turn(self, turn: list[Message], ids: list[int], header: int) -> list[int]:
+    def _mask_turn(self, turn: list[Message], ids: list[int]) -> list[int]:
         message = turn[0]
         if message["role"] != "assistant" or message.get("step_loss_mask", 1) != 1:
             return [0] * len(ids)
-        tail = self._tail_length(ids)
+        header, tail = self._lengths.header, self._tail_length(ids)
         return [0] * header + [1] * (len(ids) - header - tail) + [0] * tail
 
     def _tail_length(self, ids: list[int]) -> int:
@@ -90,32 +105,26 @@ class MultiTurnLossMaskGenerator:
         return count if count < len(ids) and ids[-1 - count] in self._special_ids else 0
 
     def _mask_qwen(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
-        # Some templates put a default system prompt before the first message that is none.
-        one, two = self._render([_DUMMY_USER]), self._render([_DUMMY_USER] * 2)
-        system_length = len(one) - (len(two) - len(one))
-        header = self._header_length()
         all_ids: list[int] = []
         all_mask: list[int] = []
         for position, turn in enumerate(_turns(messages)):
             ids = self._render(turn, tools if position == 0 else None)
             if position > 0 and turn[0]["role"] != "system":
-                ids = ids[system_length:]
-            mask = self._mask_turn(turn, ids, header)
+                ids = ids[self._lengths.system :]
+            mask = self._mask_turn(turn, ids)
             all_ids, all_mask = all_ids + ids, all_mask + mask
         return all_ids, all_mask
 
     def _mask_qwen3(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
-        dummy_length = len(self._render([_DUMMY_USER]))
-        dummy_turn_length = len(self._render([_DUMMY_USER] * 2)) - dummy_length
-        header = self._header_length()
+        lengths = self._lengths
         all_ids: list[int] = []
         all_mask: list[int] = []
         for position, turn in enumerate(_turns(messages)):
             if position == 0:
-                ids = self._render([*turn, _DUMMY_USER], tools)[:-dummy_turn_length]
+                ids = self._render([*turn, _DUMMY_USER], tools)[: -lengths.dummy_turn]
             else:
-                ids = self._render([_DUMMY_USER, *turn])[dummy_length:]
-            mask = self._mask_turn(turn, ids, header)
+                ids = self._render([_DUMMY_USER, *turn])[lengths.system + lengths.dummy_turn :]
+            mask = self._mask_turn(turn, ids)
             all_ids, all_mask = all_ids + ids, all_mask + mask
         return all_ids, all_mask
 

@@ -21,7 +21,7 @@ PLUGINS = "tests.rollout.plugins."
 
 @pytest.fixture(scope="module")
 def worker():
-    worker = MathWorker(limit_s=0.5)
+    worker = MathWorker(limit_s=30)
     yield worker
     worker.stop()
 
@@ -41,11 +41,12 @@ def test_answers_are_compared_as_mathematics(worker, gold, answer, equal):
     assert worker.equal(gold, answer) is equal
 
 
-def test_an_answer_that_hangs_the_grader_is_killed_and_counts_as_wrong(worker):
-    start = time.monotonic()
-    assert worker.equal("1", "9^{9^{9^{9}}}") is False
-    assert time.monotonic() - start < 5
-    assert worker.equal("1/2", "0.5") is True
+def test_an_answer_that_hangs_the_grader_is_killed_and_counts_as_wrong():
+    impatient = MathWorker(limit_s=1)
+    assert impatient.equal("1", "9^{9^{9^{9}}}") is False
+    impatient._limit_s = 30
+    assert impatient.equal("1/2", "0.5") is True
+    impatient.stop()
 
 
 def test_a_label_that_is_no_mathematics_is_an_error(worker):

@@ -91,7 +91,7 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     args = make_args(partial_rollout=True, over_sampling_batch_size=4, mask_offpolicy_in_partial_rollout=True)
     long_answer = "abcdefghijklmnopqrst"
     engine.answer = lambda conversation: long_answer if question(conversation) == 3 else "ok"
-    engine.delay = lambda conversation: 0.1 if question(conversation) == 3 else 0.05
+    engine.delay = lambda conversation: 0.1 if question(conversation) == 3 else 0.15
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     assert source.get_buffer_length() == 1

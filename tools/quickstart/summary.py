@@ -65,4 +65,5 @@ def mean_step_seconds(rollouts: Steps) -> dict[str, float]:
         seconds["rest"] = max(0.0, row["perf/step_time"] - occasional - sum(seconds.values()))
         for name, value in seconds.items():
             parts[name].append(value)
-    return {name: statistics.fmean(values) for name, values in parts.items() if values}
+    # With one optimizer step per rollout the trainer needs no log-prob pass of its own, for instance.
+    return {name: statistics.fmean(values) for name, values in parts.items() if any(values)}

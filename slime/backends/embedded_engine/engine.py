@@ -5,6 +5,7 @@ Others hand it sequences and commands; commands run between two steps.
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -46,7 +47,7 @@ class Engine:
         self._held: deque[Command] = deque()
         self._wakeup = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_or_die, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -101,6 +102,14 @@ class Engine:
         live = self.scheduler.live
         self.scheduler.abort([s for s in live if everything or s.rid.startswith(rid)])
 
+    def _run_or_die(self) -> None:
+        """Without this thread the server is of no use, and its supervisor should know."""
+        try:
+            self._run()
+        except BaseException:
+            logger.critical("the engine thread failed", exc_info=True)
+            os._exit(1)
+
     @torch.inference_mode()
     def _run(self) -> None:
         while self._take_incoming():
@@ -154,7 +163,7 @@ class Engine:
         except Exception as error:
             logger.exception("a step of the engine failed")
             reason = abort_reason(f"engine step failed: {error!r}", 500, "InternalServerError")
-            self.scheduler.abort(self.scheduler.computing or list(self.scheduler.waiting), reason)
+            self.scheduler.drop_all(reason)
             self.cache.clear()
         elapsed = time.perf_counter() - started
         self.last_step_throughput = (self.scheduler.generated_tokens - before) / max(elapsed, 1e-9)

@@ -89,6 +89,15 @@ class Scheduler:
             if not sequence.finished:
                 self._finish(sequence, dict(reason or abort_reason("Aborted")))
 
+    def drop_all(self, reason: dict[str, object]) -> None:
+        """Ends everything without relying on the state of rows or cache: the way out of a failed step."""
+        dropped = self.live
+        self.waiting.clear()
+        self.running, self._starting, self.partial, self._groups = [], [], None, None
+        for sequence in dropped:
+            if not sequence.finished:
+                self._finish(sequence, dict(reason))
+
     def retract(self) -> None:
         """Sends running sequences back to the queue; their keys and values are recomputed later."""
         retracted = self.computing

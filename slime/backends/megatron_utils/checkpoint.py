@@ -21,7 +21,11 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
+from megatron.core.utils import unwrap_model
 
 from slime.backends.megatron_utils.model import TrainState
 
@@ -94,6 +98,7 @@ class CheckpointWriter:
         request = dist_checkpointing.save(
             content,
             str(temporary),
+            self._strategy(),
             async_sharded_save=self._queue is not None,
             content_metadata=_METADATA,
         )
@@ -103,6 +108,14 @@ class CheckpointWriter:
         else:
             request.add_finalize_fn(publish)
             self._queue.schedule_async_request(request)
+
+    def _strategy(self) -> SaveShardedStrategy:
+        """Who writes what: all data-parallel replicas a part, or the first one everything."""
+        strategy = get_default_save_sharded_strategy()
+        group = mpu.get_data_parallel_group()
+        if getattr(self._args, "no_ckpt_fully_parallel_save", False) or group.size() == 1:
+            return strategy
+        return FullyParallelSaveStrategyWrapper(strategy, group)
 
     def poll(self) -> None:
         """Collective. Makes a background save the latest if it is complete; does not wait."""
@@ -154,11 +167,11 @@ def load_model_only(state: TrainState, path: str | Path) -> None:
 
 def model_state(state: TrainState) -> dict[str, Any]:
     """The sharded weights of the single model chunk."""
-    return state.model[0].sharded_state_dict(metadata=_METADATA)
+    return unwrap_model(state.model)[0].sharded_state_dict(metadata=_METADATA)
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    state.model[0].load_state_dict(weights)
+    unwrap_model(state.model)[0].load_state_dict(weights)
 
 
 def _sharded_state(

@@ -24,6 +24,8 @@ def init(args: Namespace) -> None:
     Raises:
         RuntimeError: the other ranks did not join in time; the message says which rank waited for how many.
     """
+    # megatron-core overlaps communication by the order of launches, which one hardware queue preserves.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _init_process_group(args)
     args.rank, args.world_size = dist.get_rank(), dist.get_world_size()

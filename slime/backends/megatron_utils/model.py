@@ -18,7 +18,12 @@ from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.backends.megatron_utils.log_probs import get_log_probs_and_entropy
 from slime.backends.megatron_utils.loss import loss_function
 from slime.backends.megatron_utils.model_provider import get_model
-from slime.backends.megatron_utils.optimizer import build_optimizer, build_scheduler, ddp_config
+from slime.backends.megatron_utils.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    ddp_config,
+    refuses_nan,
+)
 from slime.backends.megatron_utils.parallel import ParallelContext
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.utils.misc import load_function
@@ -66,6 +71,9 @@ def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: M
         config.no_sync_func = model[0].no_sync
     if getattr(args, "overlap_param_gather", False) and getattr(args, "align_param_gather", False):
         config.param_sync_func = model[0].start_param_sync
+    if getattr(args, "overlap_param_gather", False):
+        # Only training steps leave weights to be gathered; `Trainer` turns this on around them.
+        model[0].disable_forward_pre_hook(param_sync=False)
 
 
 def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -168,17 +176,16 @@ def train_one_step(
         return _forward(model, batch), loss
 
     results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+    learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, _ = state.optimizer.step()
-    if not succeeded:
-        if getattr(args, "check_for_nan_in_loss_and_grad", True) and args.params_dtype != torch.float16:
-            raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
-    else:
+    if succeeded:
         state.scheduler.step(increment=step_global_batch_size)
+    elif refuses_nan(args):
+        raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
     if not context.is_last_stage:
         return {}
     per_token = args.calculate_per_token_loss
     metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
     metrics["grad_norm"] = float(grad_norm)
-    for i, group in enumerate(state.optimizer.param_groups):
-        metrics[f"lr-pg_{i}"] = float(group["lr"])
+    metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics

@@ -21,10 +21,23 @@ def ddp_config(args: Namespace) -> DistributedDataParallelConfig:
     values = _fields_from_args(DistributedDataParallelConfig, args)
     values.update(
         use_distributed_optimizer=True,
-        grad_reduce_in_fp32=getattr(args, "accumulate_allreduce_grads_in_fp32", False),
-        check_for_nan_in_grad=getattr(args, "check_for_nan_in_loss_and_grad", True),
+        grad_reduce_in_fp32=_reduces_in_float32(args),
+        check_for_nan_in_grad=refuses_nan(args),
     )
     return DistributedDataParallelConfig(**values)
+
+
+def refuses_nan(args: Namespace) -> bool:
+    """Whether NaN or Inf in the gradients ends the run; float16 skips such steps to find its loss scale."""
+    ignored = getattr(args, "no_check_for_nan_in_loss_and_grad", False)
+    return not ignored and args.params_dtype != torch.float16
+
+
+def _reduces_in_float32(args: Namespace) -> bool:
+    """Megatron-LM's rule: bfloat16 gradients are summed in float32 unless told otherwise."""
+    if getattr(args, "accumulate_allreduce_grads_in_fp32", False):
+        return True
+    return args.params_dtype == torch.bfloat16 and not getattr(args, "grad_reduce_in_bf16", False)
 
 
 def optimizer_config(args: Namespace) -> OptimizerConfig:
@@ -65,6 +78,9 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
     decay_iters = getattr(args, "lr_decay_iters", None) or total_optimizer_steps(args)
     fraction = getattr(args, "lr_warmup_fraction", None)
     warmup_iters = getattr(args, "lr_warmup_iters", 0) if fraction is None else fraction * decay_iters
+    if not args.num_rollout:
+        # Evaluation only: nothing warms up.
+        warmup_iters = 0
     if warmup_iters >= decay_iters:
         raise ValueError(
             f"--lr-warmup-iters {warmup_iters}: wanted less than the {decay_iters} steps of the decay"

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
+from slime.backends.megatron_utils.ci_checks import check_invariants
 from slime.backends.megatron_utils.data import DataIterator
 from slime.backends.megatron_utils.model import TrainState, forward_only, train_one_step
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
@@ -52,6 +53,8 @@ class Trainer:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
         with self._timer.measure("actor_train"):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
+        if args.ci_test and self._context.is_last_stage:
+            check_invariants(args, rollout_id, steps)
         self._dump(rollout_id, batch)
         self._refresh_backups(rollout_id)
         return steps

@@ -46,7 +46,11 @@ class RouterProcess:
         self.url = url
         self._api_key = api_key
         self._http = httpx.Client(
-            base_url=url, headers=bearer_header(api_key), timeout=REQUEST_TIMEOUT_S, trust_env=False
+            base_url=url,
+            headers=bearer_header(api_key),
+            timeout=REQUEST_TIMEOUT_S,
+            verify=url.startswith("https"),
+            trust_env=False,
         )
 
     def is_alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from slime.utils.http_utils import HttpStatusError, get, post
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
+IDLE_TIMEOUT_S = 300.0
 
 
 def num_requests_from_load(load: Mapping[str, Any]) -> int:
@@ -19,29 +21,40 @@ def num_requests_from_load(load: Mapping[str, Any]) -> int:
     return sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in load["loads"])
 
 
-async def abort_server_until_idle(url: str, retry_interval: float = 3.0) -> None:
+async def abort_server_until_idle(
+    url: str, retry_interval: float = 3.0, timeout: float = IDLE_TIMEOUT_S
+) -> None:
     """Aborts everything on one engine and returns when it has no requests.
 
     One abort is not enough: a request may be on its way to the engine. Pauses between tries grow up to
     ``retry_interval`` seconds. Gives up, with a warning, if the engine does not tell its load, since a
     dead engine has nothing to abort.
+
+    Raises:
+        TimeoutError: it still has requests after ``timeout`` seconds.
     """
+    deadline = time.monotonic() + timeout
     pause = FIRST_PAUSE_S
-    while True:
-        try:
-            await post(f"{url}/abort_request", {"abort_all": True}, max_retries=0)
-            load = await get(f"{url}/v1/loads?include=core", max_retries=0)
-        except (HttpStatusError, httpx.TransportError) as error:
-            logger.warning("abort: cannot tell whether %s is idle: %s", url, error)
-            return
-        remaining = num_requests_from_load(load)
-        if remaining == 0:
-            return
-        logger.info("abort: %s still has %d requests", url, remaining)
+    while remaining := await _abort_once(url):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"abort: {url} still has {remaining} requests after {timeout:g} s")
         await asyncio.sleep(pause)
         pause = min(2 * pause, retry_interval)
 
 
-async def abort_servers_until_idle(urls: Iterable[str], retry_interval: float = 3.0) -> None:
+async def _abort_once(url: str) -> int:
+    """Sends one abort; returns the number of requests left, 0 if the engine does not say."""
+    try:
+        await post(f"{url}/abort_request", {"abort_all": True}, max_retries=0)
+        load = await get(f"{url}/v1/loads?include=core", max_retries=0)
+    except (HttpStatusError, httpx.TransportError) as error:
+        logger.warning("abort: cannot tell whether %s is idle: %s", url, error)
+        return 0
+    return num_requests_from_load(load)
+
+
+async def abort_servers_until_idle(
+    urls: Iterable[str], retry_interval: float = 3.0, timeout: float = IDLE_TIMEOUT_S
+) -> None:
     """The same for several engines at once."""
-    await asyncio.gather(*(abort_server_until_idle(url, retry_interval) for url in urls))
+    await asyncio.gather(*(abort_server_until_idle(url, retry_interval, timeout) for url in urls))

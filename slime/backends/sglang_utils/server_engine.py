@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from slime.backends.rollout_engine import EngineStartError, RolloutEngine
 from slime.backends.sglang_utils.client import EngineClient
@@ -22,6 +22,7 @@ from slime.utils.types import EngineEndpoint
 
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class ServerEngine(RolloutEngine):
         started = time.monotonic()
         retrying = Retrying(
             stop=stop_after_delay(timeout),
-            wait=wait_exponential(multiplier=0.05, max=2.0),
+            wait=wait_fixed(POLL_S),
             retry=retry_if_result(lambda ready: not ready),
         )
         try:

@@ -42,7 +42,9 @@ class AdvantageArgs:
     disable_compute_advantages_and_returns: bool = flag(
         False, help="no advantages, as for SFT; sets compute_advantages_and_returns to False"
     )
-    custom_advantage_function_path: str | None = path_flag("fn(args, rollout_data) sets advantages and returns")
+    custom_advantage_function_path: str | None = path_flag(
+        "fn(args, rollout_data) sets advantages and returns"
+    )
     gamma: float = flag(1.0, help="discount")
     lambd: float = refused(1.0, help="lambda of GAE, used by ppo only")
     normalize_advantages: bool = flag(False, help="whiten advantages over the batch")

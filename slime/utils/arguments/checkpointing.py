@@ -26,6 +26,8 @@ class CheckpointArgs:
     no_load_optim: bool | None = flag(const=True, help="do not load the optimizer")
     no_load_rng: bool | None = flag(const=True, help="do not load random-number state")
     finetune: bool = flag(False, help="load weights only and start at iteration 0")
-    pretrained_checkpoint: str | None = refused(help="checkpoint to fine-tune", wanted="use --load --finetune")
+    pretrained_checkpoint: str | None = refused(
+        help="checkpoint to fine-tune", wanted="use --load --finetune"
+    )
     exit_on_missing_checkpoint: bool = refused(False, help="stop when --load holds no checkpoint")
     no_ckpt_fully_parallel_save: bool = flag(False, help="one data-parallel rank writes for all")

@@ -43,4 +43,6 @@ class FaultToleranceArgs:
     use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
     rollout_health_check_interval: float = flag(30.0, help="seconds between two health checks of an engine")
     rollout_health_check_timeout: float = flag(30.0, help="seconds an engine has to answer a health check")
-    rollout_health_check_first_wait: float = flag(0.0, help="seconds before the first check after each resume")
+    rollout_health_check_first_wait: float = flag(
+        0.0, help="seconds before the first check after each resume"
+    )

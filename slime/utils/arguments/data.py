@@ -45,7 +45,9 @@ class BatchArgs:
     micro_batch_size: int = flag(1, help="samples of one micro-batch, without --use-dynamic-batch-size")
     use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
     max_tokens_per_gpu: int | None = flag(help="tokens of one micro-batch on one GPU")
-    log_probs_max_tokens_per_gpu: int | None = flag(help="the same for log-probs; default --max-tokens-per-gpu")
+    log_probs_max_tokens_per_gpu: int | None = flag(
+        help="the same for log-probs; default --max-tokens-per-gpu"
+    )
     balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
     balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
 

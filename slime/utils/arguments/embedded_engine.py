@@ -29,10 +29,14 @@ class EmbeddedServerArgs:
     tp_size: int = flag(
         1, names=("--tp-size", "--tensor-parallel-size"), supported=(1,), help="tensor parallel size"
     )
-    context_length: int | None = flag(help="longest prompt plus response, in tokens; default from config.json")
+    context_length: int | None = flag(
+        help="longest prompt plus response, in tokens; default from config.json"
+    )
     max_running_requests: int | None = flag(help="requests decoded together at most")
     max_total_tokens: int | None = flag(help="tokens the KV cache holds at most")
-    chunked_prefill_size: int | None = flag(help="prompt tokens of one prefill step at most; -1 for no chunks")
+    chunked_prefill_size: int | None = flag(
+        help="prompt tokens of one prefill step at most; -1 for no chunks"
+    )
     random_seed: int | None = flag(help="seed of sampling for requests that bring none")
     served_model_name: str | None = flag(help="model name of the OpenAI endpoints; default model_path")
     api_key: str | None = flag(help="key that normal endpoints ask for")
@@ -50,7 +54,9 @@ class EmbeddedServerArgs:
     enable_metrics: bool = flag(False, help="serve /metrics and add timings to meta_info")
     stream_interval: int = flag(1, help="tokens between two messages of a stream")
     incremental_streaming_output: bool = flag(False, help="stream deltas instead of the text so far")
-    allow_auto_truncate: bool = flag(False, help="cut requests that exceed the context instead of refusing them")
+    allow_auto_truncate: bool = flag(
+        False, help="cut requests that exceed the context instead of refusing them"
+    )
     trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
 
     @classmethod

@@ -126,8 +126,18 @@ def argparse_keywords(spec: Flag) -> dict[str, Any]:
     """Keyword arguments of ``parser.add_argument`` for a flag."""
     base, optional = without_none(spec.type)
     if spec.const is not None:
-        return {"dest": spec.dest, "default": None, "help": spec.help, "action": "store_const", "const": spec.const}
-    keywords: dict[str, Any] = {"dest": spec.dest, "default": spec.default, "help": spec.help.replace("%", "%%")}
+        return {
+            "dest": spec.dest,
+            "default": None,
+            "help": spec.help,
+            "action": "store_const",
+            "const": spec.const,
+        }
+    keywords: dict[str, Any] = {
+        "dest": spec.dest,
+        "default": spec.default,
+        "help": spec.help.replace("%", "%%"),
+    }
     if base is bool:
         return keywords | _bool_keywords(optional, spec.default)
     if spec.required:

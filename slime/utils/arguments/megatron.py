@@ -107,9 +107,5 @@ def megatron_flags(declared: Collection[str], option_strings: Collection[str]) -
     """Generated flags, without those whose dest or option string is declared by hand."""
     generated = [_adapt(spec) for spec in config_flags() if spec.dest not in NOT_FLAGS]
     return [
-        spec
-        for spec in generated
-        if spec.dest not in declared and not set(spec.names) & set(option_strings)
+        spec for spec in generated if spec.dest not in declared and not set(spec.names) & set(option_strings)
     ]
-
-

@@ -21,7 +21,9 @@ class ModelShapeArgs:
     num_query_groups: int | None = flag(help="key-value heads")
     kv_channels: int | None = flag(help="size of one head")
     max_position_embeddings: int | None = flag(help="longest sequence the model knows")
-    norm_epsilon: float | None = flag(names=("--norm-epsilon", "--layernorm-epsilon"), help="epsilon of norms")
+    norm_epsilon: float | None = flag(
+        names=("--norm-epsilon", "--layernorm-epsilon"), help="epsilon of norms"
+    )
     normalization: Literal["LayerNorm", "RMSNorm"] | None = flag(help="kind of norm")
     position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] | None = flag(
         help="kind of position embedding"
@@ -48,7 +50,9 @@ class ModelShapeArgs:
 class VocabularyArgs:
     """Padding of the vocabulary, and the tokenizer."""
 
-    make_vocab_size_divisible_by: int = flag(128, help="the vocabulary is padded to a multiple of this times TP")
+    make_vocab_size_divisible_by: int = flag(
+        128, help="the vocabulary is padded to a multiple of this times TP"
+    )
     padded_vocab_size: int | None = flag(help="size of the padded vocabulary; default computed")
     tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
         "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"

@@ -57,7 +57,9 @@ class PrecisionArgs:
     fp16: bool = flag(False, help="train in float16")
     accumulate_allreduce_grads_in_fp32: bool = flag(False, help="sum and reduce gradients in float32")
     grad_reduce_in_bf16: bool = flag(False, help="sum and reduce gradients in bfloat16")
-    no_check_for_nan_in_loss_and_grad: bool = flag(False, help="do not stop on NaN or Inf in loss or gradients")
+    no_check_for_nan_in_loss_and_grad: bool = flag(
+        False, help="do not stop on NaN or Inf in loss or gradients"
+    )
     initial_loss_scale: float = flag(2.0**32, help="first loss scale of float16 training")
     min_loss_scale: float = flag(1.0, help="smallest loss scale")
     loss_scale: float | None = flag(help="fixed loss scale")

@@ -11,7 +11,9 @@ DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 class RolloutArgs:
     """Generation of samples by the engines."""
 
-    hf_checkpoint: str = flag(required=True, help="HF directory: tokenizer, config, first weights of the engines")
+    hf_checkpoint: str = flag(
+        required=True, help="HF directory: tokenizer, config, first weights of the engines"
+    )
     model_name: str | None = refused(
         help="name of the weight converter", wanted="leave it out, config.json names the model"
     )
@@ -35,7 +37,9 @@ class RolloutArgs:
     rollout_seed: int = flag(42, help="seed of the shuffle and of sampling")
     over_sampling_batch_size: int | None = flag(help="prompts fetched at once; default --rollout-batch-size")
     dynamic_sampling_filter_path: str | None = path_flag("fn(args, group) that keeps or drops a group")
-    partial_rollout: bool = flag(False, help="keep unfinished samples and go on with them in the next rollout")
+    partial_rollout: bool = flag(
+        False, help="keep unfinished samples and go on with them in the next rollout"
+    )
     mask_offpolicy_in_partial_rollout: bool = flag(False, help="do not train on tokens of earlier rollouts")
     custom_generate_function_path: str | None = path_flag(
         "async fn(args, sample, sampling_params) that generates one sample"

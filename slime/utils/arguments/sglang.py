@@ -57,7 +57,9 @@ def choose_engine(requested: str) -> str:
     """
     installed = importlib.util.find_spec("sglang") is not None
     if requested == "sglang" and not installed:
-        raise UsageError("--rollout-engine sglang: sglang is not installed (wanted: pip install 'slime[sglang]')")
+        raise UsageError(
+            "--rollout-engine sglang: sglang is not installed (wanted: pip install 'slime[sglang]')"
+        )
     if requested != "auto":
         return requested
     if not installed:
@@ -69,7 +71,9 @@ def choose_engine(requested: str) -> str:
 
 def embedded_server_flags() -> list[Flag]:
     """``--sglang-*`` for the options that the embedded engine honours."""
-    return [spec for spec in flags_of(EmbeddedServerArgs, "sglang") if _field(spec.dest) not in LAUNCHER_OWNED]
+    return [
+        spec for spec in flags_of(EmbeddedServerArgs, "sglang") if _field(spec.dest) not in LAUNCHER_OWNED
+    ]
 
 
 def _field(dest: str) -> str:

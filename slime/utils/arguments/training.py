@@ -26,7 +26,9 @@ class TrainingArgs:
     seed: int = flag(1234, help="seed of the trainer's random numbers")
     fp32: bool = flag(False, help="train in float32; the default is bfloat16")
     megatron_config_path: str | None = refused(help="YAML file of overrides per role")
-    custom_config_path: str | None = flag(help="YAML file whose keys are set on args before anything is derived")
+    custom_config_path: str | None = flag(
+        help="YAML file whose keys are set on args before anything is derived"
+    )
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class WeightSyncArgs:
 
     update_weight_buffer_size: int = flag(512 * 1024**2, help="bytes of one bucket of weights")
     update_weights_interval: int = flag(1, help="rollouts between two weight syncs (train_async.py only)")
-    check_weight_update_equal: bool = flag(False, help="verify after the first sync that no weight was missed")
+    check_weight_update_equal: bool = flag(
+        False, help="verify after the first sync that no weight was missed"
+    )
     update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
     update_weight_transport: Literal["nccl", "disk"] = refused(
         "nccl", help="process group (nccl or gloo), or shared memory when colocated"
@@ -43,7 +47,9 @@ class WeightSyncArgs:
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
     update_weight_disk_dir: str | None = refused(help="directory that trainer and engines share")
     update_weight_disk_keep_files: bool = refused(False, help="keep old version directories")
-    update_weight_delta_encoding: Literal["xor", "overwrite"] = refused("xor", help="form of a byte difference")
+    update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
+        "xor", help="form of a byte difference"
+    )
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = refused(
         "xxh3-128", help="digest of a tensor's new state"
     )

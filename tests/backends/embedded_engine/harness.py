@@ -75,7 +75,7 @@ class Server:
         )
         self.client = httpx.Client(base_url=self.url, timeout=60)
 
-    def wait_ready(self, timeout: float = 60) -> "Server":
+    def wait_ready(self, timeout: float = 150) -> "Server":
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

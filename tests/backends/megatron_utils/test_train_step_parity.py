@@ -15,6 +15,10 @@ LAYOUTS = {
     "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "PP 2": (2, {"pipeline_model_parallel_size": 2}),
     "DP 2": (2, {}),
+    "DP 2 overlapped": (
+        2,
+        {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000},
+    ),
 }
 # Old log-probs that differ from the new ones, so that ratios and clipping matter.
 LOSS = {"use_rollout_logprobs": True, "entropy_coef": 0.01}

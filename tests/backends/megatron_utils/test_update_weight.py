@@ -175,7 +175,7 @@ def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_pat
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank \d:(.|\n)*/update_weights_from_"):
         run_ranks(_sync, 2, args, other, transport, _endpoints(engines[:1], transport), [1])
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50
     engines[0].end_weight_update()
     engines[0].continue_generation()
 
@@ -186,4 +186,4 @@ def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "distributed", [endpoint], [1])
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50

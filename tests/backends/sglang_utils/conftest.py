@@ -1,4 +1,5 @@
 import os
+import random
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ from tools.make_tiny_model import make_config, make_model, make_tokenizer, save_
 SCRIPT = Path(__file__).with_name("fake_engine.py")
 CONFORMANCE_URL = "SLIME_CONFORMANCE_URL"
 FRESH_STATE = {"seen": [], "running": 0, "weight_version": "default", "flush_refusals": 0}
+
+
+def free_port() -> int:
+    """A free port that another test session on this machine is unlikely to choose too."""
+    return find_available_port(random.randrange(20000, 30000))
 
 
 @dataclass
@@ -46,7 +52,7 @@ def start_fake_engine(tmp_path_factory) -> Iterator[Callable[..., FakeEngine]]:
     processes = []
 
     def start(api_key: str | None = None) -> FakeEngine:
-        port = find_available_port(21000 + 50 * len(processes))
+        port = free_port()
         argv = [sys.executable, str(SCRIPT), str(port), *([api_key] if api_key else [])]
         log = tmp_path_factory.mktemp("fake") / "engine.log"
         processes.append(ManagedProcess(argv, name="fake engine", log_path=log))
@@ -102,7 +108,7 @@ def engine_args(checkpoint: Path) -> Namespace:
 
 
 def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
-    where = {"host": "127.0.0.1", "port": find_available_port(25000), "num_gpus": 1, "gpu_offset": 0}
+    where = {"host": "127.0.0.1", "port": free_port(), "num_gpus": 1, "gpu_offset": 0}
     engine = create_engine(args, rank=0, **where, log_dir=log_dir, api_key=api_key)
     engine.launch()
     return engine

@@ -3,8 +3,9 @@ import pickle
 import pytest
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.utils.http_utils import find_available_port, http_url
+from slime.utils.http_utils import http_url
 from slime.utils.types import EngineEndpoint
+from tests.backends.sglang_utils.conftest import free_port
 
 
 def endpoint(url: str, api_key: str | None = None) -> EngineEndpoint:
@@ -24,7 +25,7 @@ def test_version_and_health_are_read(client):
 
 
 def test_nobody_at_the_address_is_unhealthy_and_an_error_that_names_it():
-    client = EngineClient(endpoint(http_url("127.0.0.1", find_available_port(28000))))
+    client = EngineClient(endpoint(http_url("127.0.0.1", free_port())))
     assert not client.health()
     with pytest.raises(EngineError) as caught:
         client.model_info()
@@ -90,7 +91,7 @@ def test_flush_gives_up_on_an_engine_that_stays_busy(client, fake_engine):
 
 
 def test_destroying_a_group_of_a_dead_engine_is_no_error(caplog):
-    client = EngineClient(endpoint(http_url("127.0.0.1", find_available_port(28000))))
+    client = EngineClient(endpoint(http_url("127.0.0.1", free_port())))
     client.destroy_weights_update_group("slime")
     assert "process group slime" in caplog.text
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.utils.distributed_utils import init_process_group
-from slime.utils.http_utils import find_available_port
+from tests.backends.sglang_utils.conftest import free_port
 from tests.backends.sglang_utils.engine_under_test import LONG, PROMPT, in_thread
 
 
@@ -174,7 +174,7 @@ def test_weights_over_a_process_group(restored, load_format):
 
 
 def join_group(engine, name: str) -> dist.ProcessGroup:
-    port = find_available_port(27000)
+    port = free_port()
     join = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
     future = engine.pool.submit(
         engine.client.init_weights_update_group, **join, group_name=name, backend="gloo"

@@ -10,8 +10,8 @@ import pytest
 from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import start_router
-from slime.utils.http_utils import HttpStatusError, find_available_port, init_http_client, post
-from tests.backends.sglang_utils.conftest import engine_args, start_embedded
+from slime.utils.http_utils import HttpStatusError, init_http_client, post
+from tests.backends.sglang_utils.conftest import engine_args, free_port, start_embedded
 
 KEY = "a key of this run"
 
@@ -29,8 +29,8 @@ async def test_generation_through_the_router_with_a_key(engine, tmp_path):
     router = start_router(
         engine.args,
         host="127.0.0.1",
-        port=find_available_port(22000),
-        prometheus_port=find_available_port(23000),
+        port=free_port(),
+        prometheus_port=free_port(),
         log_path=tmp_path / "router.log",
         api_key=KEY,
     )

@@ -9,12 +9,12 @@ from slime.backends.sglang_utils.router import RouterError, router_command, star
 from slime.utils import http_utils
 from slime.utils.http_utils import (
     HttpStatusError,
-    find_available_port,
     get,
     http_url,
     init_http_client,
     post,
 )
+from tests.backends.sglang_utils.conftest import free_port
 
 CONCURRENCY = Namespace(sglang_server_concurrency=8, rollout_num_gpus=1, rollout_num_gpus_per_engine=1)
 
@@ -28,8 +28,8 @@ def start(tmp_path):
         router = start_router(
             args or Namespace(),
             host="127.0.0.1",
-            port=find_available_port(22000),
-            prometheus_port=find_available_port(23000),
+            port=free_port(),
+            prometheus_port=free_port(),
             log_path=tmp_path / "router.log",
             api_key=api_key,
         )
@@ -122,7 +122,7 @@ async def test_the_key_is_asked_of_clients_and_shown_to_engines(start, start_fak
 
 
 def test_an_engine_that_does_not_serve_is_not_registered(start):
-    url = http_url("127.0.0.1", find_available_port(28000))
+    url = http_url("127.0.0.1", free_port())
     with pytest.raises(RouterError, match=rf"waited 0\.5 s for it to list {url} as healthy"):
         start().register_worker(url, timeout=0.5)
 
@@ -144,7 +144,7 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
             Namespace(),
             host="127.0.0.1",
             port=taken,
-            prometheus_port=find_available_port(23000),
+            prometheus_port=free_port(),
             log_path=tmp_path / "router.log",
         )
     assert "address" in str(caught.value).lower()

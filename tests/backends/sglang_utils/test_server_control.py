@@ -1,12 +1,15 @@
 import asyncio
 import time
 
+import pytest
+
 from slime.backends.sglang_utils.server_control import (
     abort_server_until_idle,
     abort_servers_until_idle,
     num_requests_from_load,
 )
-from slime.utils.http_utils import find_available_port, http_url
+from slime.utils.http_utils import http_url
+from tests.backends.sglang_utils.conftest import free_port
 
 
 def test_running_and_waiting_requests_of_all_ranks_count():
@@ -27,7 +30,13 @@ def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine):
 
 def test_a_dead_engine_is_given_up_and_does_not_hold_up_the_others(fake_engine, caplog):
     fake_engine.set_state(running=2)
-    dead = http_url("127.0.0.1", find_available_port(28000))
+    dead = http_url("127.0.0.1", free_port())
     asyncio.run(abort_servers_until_idle([dead, fake_engine.url]))
     assert f"cannot tell whether {dead} is idle" in caplog.text
     assert len(fake_engine.seen("abort_request")) == 2
+
+
+def test_an_engine_that_stays_busy_is_an_error_in_the_end(fake_engine):
+    fake_engine.set_state(running=10_000)
+    with pytest.raises(TimeoutError, match=rf"abort: {fake_engine.url} still has \d+ requests after 0\.2 s"):
+        asyncio.run(abort_server_until_idle(fake_engine.url, timeout=0.2))

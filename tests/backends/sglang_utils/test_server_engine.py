@@ -17,8 +17,8 @@ from slime.backends.sglang_utils.factory import (
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
-from slime.utils.http_utils import find_available_port
 from slime.utils.types import EngineEndpoint
+from tests.backends.sglang_utils.conftest import free_port
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -196,7 +196,7 @@ class FakeServerEngine(EmbeddedEngine):
 
 @pytest.fixture
 def engine(tmp_path):
-    engine = FakeServerEngine(make_args(), place(port=find_available_port(24000)), tmp_path)
+    engine = FakeServerEngine(make_args(), place(port=free_port()), tmp_path)
     yield engine
     engine.shutdown()
 
@@ -231,7 +231,7 @@ def test_an_engine_that_never_serves_is_given_up(engine):
 
 
 def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_path):
-    placement = place(port=find_available_port(24000), num_nodes=2, node_rank=1)
+    placement = place(port=free_port(), num_nodes=2, node_rank=1)
     engine = FakeServerEngine(make_args(), placement, tmp_path)
     engine.code = "import time; time.sleep(600)"
     engine.launch()

@@ -53,16 +53,9 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     """
     prompts, single = _prompts(state, body)
     count = len(prompts)
-    params = [
-        parse_sampling_params(raw or {}, state.config.vocab_size)
-        for raw in _per_prompt("sampling_params", body.sampling_params, count, dict)
-    ]
+    params = _params(state, body, count)
     options = _logprob_options(state, body, prompts)
     rids = _rids(body.rid, count, single)
-    if sum(p.n for p in params) > MAX_SEQUENCES:
-        raise BadRequest(
-            f"{sum(p.n for p in params)} responses in one request (wanted: at most {MAX_SEQUENCES})"
-        )
     sequences = []
     for prompt, param, option, rid in zip(prompts, params, options, rids, strict=True):
         ids, fitting = fit_to_context(state, prompt, param)
@@ -120,13 +113,24 @@ def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], b
     return prompts, single
 
 
-def _per_prompt(name: str, value: Any, count: int, kind: type) -> list[Any]:
+def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
     """One value for each prompt, from one for all of them or a list."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
         raise BadRequest(f"{name}: {len(value)} entries (wanted: {count}, one per prompt)")
     return value
+
+
+def _params(state: ServerState, body: GenerateBody, count: int) -> list[SamplingParams]:
+    raws = _per_prompt("sampling_params", body.sampling_params, count)
+    params = [parse_sampling_params(raw or {}, state.config.vocab_size) for raw in raws]
+    total = sum(p.n for p in params)
+    if total > MAX_SEQUENCES:
+        raise BadRequest(f"n: {total} responses in one request (wanted: at most {MAX_SEQUENCES})")
+    if state.tokenizer is None and any(p.stop or p.stop_regex for p in params):
+        raise BadRequest("stop: the server runs with --skip-tokenizer-init (wanted: stop_token_ids)")
+    return params
 
 
 def _rids(rid: str | list[str] | None, count: int, single: bool) -> list[str]:
@@ -145,12 +149,12 @@ def _logprob_options(
     state: ServerState, body: GenerateBody, prompts: list[list[int]]
 ) -> list[LogprobOptions]:
     count = len(prompts)
-    wanted = _per_prompt("return_logprob", body.return_logprob, count, bool)
-    starts = _per_prompt("logprob_start_len", body.logprob_start_len, count, int)
-    tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count, int)
+    wanted = _per_prompt("return_logprob", body.return_logprob, count)
+    starts = _per_prompt("logprob_start_len", body.logprob_start_len, count)
+    tops = _per_prompt("top_logprobs_num", body.top_logprobs_num, count)
     ids: list[Any] = list(body.token_ids_logprob or [])
     nested = any(isinstance(entry, list) or entry is None for entry in ids)
-    token_ids = _per_prompt("token_ids_logprob", ids, count, list) if nested else [ids] * count
+    token_ids = _per_prompt("token_ids_logprob", ids, count) if nested else [ids] * count
     options = []
     for prompt, want, start, top, chosen in zip(prompts, wanted, starts, tops, token_ids, strict=True):
         options.append(_options(state, len(prompt), bool(want), start, top or 0, tuple(chosen or ())))

@@ -1,6 +1,7 @@
 """Weight updates, versions and checks."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -126,14 +127,15 @@ async def init_weights_update_group(request: Request) -> Response:
     body = await read_body(request, JoinGroupBody)
     state = state_of(request)
     try:
-        await asyncio.to_thread(
-            state.updater.groups.join,
-            body.master_address,
-            body.master_port,
-            body.rank_offset,
-            body.world_size,
-            body.group_name,
-            body.backend,
+        await _in_daemon_thread(
+            lambda: state.updater.groups.join(
+                body.master_address,
+                body.master_port,
+                body.rank_offset,
+                body.world_size,
+                body.group_name,
+                body.backend,
+            )
         )
     except BadRequest as error:
         return _failure(error)
@@ -168,6 +170,23 @@ async def weights_checker(request: Request) -> Response:
     except BadRequest as error:
         return _failure(error)
     return _success(f"weights_checker {body.action}: done", **found)
+
+
+async def _in_daemon_thread(function: Callable[[], None]) -> None:
+    """Like ``asyncio.to_thread``, but the server can end while the function still blocks."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            function()
+        except BadRequest as error:
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="join-group", daemon=True).start()
+    await done
 
 
 def _specs(body: UpdateFromDistributedBody) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import socket
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -10,19 +11,17 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from slime.backends.megatron_utils.update_weight.engines import EngineGroup
+from slime.backends.megatron_utils.update_weight.flat_buffer import FlatBuffer
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import NamedTensors
 from slime.backends.megatron_utils.update_weight.ranks import group_address, wait_limit
 from slime.backends.megatron_utils.update_weight.sender import Sender
 from slime.backends.sglang_utils.client import EngineClient
 from slime.utils.accelerator import process_group_backend
 from slime.utils.distributed_utils import init_process_group
-from slime.utils.http_utils import find_available_port
-from slime.utils.tensor_bucket import FlattenedTensorBucket
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PORT = 21000
 _numbers = itertools.count()
 
 
@@ -40,6 +39,7 @@ class DistributedSender(Sender):
         self._engines = EngineGroup([], 0.0)
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
+        self._buffer = FlatBuffer()
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         return True
@@ -61,7 +61,7 @@ class DistributedSender(Sender):
     def send(self, bucket: NamedTensors, version: str | None) -> int:
         if self._group is None:
             return 0
-        flat = FlattenedTensorBucket(named_tensors=bucket)
+        flat = self._buffer.flatten(bucket)
         names = [name for name, _ in bucket]
         dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
         shapes = [list(tensor.shape) for _, tensor in bucket]
@@ -88,12 +88,12 @@ class DistributedSender(Sender):
             name = self._group_name
             self._engines.each(lambda client: client.destroy_weights_update_group(name))
             dist.destroy_process_group(self._group)
-        self._group = None
+        self._group, self._buffer = None, FlatBuffer()
         self._engines.close()
         self._engines = EngineGroup([], 0.0)
 
     def _join(self) -> None:
-        endpoints, address, port = self._engines.endpoints, group_address(), find_available_port(_FIRST_PORT)
+        endpoints, address, port = self._engines.endpoints, group_address(), _free_port()
         sizes = [endpoint.num_gpus for endpoint in endpoints]
         offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
         world_size = 1 + sum(sizes)
@@ -124,6 +124,13 @@ class DistributedSender(Sender):
                 f"weight group {self._group_name}: {len(answers) - len(done)} of {len(answers)} members gave "
                 f"no answer within {self._timeout.total_seconds():.0f} s"
             )
+
+
+def _free_port() -> int:
+    """A port that the system picks at random, so that two runs on a host hardly ever pick the same one."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -2,31 +2,25 @@
 
 from typing import Any
 
-import torch
-
-from slime.backends.megatron_utils.update_weight.hf_weight_iterator import NamedTensors
 from slime.utils.accelerator import has_gpu
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 
 
-def serialize_bucket(bucket: NamedTensors) -> tuple[str, torch.Tensor]:
-    """(base64 text with a handle, the flat tensor behind it, which must live until the engine has answered).
+def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
+    """Base64 text with a handle to the flat tensor, which must not change until the engine has answered.
 
-    On GPUs a CUDA IPC handle in the classes that SGLang's unpickler allows; else a shared-memory file.
+    On GPUs a CUDA IPC handle, in the classes that SGLang's unpickler allows; else a shared-memory file, to
+    which the flat tensor moves when it is first serialised.
     """
     if has_gpu():
         return _cuda_ipc(bucket)
-    flat = FlattenedTensorBucket(named_tensors=bucket)
-    return serialize_tensors(_content(flat)), flat.flattened_tensor
+    return serialize_tensors({"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata})
 
 
-def _cuda_ipc(bucket: NamedTensors) -> tuple[str, torch.Tensor]:
+def _cuda_ipc(bucket: FlattenedTensorBucket) -> str:
     from sglang.srt.utils import MultiprocessingSerializer
-    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket as SGLangBucket
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
-    flat = SGLangBucket(named_tensors=bucket)
-    return MultiprocessingSerializer.serialize(_content(flat), output_str=True), flat.flattened_tensor
-
-
-def _content(flat: Any) -> dict[str, Any]:
-    return {"flattened_tensor": flat.flattened_tensor, "metadata": flat.metadata}
+    metadata: list[Any] = [FlattenedTensorMetadata(**vars(entry)) for entry in bucket.metadata]
+    content = {"flattened_tensor": bucket.flattened_tensor, "metadata": metadata}
+    return MultiprocessingSerializer.serialize(content, output_str=True)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from slime.backends.megatron_utils.update_weight.engines import EngineGroup
+from slime.backends.megatron_utils.update_weight.flat_buffer import FlatBuffer
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import NamedTensors
 from slime.backends.megatron_utils.update_weight.payload import serialize_bucket
 from slime.backends.megatron_utils.update_weight.ranks import wait_limit
@@ -27,6 +28,7 @@ class TensorSender(Sender):
         self._engine: EngineGroup | None = None
         self._ranks: list[int] = []
         self._group: dist.ProcessGroup | None = None
+        self._buffer = FlatBuffer()
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         offset = endpoint.gpu_offset
@@ -58,8 +60,8 @@ class TensorSender(Sender):
     def send(self, bucket: NamedTensors, version: str | None) -> int:
         if self._engine is None:
             return 0
-        payload, tensor = serialize_bucket(bucket)
-        payloads = self._collect(payload)
+        flat = self._buffer.flatten(bucket)
+        payloads = self._collect(serialize_bucket(flat))
         failure: Exception | None = None
         if payloads is not None:
             try:
@@ -71,7 +73,7 @@ class TensorSender(Sender):
         self._share_outcome(failure)
         if torch.cuda.is_available():
             torch.cuda.ipc_collect()
-        return tensor.nbytes
+        return flat.flattened_tensor.nbytes
 
     def disconnect(self) -> None:
         if self._engine is not None:
@@ -79,6 +81,7 @@ class TensorSender(Sender):
         if self._group is not None:
             dist.destroy_process_group(self._group)
         self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
+        self._buffer = FlatBuffer()
 
     def _collect(self, payload: str) -> list[str] | None:
         """The handles of all ranks behind this engine, on the first of them."""

@@ -1,0 +1,37 @@
+"""What must hold in a healthy run, checked with ``--ci-test``."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_KL_BOUND = 1e-8
+
+
+class InvariantError(RuntimeError):
+    """A training step broke an invariant."""
+
+
+def check_invariants(args: Namespace, rollout_id: int, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Trainer and engine agree in every step; the first step of a rollout starts on policy.
+
+    Args:
+        steps: per optimizer step its ``train/...`` metrics.
+
+    Raises:
+        InvariantError: names the metric, its value and the bound.
+    """
+    threshold = args.ci_train_rollout_logprob_abs_diff_threshold
+    for step in steps:
+        _bound(rollout_id, step, "train/train_rollout_logprob_abs_diff", threshold)
+    # The engine's log-probs as the old policy differ from the trainer's by rounding.
+    if not args.ci_disable_kl_checker and not args.use_rollout_logprobs:
+        _bound(rollout_id, steps[0], "train/ppo_kl", _KL_BOUND)
+        if rollout_id == 0:
+            _bound(rollout_id, steps[0], "train/kl_loss", _KL_BOUND)
+
+
+def _bound(rollout_id: int, step: Mapping[str, Any], name: str, bound: float) -> None:
+    value = step.get(name, 0.0)
+    # Also false for NaN.
+    if not abs(value) <= bound:
+        raise InvariantError(f"--ci-test: {name} {value} at rollout {rollout_id}, wanted at most {bound}")

@@ -1,0 +1,170 @@
+"""Flags that do not fit together. Each rule looks at a few flags and yields what is wrong with them."""
+
+import importlib.util
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+
+Rule = Callable[[Namespace], Iterator[str]]
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Everything wrong, one line each, in the order of the rules."""
+    for rule in _RULES:
+        yield from rule(args)
+
+
+def _counts(args: Namespace) -> Iterator[str]:
+    positive = (
+        *("actor_num_nodes", "actor_num_gpus_per_node", "num_gpus_per_node", "rollout_num_gpus_per_engine"),
+        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "micro_batch_size"),
+        *("num_epoch", "save_interval", "eval_interval", "update_weights_interval", "max_tokens_per_gpu"),
+        *("rollout_max_response_len", "rollout_max_prompt_len", "ref_update_interval"),
+        *("n_samples_per_eval_prompt", "update_weight_buffer_size", "data_pad_size_multiplier"),
+        *("cluster_timeout", "engine_startup_timeout", "rollout_timeout", "train_timeout"),
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "sglang_server_concurrency"),
+    )
+    for name in positive:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            yield f"{_flag(name)} {value}: wanted more than 0"
+    for name in ("num_rollout", "rollout_num_gpus", "start_rollout_id"):
+        value = getattr(args, name)
+        if value is not None and value < 0:
+            yield f"{_flag(name)} {value}: wanted 0 or more"
+
+
+def _layout(args: Namespace) -> Iterator[str]:
+    tp, pp, world = (
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.trainer_world_size,
+    )
+    if world % (tp * pp):
+        yield (
+            f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}: "
+            f"does not divide {world} trainer GPUs"
+        )
+    for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size"):
+        if getattr(args, name) % tp:
+            yield f"--tensor-model-parallel-size {tp} does not divide {name} {getattr(args, name)} (config.json)"
+    uneven = args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers
+    if args.num_layers % pp and not uneven:
+        yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {args.num_layers} (config.json)"
+    if uneven and pp == 1:
+        yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
+    if args.sequence_parallel and tp == 1:
+        yield "--sequence-parallel: needs --tensor-model-parallel-size above 1"
+    if args.padded_vocab_size < args.vocab_size:
+        yield f"--padded-vocab-size {args.padded_vocab_size}: below vocab_size {args.vocab_size} (config.json)"
+
+
+def _engines(args: Namespace) -> Iterator[str]:
+    total, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
+    if total % each:
+        yield f"--rollout-num-gpus {total}: not a multiple of --rollout-num-gpus-per-engine {each}"
+    if each > args.num_gpus_per_node:
+        yield (
+            f"--rollout-num-gpus-per-engine {each}: engines over several nodes are not supported "
+            f"(wanted: at most --num-gpus-per-node {args.num_gpus_per_node})"
+        )
+    if total == 0 and not args.debug_train_only:
+        yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
+    if args.sglang_router_port is not None and not 0 < args.sglang_router_port < 65536:
+        yield f"--sglang-router-port {args.sglang_router_port}: wanted 1 to 65535"
+    if getattr(args, "sglang_admin_api_key", None):
+        yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
+    if each > 1 and args.rollout_engine != "sglang" and importlib.util.find_spec("sglang") is None:
+        yield f"--rollout-num-gpus-per-engine {each}: the embedded engine takes one GPU (wanted: 1)"
+
+
+def _data(args: Namespace) -> Iterator[str]:
+    if args.num_rollout is None and args.num_epoch is None:
+        yield "--num-rollout: missing (wanted: a number of rollouts, or --num-epoch)"
+    if args.num_rollout is None and not args.rollout_global_dataset:
+        yield "--num-epoch: needs the global dataset (wanted: without --disable-rollout-global-dataset)"
+    needs_data = args.rollout_global_dataset and args.load_debug_rollout_data is None
+    if args.prompt_data is None and needs_data and args.num_rollout != 0:
+        yield "--prompt-data: missing (wanted: a .jsonl or .parquet file)"
+    if args.eval_interval is not None and not args.eval_datasets:
+        yield "--eval-interval: needs --eval-prompt-data or --eval-config"
+    if args.eval_interval is not None and args.debug_train_only:
+        yield "--eval-interval: needs engines (wanted: without --debug-train-only)"
+    if args.save_interval is not None and args.save is None:
+        yield "--save-interval: needs --save"
+    if args.save is not None and args.save_interval is None and not args.debug_rollout_only:
+        yield "--save: needs --save-interval (a run without one would save nothing)"
+    if (
+        args.load_debug_rollout_data_subsample is not None
+        and not 0 < args.load_debug_rollout_data_subsample <= 1
+    ):
+        yield f"--load-debug-rollout-data-subsample {args.load_debug_rollout_data_subsample}: wanted 0 to 1"
+
+
+def _batches(args: Namespace) -> Iterator[str]:
+    samples, step = args.rollout_batch_size * args.n_samples_per_prompt, args.global_batch_size
+    shape = (
+        f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt}"
+    )
+    if samples % step:
+        yield f"--global-batch-size {step}: does not divide {samples} samples of a rollout ({shape})"
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        yield (
+            f"--over-sampling-batch-size {args.over_sampling_batch_size}: "
+            f"below --rollout-batch-size {args.rollout_batch_size}"
+        )
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
+        yield "--use-dynamic-batch-size: needs --max-tokens-per-gpu"
+    if args.balance_by_flops and not args.use_dynamic_batch_size:
+        yield "--balance-by-flops: needs --use-dynamic-batch-size"
+    if args.debug_rollout_only:
+        return
+    dp = args.trainer_world_size // (args.tensor_model_parallel_size * args.pipeline_model_parallel_size)
+    if dp and step % dp:
+        yield f"--global-batch-size {step}: not a multiple of the data-parallel size {dp}"
+    elif dp and not args.use_dynamic_batch_size and step % (dp * args.micro_batch_size):
+        yield (
+            f"--global-batch-size {step}: not a multiple of --micro-batch-size {args.micro_batch_size} "
+            f"x data-parallel size {dp}"
+        )
+
+
+def _sampling(args: Namespace) -> Iterator[str]:
+    if args.rollout_temperature <= 0:
+        yield f"--rollout-temperature {args.rollout_temperature}: wanted more than 0"
+    if args.rollout_max_response_len is None and not args.debug_train_only:
+        yield "--rollout-max-response-len: missing (wanted: the longest response in tokens)"
+    limit = args.rollout_max_context_len
+    if limit is not None and args.rollout_max_prompt_len > limit - 1:
+        yield f"--rollout-max-prompt-len {args.rollout_max_prompt_len}: above --rollout-max-context-len {limit} - 1"
+    scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path or args.eval_config
+    default = args.rollout_function_path == "slime.rollout.sglang_rollout.generate_rollout"
+    if default and not scored and not args.debug_train_only:
+        yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
+
+
+def _algorithm(args: Namespace) -> Iterator[str]:
+    if args.kl_coef and args.kl_loss_coef:
+        yield f"--kl-coef {args.kl_coef} and --kl-loss-coef {args.kl_loss_coef}: only one of them above 0"
+    if args.advantage_estimator.startswith("reinforce_plus_plus") and not args.normalize_advantages:
+        yield f"--advantage-estimator {args.advantage_estimator}: needs --normalize-advantages"
+    if args.use_rollout_logprobs and args.use_tis:
+        yield "--use-rollout-logprobs and --use-tis: only one of them at a time"
+    if args.get_mismatch_metrics and not args.custom_tis_function_path and not args.use_tis:
+        yield "--get-mismatch-metrics: needs --custom-tis-function-path"
+    if args.eps_clip_c is not None and args.eps_clip_c <= 1:
+        yield f"--eps-clip-c {args.eps_clip_c}: wanted above 1"
+    if args.only_train_params_name_list and args.freeze_params_name_list:
+        yield "--only-train-params-name-list and --freeze-params-name-list: only one of them at a time"
+    if (args.loss_type == "custom_loss") != (args.custom_loss_function_path is not None):
+        yield "--loss-type custom_loss and --custom-loss-function-path: each needs the other"
+    if args.ref_update_interval is not None and not (args.kl_coef or args.use_kl_loss):
+        yield "--ref-update-interval: there is no reference model (wanted: --use-kl-loss or --kl-coef)"
+    if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
+        yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+_RULES: tuple[Rule, ...] = (_counts, _layout, _engines, _data, _batches, _sampling, _algorithm)

@@ -1,0 +1,160 @@
+"""Resuming equals never having stopped, in the same or another layout; half a checkpoint is never chosen."""
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from slime.backends.megatron_utils import checkpoint as checkpoint_module
+from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.backends.megatron_utils.checkpoint import (
+    MARKER,
+    _publish,
+    find_checkpoint,
+    is_megatron_checkpoint,
+    iteration_dir,
+)
+from slime.backends.megatron_utils.update_weight import HfWeightIterator
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+TP2 = {"tensor_model_parallel_size": 2}
+FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True, "use_rollout_logprobs": True}
+PP2 = {"pipeline_model_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+def _weights(args, actor):
+    buckets = HfWeightIterator(args, actor._state.model).buckets(1 << 30)
+    return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
+
+
+def _run(rank, args, rollouts, save_after):
+    """Trains on ``rollouts`` ({id: batch}) from where ``args.load`` says; saves after one of them."""
+    actor = MegatronTrainActor(args, with_ref=args.use_kl_loss)
+    start = actor.init()
+    steps = []
+    for rollout_id in range(start, max(rollouts) + 1):
+        report = actor.train(rollout_id, split(args, rollouts[rollout_id], actor.parallel_config()))
+        steps += report.get("train", [])
+        if rollout_id == save_after:
+            actor._weight_version = 5
+            actor.save_model(rollout_id, force_sync=args.force_sync)
+    actor._writer.finish()
+    return {
+        "start": start,
+        "steps": steps,
+        "weights": _weights(args, actor),
+        "version": actor._weight_version,
+    }
+
+
+def _one(results, key):
+    return next(result[key] for result in results if result[key])
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    return {i: random_rollout(vocab_size=256, seed=i) for i in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "extra"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}),
+        (1, {"async_save": True, "force_sync": False}),
+    ],
+    ids=["1 process", "DP 2", "moving reference", "async save"],
+)
+def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
+    args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
+    through = run_ranks(_run, world_size, args, rollouts, 1)
+    assert (tmp_path / MARKER).read_text() == "1"
+    resumed = run_ranks(_run, world_size, args, rollouts, -1)
+    assert [result["start"] for result in resumed] == [2] * world_size
+    assert _one(resumed, "steps") == _one(through, "steps")[2:]
+    for before, after in zip(through, resumed, strict=True):
+        assert after["version"] == 5
+        if not extra:
+            assert after["steps"] == before["steps"][2:]
+        for name, weight in before["weights"].items():
+            assert torch.equal(weight, after["weights"][name]), name
+
+
+def _random_state(rank, args, rollout=None):
+    """The next random numbers, after a save if there is a rollout to train on before it."""
+    actor = MegatronTrainActor(args)
+    actor.init()
+    if rollout is not None:
+        actor.train(0, split(args, rollout, actor.parallel_config()))
+        actor.save_model(0)
+    return {"drawn": [random.random(), torch.rand(()).item()]}
+
+
+def test_random_state_goes_on(checkpoint, rollouts, tmp_path):
+    args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path))
+    (before,) = run_ranks(_random_state, 1, args, rollouts[0])
+    (after,) = run_ranks(_random_state, 1, trainer_args(checkpoint, load=str(tmp_path), seed=99))
+    assert after == before
+
+
+def test_checkpoint_of_tp_2_resumes_in_pp_2(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+    through = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **TP2), rollouts, 1)
+    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **PP2), rollouts, -1)
+    before, after = _one(through, "steps")[2:], _one(resumed, "steps")
+    for left, right in zip(before, after, strict=True):
+        assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
+    for name, weight in through[0]["weights"].items():
+        torch.testing.assert_close(resumed[0]["weights"][name], weight, rtol=0, atol=1e-4)
+
+
+def _save_then_die(rank, args, rollout):
+    """Saves iteration 0 and is killed when iteration 1 is written but not published."""
+    actor = MegatronTrainActor(args)
+    actor.init()
+    actor.train(0, split(args, rollout, actor.parallel_config()))
+    actor.save_model(0)
+    checkpoint_module._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    actor.save_model(1)
+    return {}
+
+
+def test_a_save_killed_half_way_is_not_chosen(checkpoint, rollouts, tmp_path):
+    args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
+    with pytest.raises(RuntimeError, match="died"):
+        run_ranks(_save_then_die, 1, args, rollouts[0])
+    assert (tmp_path / "iter_0000001.tmp").is_dir()
+    assert find_checkpoint(tmp_path) == (0, iteration_dir(tmp_path, 0))
+    (result,) = run_ranks(_run, 1, args, rollouts, -1)
+    assert result["start"] == 1
+
+
+def test_a_directory_without_marker_is_no_checkpoint(tmp_path):
+    iteration_dir(tmp_path, 3).mkdir()
+    assert not is_megatron_checkpoint(tmp_path)
+
+
+def test_a_marker_that_names_nothing_is_an_error(tmp_path):
+    (tmp_path / MARKER).write_text("3")
+    with pytest.raises(FileNotFoundError, match="iter_0000003"):
+        find_checkpoint(tmp_path)
+
+
+def test_publishing_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
+    for content in ("old", "new"):
+        temporary = tmp_path / "iter_0000002.tmp"
+        temporary.mkdir()
+        (temporary / "metadata.json").write_text(content)
+        _publish(temporary, iteration_dir(tmp_path, 2), 2)
+    assert (find_checkpoint(tmp_path)[1] / "metadata.json").read_text() == "new"
+    assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["iter_0000002", MARKER]

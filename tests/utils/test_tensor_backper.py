@@ -1,0 +1,18 @@
+import torch
+
+from slime.utils.tensor_backper import TensorBackuper
+
+
+def test_tags_are_independent_and_restored_in_place():
+    live = torch.tensor([1.0])
+    backups = TensorBackuper(lambda: [("weight", live)])
+    backups.backup("actor")
+    live.fill_(2)
+    backups.backup("ref")
+    backups.restore("actor")
+    assert live.item() == 1
+    backups.copy(src_tag="actor", dst_tag="ref")
+    live.fill_(3)
+    backups.restore("ref")
+    assert live.item() == 1
+    assert backups.backup_tags == ["actor", "ref"]

@@ -1,0 +1,80 @@
+"""Tensors survive the way into and out of buckets and text; nothing else gets in."""
+
+import base64
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, serialize_tensors
+
+TENSORS = [
+    ("bytes", torch.arange(3, dtype=torch.uint8)),
+    ("float", torch.randn(2, 3)),
+    ("half", torch.randn(5).bfloat16()),
+    ("transposed", torch.randn(4, 2).T),
+    ("empty", torch.empty(0, 3)),
+    ("scalar", torch.tensor(2.5, dtype=torch.float64)),
+]
+
+
+def same(found, expected) -> bool:
+    return all(
+        a == b and x.dtype == y.dtype and torch.equal(x, y)
+        for (a, x), (b, y) in zip(found, expected, strict=True)
+    )
+
+
+def test_a_bucket_gives_back_its_tensors():
+    bucket = FlattenedTensorBucket(named_tensors=TENSORS)
+    again = FlattenedTensorBucket(flattened_tensor=bucket.flattened_tensor, metadata=bucket.metadata)
+    assert same(again.reconstruct_tensors(), TENSORS)
+
+
+def test_metadata_that_does_not_fit_the_buffer_is_refused():
+    bucket = FlattenedTensorBucket(named_tensors=TENSORS)
+    bucket.metadata[1].end_idx += 4
+    with pytest.raises(ValueError, match="'float'"):
+        bucket.reconstruct_tensors()
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_text_gives_back_the_tensors(share):
+    assert same(deserialize_tensors(serialize_tensors(TENSORS, share)), TENSORS)
+
+
+def test_metadata_travels_with_its_bucket():
+    bucket = FlattenedTensorBucket(named_tensors=TENSORS)
+    text = serialize_tensors({"t": bucket.flattened_tensor, "m": bucket.metadata}, share=False)
+    found = deserialize_tensors(text)
+    assert found["m"] == bucket.metadata and torch.equal(found["t"], bucket.flattened_tensor)
+
+
+def test_another_process_reads_shared_tensors_without_a_copy_in_the_text():
+    tensors = [("w", torch.ones(100_000))]
+    text = serialize_tensors(tensors)
+    assert len(text) < 2000
+    program = (
+        "import sys; from slime.utils.tensor_bucket import deserialize_tensors; "
+        "[(n, t)] = deserialize_tensors(sys.stdin.read()); print(n, t.sum().item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["w", "100000.0"]
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("owned",))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", pickle.dumps(Evil()), pickle.dumps(torch.load), pickle.dumps(eval)]
+)
+def test_anything_else_is_refused(data, capsys):
+    with pytest.raises(ValueError, match="serialized tensors"):
+        deserialize_tensors(base64.b64encode(data).decode())
+    assert "owned" not in capsys.readouterr().out
