@@ -33,14 +33,31 @@ PARTS = {
 
 def make_model(directory: Path, size: str) -> None:
     hidden, layers, ffn, heads, vocab = SIZES[size]
-    command = ["tools/make_tiny_model.py", "--output", directory, "--hidden-size", hidden, "--num-layers", layers]
+    command = [
+        "tools/make_tiny_model.py",
+        "--output",
+        directory,
+        "--hidden-size",
+        hidden,
+        "--num-layers",
+        layers,
+    ]
     command += ["--intermediate-size", ffn, "--num-heads", heads, "--vocab-size", vocab]
     subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True)
 
 
 def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> None:
     flags = [
-        *("--hf-checkpoint", model, "--fp32", "--colocate", "--prompt-data", prompts, "--num-gpus-per-node", 1),
+        *(
+            "--hf-checkpoint",
+            model,
+            "--fp32",
+            "--colocate",
+            "--prompt-data",
+            prompts,
+            "--num-gpus-per-node",
+            1,
+        ),
         *("--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1, "--num-rollout", steps + 1),
         *("--input-key", "prompt", "--label-key", "label", "--apply-chat-template"),
         *("--rm-type", "random", "--rollout-batch-size", 32, "--n-samples-per-prompt", 8),
@@ -88,7 +105,9 @@ def measure(size: str, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
     Backend,
+    GroupName,
     PrefixStore,
     _new_process_group_helper,
     _world,
@@ -36,7 +37,7 @@ def init_process_group(
         [],
         Backend(backend),
         PrefixStore(group_name, store),
-        group_name=group_name,
+        group_name=GroupName(group_name),
         timeout=timeout,
     )
     _world.pg_group_ranks[group] = {i: i for i in range(world_size)}

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-NUM_SFT_ROLLOUTS = 30
-NUM_RL_ROLLOUTS = 15
+# 500 optimizer steps of 64 conversations; scripts/quickstart/sft.sh reads 640 per rollout.
+NUM_SFT_ROLLOUTS, SFT_STEPS_PER_ROLLOUT = 50, 10
+NUM_RL_ROLLOUTS = 20
 SAMPLED, GREEDY = "sampled", "greedy"
 
 

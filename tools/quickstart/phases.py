@@ -9,7 +9,14 @@ from pathlib import Path
 import yaml
 
 from slime.observability.jsonl import read_metrics
-from tools.quickstart.layout import GREEDY, NUM_RL_ROLLOUTS, NUM_SFT_ROLLOUTS, SAMPLED, Layout
+from tools.quickstart.layout import (
+    GREEDY,
+    NUM_RL_ROLLOUTS,
+    NUM_SFT_ROLLOUTS,
+    SAMPLED,
+    SFT_STEPS_PER_ROLLOUT,
+    Layout,
+)
 
 
 @dataclass(frozen=True)
@@ -87,19 +94,14 @@ def write_eval_config(layout: Layout) -> None:
     (layout.root / "eval.yaml").write_text(text)
 
 
-def sft_progress(metrics_file: Path) -> Progress:
+def sft_progress(metrics_file: Path, steps_per_rollout: int = SFT_STEPS_PER_ROLLOUT) -> Progress:
     """One unit per rollout; the line shows the loss of its last optimizer step."""
     if not metrics_file.exists():
         return Progress(0, [])
     metrics = read_metrics(metrics_file)
     finished = [step for step, row in metrics["rollout"].items() if "perf/step_time" in row]
-    losses = [row["train/loss"] for row in metrics["train"].values() if "train/loss" in row]
-    per_rollout = len(losses) // len(metrics["rollout"]) if metrics["rollout"] else 0
-    lines = [
-        f"step {(step + 1) * per_rollout:>3}   loss {losses[(step + 1) * per_rollout - 1]:.3f}"
-        for step in finished
-        if 0 < (step + 1) * per_rollout <= len(losses)
-    ]
+    ends = [(step + 1) * steps_per_rollout for step in finished]
+    lines = [f"step {end:>3}   loss {metrics['train'][end - 1]['train/loss']:.3f}" for end in ends]
     return Progress(len(finished), lines)
 
 

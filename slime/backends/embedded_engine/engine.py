@@ -90,8 +90,11 @@ class Engine:
         self.paused = None
 
     def flush(self) -> bool:
-        """Empties the cache; refused (False) while a sequence runs or waits to run."""
-        queued = bool(self.scheduler.waiting) and self.paused != "retract"
+        """Empties the cache; refused (False) while a sequence runs or waits to run.
+
+        What waits for the end of a pause holds nothing in the cache, except after an in-place pause.
+        """
+        queued = bool(self.scheduler.waiting) and self.paused not in ("retract", "abort")
         if self.scheduler.computing or queued:
             return False
         self.cache.clear()

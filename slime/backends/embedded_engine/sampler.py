@@ -81,7 +81,9 @@ class SamplingBatch:
             cut = cut_distribution(weights[rows], params)
             weights[rows] = cut
             block_sums[rows] = _block_sums(cut)
-        steps = np.array([len(s.output_ids) for s in self._sequences], dtype=np.uint64)
+        # Counted from the start of the prompt: a request that goes on with an earlier response, as in the
+        # next turn of a conversation, must not repeat that response's noise.
+        steps = np.array([len(s.prompt_ids) + len(s.output_ids) for s in self._sequences], dtype=np.uint64)
         uniform = torch.from_numpy(uniforms(self._seeds, steps))
         blocks, rest = _invert(block_sums.cumsum(-1), uniform, relative=True)
         entries = _block_entries(weights, blocks)

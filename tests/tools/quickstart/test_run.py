@@ -130,7 +130,9 @@ def test_progress_of_sft_shows_the_last_loss_of_a_rollout(tmp_path):
         writer.write("train", step, {"train/loss": 1.0 - step / 10})
         if step % 2:
             writer.write("rollout", step // 2, {"perf/step_time": 1.0})
-    assert sft_progress(path) == Progress(2, ["step   2   loss 0.900", "step   4   loss 0.700"])
+    assert sft_progress(path, steps_per_rollout=2) == Progress(
+        2, ["step   2   loss 0.900", "step   4   loss 0.700"]
+    )
 
 
 def test_phases_hand_their_files_to_one_another(tmp_path):
