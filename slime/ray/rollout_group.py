@@ -37,13 +37,18 @@ class RolloutGroup:
             .remote(args, slots, trainer_gpus)
         )
         self._started = self._manager.start.remote()
+        self._ready = False
         self.num_rollout_per_epoch: int | None = None
 
     def wait_ready(self) -> None:
         """Waits for engines and router, and settles the number of rollouts.
 
         Engines that share GPUs come up released: the first weights they serve are the trainer's.
+        Calling it again does nothing.
         """
+        if self._ready:
+            return
+        self._ready = True
         wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
         self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")

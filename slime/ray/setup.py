@@ -32,6 +32,9 @@ def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
     )
     actor: RayTrainGroup | None = None
     try:
+        if args.num_rollout is None:
+            # The length of the data decides, and the trainer's schedule needs it.
+            rollout.wait_ready()
         actor = RayTrainGroup(
             args,
             placement.actor,

@@ -148,7 +148,8 @@ def rl_flags(model: Path, data: Path) -> list[object]:
     return [
         *("--hf-checkpoint", model, "--fp32", "--num-gpus-per-node", 8, "--seed", 7),
         *("--prompt-data", data / "rl.jsonl", "--input-key", "prompt", "--label-key", "label"),
-        *("--apply-chat-template", "--rm-type", "math", "--rollout-max-response-len", 12),
+        *("--apply-chat-template", "--rollout-max-response-len", 12),
+        *("--custom-rm-path", "tests.e2e.plugins.token_parity_reward"),
         *("--num-rollout", 2, "--rollout-batch-size", 4, "--n-samples-per-prompt", 4),
         *("--global-batch-size", 16, "--use-dynamic-batch-size", "--max-tokens-per-gpu", 512),
         *("--advantage-estimator", "grpo", "--lr", 1e-4, "--weight-decay", 0.0),

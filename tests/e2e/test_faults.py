@@ -21,7 +21,7 @@ def training(start, rl_flags):
 
 @pytest.mark.parametrize(
     ("victim", "fragments"),
-    [("router", ["sglang_router"]), ("engine", ["slime.backends.embedded_engine"])],
+    [("router", ["sglang::router"]), ("engine", ["slime.backends.embedded_engine"])],
 )
 def test_killing_a_server_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
     os.kill(training.pid_of(*fragments), signal.SIGKILL)
@@ -45,7 +45,7 @@ def test_sigkill_of_the_driver_stops_everything(training) -> None:
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) -> None:
-    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.broken_plugins.broken_reward"])
+    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.plugins.broken_reward"])
     assert run.wait() == 1
     assert "this reward is broken" in run.output.strip().splitlines()[-1]
     run.expect_no_processes()
