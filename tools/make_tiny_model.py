@@ -124,7 +124,12 @@ def make_model(config: PreTrainedConfig, family: str = "qwen3", seed: int = 0) -
     """A float32 model whose weights depend on ``seed`` alone."""
     torch.manual_seed(seed)
     _, model_class = FAMILIES[family]
-    return model_class(config).float()
+    model = model_class(config).float()
+    # transformers makes the padding token's row zero, and the norm of a zero vector has a gradient a
+    # thousand times larger than any other: a random model does sample that token.
+    padding = model.get_input_embeddings().weight.data[config.pad_token_id]
+    torch.nn.init.normal_(padding, std=config.initializer_range)
+    return model
 
 
 def save_checkpoint(output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -40,7 +40,7 @@ class RayTrainGroup:
     ) -> None:
         self._args, self._rollout, self._log = args, rollout, log
         self._role, self._with_ref, self._needs_offload = role, with_ref, needs_offload
-        self._connected: list[EngineEndpoint] = []
+        self._connected: tuple[list[EngineEndpoint], int] = ([], 0)
         self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
         self._pending_init = self._start()
         self.start_rollout_id = args.start_rollout_id or 0
@@ -77,12 +77,14 @@ class RayTrainGroup:
             self._update_weights()
 
     def _update_weights(self) -> None:
-        endpoints = self._rollout.updatable_engines() if self._actors else []
+        if not self._actors:
+            return
+        engines = endpoints, _ = self._rollout.updatable_engines()
         if not endpoints:
             return
-        if endpoints != self._connected:
+        if engines != self._connected:
             self._call_all("connecting trainer and engines", "connect_rollout_engines", endpoints)
-            self._connected = endpoints
+            self._connected = engines
         versions = self._call_all("updating the weights", "update_weights")
         self._rollout.weights_updated(max(versions))
 

@@ -3,23 +3,23 @@
 import logging
 import threading
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from slime.backends.sglang_utils.client import EngineClient
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.factory import engine_api_key, engine_host
 from slime.backends.sglang_utils.health import Check, HealthMonitor
-from slime.backends.sglang_utils.router import RouterProcess, start_router
+from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
 from slime.ray.engine_actor import spawn_engine_actor
 from slime.ray.env import worker_env
 from slime.ray.placement_group import Slots
 from slime.ray.run_files import log_dir
-from slime.ray.waiting import DeadlineExceeded, wait_all, wait_one
-from slime.utils.http_utils import find_available_port
+from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
+from slime.utils.http_utils import HttpStatusError, find_available_port
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class EngineFailure(RuntimeError):
     """An engine or the router ended while the run needed it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Engine:
     """A running engine: its keeper, and where it serves."""
 
@@ -66,7 +66,8 @@ class EngineFleet:
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         self._host = engine_host(nodes, ray.util.get_node_ip_address())
         self._api_key = args.sglang_api_key = engine_api_key(args, self._host)
-        self.engines: list[Engine] = []
+        self.engines: list[Engine] = []  # replaced, never changed: it is read without the lock
+        self.launches = 0  # engines started so far: a replacement may serve at its predecessor's address
         self.router: RouterProcess | None = None
         self.failure: EngineFailure | None = None
         self._stop = threading.Event()
@@ -116,10 +117,15 @@ class EngineFleet:
     def recover(self) -> list[EngineEndpoint]:
         """Starts a replacement for every engine that died; they do not serve yet."""
         with self._lock:
+            # The watcher's next look may come too late for one that has just died.
+            self._inspect()
+            self.check()
             alive = {engine.rank for engine in self.engines}
             missing = [r for r in range(len(self._slots) // self._per_engine) if r not in alive]
             replacements = [self._spawn(rank) for rank in missing]
             self._wait_ready(replacements)
+            for engine in replacements:
+                self._match_offloaded(engine)
             self.engines = sorted(self.engines + replacements, key=lambda e: e.rank)
         return self.endpoints
 
@@ -130,25 +136,25 @@ class EngineFleet:
             EngineFailure: an engine reports another version.
         """
         for engine in self.engines:
-            found = EngineClient(engine.where).weight_version()
-            if found != version:
+            found = self._ask(engine, EngineClient.weight_version)
+            if found is not None and found != version:
                 raise EngineFailure(
                     f"engine {engine.rank} ({engine.url}) serves weight version {found!r}, "
                     f"the trainer sent {version!r}"
                 )
-            if not engine.registered:
-                self._register(engine)
+            with self._lock:
+                # Not one that the watcher has found dead meanwhile: nobody would take it out again.
+                if engine in self.engines and not engine.registered:
+                    self._register(engine)
 
     def release(self) -> None:
         """Frees the engines' memory for a trainer on the same GPUs."""
-        for endpoint in self._colocated():
-            client = EngineClient(endpoint)
-            client.flush_cache()
-            client.release_memory_occupation()
+        for engine in self._colocated():
+            self._ask(engine, lambda client: client.release_memory_occupation())
 
     def resume(self, tags: list[str]) -> None:
-        for endpoint in self._colocated():
-            EngineClient(endpoint).resume_memory_occupation(tags)
+        for engine in self._colocated():
+            self._ask(engine, lambda client: client.resume_memory_occupation(tags))
 
     def stop(self) -> None:
         self._stop.set()
@@ -158,8 +164,27 @@ class EngineFleet:
         if self.router is not None:
             self.router.shutdown()
 
-    def _colocated(self) -> list[EngineEndpoint]:
-        return [endpoint for endpoint in self.endpoints if endpoint.gpu_offset is not None]
+    def _colocated(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.where.gpu_offset is not None]
+
+    def _match_offloaded(self, engine: Engine) -> None:
+        """Brings a replacement to where the others are during a weight update: weights in, cache out."""
+        if self._args.offload_rollout and engine.where.gpu_offset is not None:
+            client = EngineClient(engine.where)
+            client.release_memory_occupation()
+            client.resume_memory_occupation(["weights"])
+
+    def _ask(self, engine: Engine, request: Callable[[EngineClient], Any]) -> Any:
+        """The answer to a control request; None from an engine that has died, if that is tolerated."""
+        try:
+            return request(EngineClient(engine.where))
+        except EngineError as error:
+            if error.status is not None or not self._args.use_fault_tolerance:
+                raise
+            with self._lock:
+                if engine in self.engines:
+                    self._on_death(engine, str(error))
+            return None
 
     def _spawn(self, rank: int) -> Engine:
         first = rank * self._per_engine
@@ -173,6 +198,7 @@ class EngineFleet:
             gpu_offset=first if colocated else None,
             base_gpu_id=self._slots.gpu_ids[first],
         )
+        self.launches += 1
         return Engine(rank, actor)
 
     def _start_router(self) -> RouterProcess:
@@ -201,15 +227,28 @@ class EngineFleet:
         engine.registered = True
 
     def _watch(self) -> None:
+        try:
+            self._watch_all()
+        except Exception as error:  # whatever it is: engines would go unwatched from here on
+            logger.exception("the engine watcher failed")
+            self.failure = self.failure or EngineFailure(
+                f"the engine watcher failed: {type(error).__name__}: {error}"
+            )
+
+    def _watch_all(self) -> None:
         while not self._stop.wait(WATCH_INTERVAL):
             if self.router is not None and not self.router.is_alive():
                 self.failure = EngineFailure(f"the router ended: {self.router.failure_reason()}")
                 return
-            with self._lock:
-                for engine in list(self.engines):
-                    reason = _death(engine)
-                    if reason is not None and not self._stop.is_set():
-                        self._on_death(engine, reason)
+            self._inspect()
+
+    def _inspect(self) -> None:
+        """Looks at every engine once and deals with the dead."""
+        with self._lock:
+            for engine in self.engines:
+                reason = _death(engine)
+                if reason is not None and not self._stop.is_set():
+                    self._on_death(engine, reason)
 
     def _health_checks(self) -> dict[str, Check]:
         return {str(engine.rank): EngineClient(engine.where).health for engine in self.engines}
@@ -225,17 +264,20 @@ class EngineFleet:
             self.failure = self.failure or EngineFailure(message)
             return
         logger.warning("%s; it is replaced before the next weight update", message)
-        self.engines.remove(engine)
-        if self.router is not None:
-            self.router.remove_worker(engine.url)
+        self.engines = [other for other in self.engines if other is not engine]
+        try:
+            if self.router is not None:
+                self.router.remove_worker(engine.url)
+        except (RouterError, HttpStatusError) as error:
+            self.failure = self.failure or EngineFailure(f"{message}; the router keeps it: {error}")
         self._end(engine)
         if not self.engines:
-            self.failure = EngineFailure(f"{message}; no engine is left")
+            self.failure = self.failure or EngineFailure(f"{message}; no engine is left")
 
     def _end(self, engine: Engine) -> None:
         try:
             wait_one(engine.actor.shutdown.remote(), f"end of engine {engine.rank}", ANSWER_TIMEOUT)
-        except (ray.exceptions.RayError, DeadlineExceeded) as error:
+        except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied) as error:
             logger.warning("engine %d did not shut down by itself: %s", engine.rank, error)
         ray.kill(engine.actor)
 
@@ -244,5 +286,5 @@ def _death(engine: Engine) -> str | None:
     """Why the engine no longer serves; None while it does."""
     try:
         return wait_one(engine.actor.failure_reason.remote(), f"life of engine {engine.rank}", ANSWER_TIMEOUT)
-    except (ray.exceptions.RayActorError, DeadlineExceeded) as error:
+    except (ProcessDied, DeadlineExceeded) as error:
         return f"its keeper is gone: {error}"

@@ -51,7 +51,8 @@ class RolloutManager:
     def num_rollout_per_epoch(self) -> int | None:
         if not self._args.rollout_global_dataset:
             return None
-        return len(self._data_source) // self._args.rollout_batch_size
+        # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
+        return len(self._data_source) // self._args.rollout_batch_size or None
 
     def set_num_rollout(self, num_rollout: int) -> None:
         """Settles ``--num-rollout`` where the flags gave ``--num-epoch``."""
@@ -97,12 +98,15 @@ class RolloutManager:
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
         return metrics | {"perf/eval_time": seconds}
 
-    def updatable_engines(self) -> list[EngineEndpoint]:
-        """The engines to send weights to, after dead ones have been replaced."""
+    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send weights to, after dead ones have been replaced, and a number.
+
+        The number changes when an engine was replaced, even by one at the same address.
+        """
         self._fleet.check()
         if self._args.use_fault_tolerance:
-            return self._fleet.recover()
-        return self._fleet.endpoints
+            self._fleet.recover()
+        return self._fleet.endpoints, self._fleet.launches
 
     def weights_updated(self, version: int) -> None:
         """All engines have been sent ``version``; refuses to go on if one serves another."""
@@ -137,8 +141,8 @@ class RolloutManager:
             try:
                 return future.result(timeout=POLL)
             except FutureTimeout:
-                if future.done():
-                    raise
+                if future.done():  # its own TimeoutError, or it ended just now
+                    return future.result()
                 self._fleet.check()
                 if time.monotonic() > deadline:
                     raise TimeoutError(

@@ -53,7 +53,11 @@ class RolloutGroup:
         self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
         if self._args.num_rollout is None:
-            assert self.num_rollout_per_epoch is not None
+            if self.num_rollout_per_epoch is None:
+                raise RuntimeError(
+                    f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
+                    f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
+                )
             self._args.num_rollout = self._args.num_epoch * self.num_rollout_per_epoch
             self._call("set_num_rollout", self._args.num_rollout)
 
@@ -77,7 +81,8 @@ class RolloutGroup:
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._call("set_train_parallel_config", config)
 
-    def updatable_engines(self) -> list[EngineEndpoint]:
+    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send weights to, and a number that changes when one of them was replaced."""
         return self._call("updatable_engines", timeout=self._args.engine_startup_timeout + _GRACE)
 
     def weights_updated(self, version: int) -> None:

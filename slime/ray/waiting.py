@@ -1,11 +1,15 @@
 """Waiting for Ray calls: every wait has a name and a deadline, and the first failure ends it."""
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray import ObjectRef
+
+# A traceback up to its last frame: file and code lines, all indented.
+_FRAMES = re.compile(r"(?:.*\n)*  File .*\n(?:[ \t]+.*\n)*")
 
 
 class DeadlineExceeded(TimeoutError):
@@ -34,7 +38,8 @@ def wait_all(refs: Sequence[ObjectRef], what: str, timeout: float) -> list[Any]:
             missing = [i for i, ref in enumerate(refs) if ref in pending]
             raise DeadlineExceeded(f"{what}: no answer from rank(s) {missing} after {timeout:.0f} s")
         done, pending = ray.wait(pending, num_returns=1, timeout=remaining)
-        _raise_failure(refs.index(done[0]), done[0], what)
+        for ref in done:  # none when the time has run out
+            _raise_failure(refs.index(ref), ref, what)
     return ray.get(list(refs))
 
 
@@ -46,8 +51,11 @@ def _raise_failure(rank: int, ref: ObjectRef, what: str) -> None:
 
 
 def _exit_detail(error: ray.exceptions.RayActorError) -> str:
-    """Ray's own explanation of a death, without its table of ids."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Ray's own explanation of a death, without its table of ids; of a failed constructor its error."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "raised in its creation task" in lines[0] and (frames := _FRAMES.search(text)):
+        return text[frames.end() :].strip().splitlines()[0]
     details = [line for line in lines if "exit" in line.lower() or "killed" in line.lower()]
     return (details or lines)[0]
 

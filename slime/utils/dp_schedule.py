@@ -101,8 +101,24 @@ def _pack(
             bins = get_seqlen_balanced_partitions(flops, count, equal_size=False)
         else:
             bins = first_fit_pack(lengths, cap)
-        bins = expand_bins_by_splitting(bins, -(-len(bins) // multiple) * multiple, lengths)
+        bins = _to_multiple(bins, multiple, lengths)
     return [[members[i] for i in indices] for indices in bins]
+
+
+def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Splits bins until every rank gets equally many.
+
+    Where there are too few samples for that, as with executions that were split unevenly, the smallest
+    bins are merged instead, although they may then exceed the token budget.
+    """
+    target = -(-len(bins) // multiple) * multiple
+    if target <= len(lengths):
+        return expand_bins_by_splitting(bins, target, lengths)
+    target -= multiple
+    while len(bins) > target:
+        bins = sorted(bins, key=lambda members: sum(lengths[i] for i in members))
+        bins = [bins[0] + bins[1], *bins[2:]]
+    return bins
 
 
 def _static_bins(args: Namespace, count: int, multiple: int) -> list[list[int]]:

@@ -108,7 +108,10 @@ def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     datasets = ensure_dataset_list(config.get("datasets"))
     if not datasets:
         raise UsageError(f"--eval-config {path}: datasets is empty")
-    return datasets, config.get("defaults") or {}
+    defaults = config.get("defaults") or {}
+    if not isinstance(defaults, dict):
+        raise UsageError(f"--eval-config {path}: defaults is {type(defaults).__name__} (wanted: a mapping)")
+    return datasets, defaults
 
 
 def ensure_dataset_list(datasets: Any) -> list[dict[str, Any]]:
@@ -128,6 +131,8 @@ def build_eval_dataset_configs(
 
 
 def _build(args: Namespace, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> EvalDatasetConfig:
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"--eval-config: a dataset is {entry!r} (wanted: a mapping with name and path)")
     name = entry.get("name", "<unnamed>")
     if missing := [key for key in ("name", "path") if not entry.get(key)]:
         raise UsageError(f"--eval-config: dataset {name}: {missing[0]} is missing")

@@ -5,7 +5,7 @@ import time
 import pytest
 import ray
 
-from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
+from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,3 +55,19 @@ class Victim:
 def test_a_killed_process_is_named_with_its_rank() -> None:
     with pytest.raises(ProcessDied, match=r"training: the process of rank 1 ended: .*"):
         wait_all([answer.remote(1), Victim.remote().die.remote()], "training", timeout=60)
+
+
+@ray.remote
+class Stillborn:
+    def __init__(self) -> None:
+        raise ValueError("this data source\n  cannot be built")
+
+    def answer(self) -> int:
+        return 1
+
+
+def test_a_constructor_that_fails_is_reported_with_its_own_error() -> None:
+    with pytest.raises(
+        ProcessDied, match=r"start: the process of rank 0 ended: ValueError: this data source"
+    ):
+        wait_one(Stillborn.remote().answer.remote(), "start", timeout=60)

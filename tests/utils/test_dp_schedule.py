@@ -51,7 +51,7 @@ def test_every_sample_of_every_step_is_trained_exactly_once(lengths, dp_size, st
                 samples = [partition[i] for i in members]
                 assert all(step * size <= sample < (step + 1) * size for sample in samples)
                 tokens = sum(lengths[sample] for sample in samples)
-                assert flops or len(samples) == 1 or tokens <= 64
+                assert flops or size % dp_size or len(samples) == 1 or tokens <= 64
             at += count
 
 
@@ -120,3 +120,11 @@ def test_partitions_are_balanced():
 
 def test_reverse_index_inverts():
     assert get_reverse_idx([2, 0, 1]) == [1, 2, 0]
+
+
+def test_too_few_samples_for_equal_shares_are_merged():
+    schedule = build_dp_schedule(
+        _args(), _config(2), [60, 61, 62, 63, 64], global_batch_size=5, rollout_indices=[*range(5)]
+    )
+    assert schedule.num_microbatches == [2]
+    assert sorted(chain.from_iterable(schedule.partitions)) == [*range(5)]

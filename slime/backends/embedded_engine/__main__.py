@@ -1,6 +1,7 @@
 """``python -m slime.backends.embedded_engine --model-path DIR --port PORT``."""
 
 import asyncio
+import faulthandler
 import logging
 import os
 import socket
@@ -26,6 +27,8 @@ def main() -> None:
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # a crash in native code would otherwise leave nothing in the log
+    faulthandler.enable()
     watch_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # the event loop and the engine thread share one interpreter: neither may keep it for long

@@ -123,6 +123,15 @@ class Parameters:
             for name, part in zip(names, bias.split(rows), strict=True):
                 self.named[f"{prefix}{name}.bias"] = part
 
+    def require_memory(self) -> None:
+        """Reading or writing the views of a released buffer would end the process.
+
+        Raises:
+            BadRequest: the buffer is released.
+        """
+        if self.flat.untyped_storage().nbytes() == 0:
+            raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
+
     def destination(self, name: str, shape: Iterable[int]) -> torch.Tensor | None:
         """Where a tensor of a checkpoint goes; None for names that carry no weight of this model.
 
@@ -140,6 +149,7 @@ class Parameters:
 
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies tensors in under their HF names; nothing is copied if one of them does not fit."""
+        self.require_memory()
         placed = [(self.destination(name, tensor.shape), tensor) for name, tensor in tensors]
         with torch.no_grad():
             for target, tensor in placed:
@@ -147,6 +157,7 @@ class Parameters:
                     target.copy_(tensor)
 
     def copy(self) -> dict[str, torch.Tensor]:
+        self.require_memory()
         return {name: tensor.clone() for name, tensor in self.named.items()}
 
     def restore(self, copies: Mapping[str, torch.Tensor]) -> None:

@@ -20,10 +20,12 @@ class WeightChecker:
         """Performs an action; the result joins the response.
 
         Raises:
-            BadRequest: unknown action, or a comparison that fails or has nothing to compare with.
+            BadRequest: unknown action, released weights, or a comparison that fails or has nothing to
+                compare with.
         """
         if action not in ACTIONS:
             raise BadRequest(f"action {action!r}: wanted one of {', '.join(ACTIONS)}")
+        self._parameters.require_memory()
         if action == "checksum":
             return self._checksums()
         if action == "snapshot":
@@ -40,6 +42,7 @@ class WeightChecker:
         """The first rows of a weight as nested lists."""
         if name not in self._parameters.named:
             raise BadRequest(f"name {name!r}: no such weight")
+        self._parameters.require_memory()
         return self._parameters.named[name][: max(truncate_size, 0)].float().tolist()
 
     def _checksums(self) -> dict[str, Any]:

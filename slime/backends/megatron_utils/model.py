@@ -177,7 +177,7 @@ def train_one_step(
 
     results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    succeeded, grad_norm, _ = state.optimizer.step()
+    succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:
         state.scheduler.step(increment=step_global_batch_size)
     elif refuses_nan(args):
@@ -186,6 +186,12 @@ def train_one_step(
         return {}
     per_token = args.calculate_per_token_loss
     metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
-    metrics["grad_norm"] = float(grad_norm)
+    # Float16 finds its loss scale by steps that overflow: they are skipped and have no norm.
+    if args.params_dtype == torch.float16:
+        metrics["skipped"] = float(not succeeded)
+    if grad_norm is not None:
+        metrics["grad_norm"] = float(grad_norm)
+    if num_zeros is not None:
+        metrics["num_zeros_in_grad"] = float(num_zeros)
     metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics

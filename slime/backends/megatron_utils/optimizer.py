@@ -57,7 +57,7 @@ def _fields_from_args(config_class: type, args: Namespace) -> dict[str, Any]:
 
 
 def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:
-    """Adam or SGD with its state sharded over the data-parallel ranks; norms and biases do not decay."""
+    """Adam with its state sharded over the data-parallel ranks; norms and biases do not decay."""
     config = optimizer_config(args)
     return get_megatron_optimizer(config, list(model), config_overrides=get_standard_config_overrides(config))
 

@@ -8,7 +8,7 @@ since users' hooks receive it.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from slime.utils.arguments.errors import UsageError
@@ -31,7 +31,8 @@ def parse_args(
     try:
         return validated_args(argv, add_custom_arguments)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        message = " ".join(line.strip() for line in str(error).splitlines())
+        print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -43,15 +44,22 @@ def validated_args(
     Raises:
         UsageError: with the first thing that is wrong.
     """
-    from slime.utils.arguments.checks import contradictions
-    from slime.utils.arguments.derive import derive
     from slime.utils.arguments.parser import declared_groups, parse
-    from slime.utils.arguments.preflight import missing_things
 
     args = parse(argv, add_custom_arguments)
+    # Imported in the order of their cost, which is seconds for the last: a bad flag is answered at once.
+    from slime.utils.arguments.checks import contradictions
+    from slime.utils.arguments.derive import derive
+
     derive(args)
+    _raise_first(contradictions(args))
+    from slime.utils.arguments.preflight import missing_things
+
     specs = {spec.dest: spec for group in declared_groups() for spec in group.flags}
-    for findings in (contradictions(args), missing_things(args, specs)):
-        for message in findings:
-            raise UsageError(message)
+    _raise_first(missing_things(args, specs))
     return args
+
+
+def _raise_first(findings: Iterator[str]) -> None:
+    for message in findings:
+        raise UsageError(message)

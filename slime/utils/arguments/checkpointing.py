@@ -11,7 +11,7 @@ class CheckpointArgs:
     """What is loaded and saved."""
 
     load: str | None = flag(
-        help="checkpoint to go on from; one that is not there yet starts from --ref-load, else --hf-checkpoint"
+        help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
     )
     save: str | None = flag(help="directory of checkpoints")
     save_interval: int | None = flag(help="rollouts between two checkpoints")

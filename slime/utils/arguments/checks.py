@@ -4,6 +4,8 @@ import importlib.util
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 
+from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES
+
 Rule = Callable[[Namespace], Iterator[str]]
 
 
@@ -39,23 +41,26 @@ def _layout(args: Namespace) -> Iterator[str]:
         args.pipeline_model_parallel_size,
         args.trainer_world_size,
     )
-    if world % (tp * pp):
+    if world % (tp * pp) and not args.debug_rollout_only:
         yield (
             f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}: "
             f"does not divide {world} trainer GPUs"
         )
     for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size"):
-        if getattr(args, name) % tp:
-            yield f"--tensor-model-parallel-size {tp} does not divide {name} {getattr(args, name)} (config.json)"
+        size = getattr(args, name)
+        if size % tp:
+            yield f"--tensor-model-parallel-size {tp} does not divide {name} {size} (config.json)"
     uneven = args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers
     if args.num_layers % pp and not uneven:
-        yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {args.num_layers} (config.json)"
+        layers = args.num_layers
+        yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {layers} (config.json)"
     if uneven and pp == 1:
         yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
     if args.sequence_parallel and tp == 1:
         yield "--sequence-parallel: needs --tensor-model-parallel-size above 1"
     if args.padded_vocab_size < args.vocab_size:
-        yield f"--padded-vocab-size {args.padded_vocab_size}: below vocab_size {args.vocab_size} (config.json)"
+        padded, size = args.padded_vocab_size, args.vocab_size
+        yield f"--padded-vocab-size {padded}: below vocab_size {size} (config.json)"
 
 
 def _engines(args: Namespace) -> Iterator[str]:
@@ -107,6 +112,11 @@ def _batches(args: Namespace) -> Iterator[str]:
     )
     if samples % step:
         yield f"--global-batch-size {step}: does not divide {samples} samples of a rollout ({shape})"
+    if args.log_probs_max_tokens_per_gpu != args.max_tokens_per_gpu:
+        yield (
+            f"--log-probs-max-tokens-per-gpu {args.log_probs_max_tokens_per_gpu}: log-probs and training "
+            f"share micro-batches (wanted: as --max-tokens-per-gpu {args.max_tokens_per_gpu})"
+        )
     if args.over_sampling_batch_size < args.rollout_batch_size:
         yield (
             f"--over-sampling-batch-size {args.over_sampling_batch_size}: "
@@ -135,11 +145,23 @@ def _sampling(args: Namespace) -> Iterator[str]:
         yield "--rollout-max-response-len: missing (wanted: the longest response in tokens)"
     limit = args.rollout_max_context_len
     if limit is not None and args.rollout_max_prompt_len > limit - 1:
-        yield f"--rollout-max-prompt-len {args.rollout_max_prompt_len}: above --rollout-max-context-len {limit} - 1"
+        longest = args.rollout_max_prompt_len
+        yield f"--rollout-max-prompt-len {longest}: above --rollout-max-context-len {limit} - 1"
     scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path or args.eval_config
-    default = args.rollout_function_path == "slime.rollout.sglang_rollout.generate_rollout"
+    default = args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION
     if default and not scored and not args.debug_train_only:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
+
+
+def _rewards(args: Namespace) -> Iterator[str]:
+    named = [("--rm-type", args.rm_type)]
+    named += [(f"eval dataset {dataset.name}: rm_type", dataset.rm_type) for dataset in args.eval_datasets]
+    for where, rm_type in named:
+        kind = (rm_type or "").strip().removeprefix("boxed_")
+        if kind and kind not in RM_TYPES:
+            yield f"{where} {rm_type}: unknown (wanted: {', '.join(RM_TYPES)}, or boxed_ before one)"
+        if kind == "remote_rm" and args.rm_url is None:
+            yield f"{where} {rm_type}: needs --rm-url"
 
 
 def _algorithm(args: Namespace) -> Iterator[str]:
@@ -163,8 +185,49 @@ def _algorithm(args: Namespace) -> Iterator[str]:
         yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
 
 
+def _gradients(args: Namespace) -> Iterator[str]:
+    if args.accumulate_allreduce_grads_in_fp32 and args.grad_reduce_in_bf16:
+        yield "--accumulate-allreduce-grads-in-fp32 and --grad-reduce-in-bf16: only one of them at a time"
+    if args.grad_reduce_in_bf16 and not args.bf16:
+        yield "--grad-reduce-in-bf16: needs --bf16"
+
+
+def _schedule(args: Namespace) -> Iterator[str]:
+    if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
+        yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
+    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
+        yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
+    if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction <= 1:
+        yield f"--lr-warmup-fraction {args.lr_warmup_fraction}: wanted 0 to 1"
+    steps = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = args.lr_decay_iters or steps // args.global_batch_size
+    if steps and args.lr_warmup_iters >= steps:
+        yield f"--lr-warmup-iters {args.lr_warmup_iters}: wanted less than the {steps} steps of the decay"
+    if args.min_lr > args.lr:
+        yield f"--min-lr {args.min_lr}: above --lr {args.lr}"
+    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
+        yield "--lr-decay-style WSD: needs --lr-wsd-decay-iters"
+    if args.weight_decay_incr_style != "constant" and None in (
+        args.start_weight_decay,
+        args.end_weight_decay,
+    ):
+        style = args.weight_decay_incr_style
+        yield f"--weight-decay-incr-style {style}: needs --start-weight-decay and --end-weight-decay"
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_RULES: tuple[Rule, ...] = (_counts, _layout, _engines, _data, _batches, _sampling, _algorithm)
+_RULES: tuple[Rule, ...] = (
+    _counts,
+    _layout,
+    _engines,
+    _data,
+    _batches,
+    _sampling,
+    _rewards,
+    _algorithm,
+    _gradients,
+    _schedule,
+)

@@ -71,4 +71,7 @@ class EvalArgs:
     eval_max_response_len: int | None = flag(help="longest response, in tokens")
     eval_max_prompt_len: int | None = flag(help="longer prompts are dropped, in tokens")
     eval_min_new_tokens: int | None = flag(help="shortest response, in tokens")
-    eval_max_context_len: int | None = flag(help="longest prompt plus response, in tokens")
+    eval_max_context_len: int | None = refused(
+        help="longest prompt plus response, in tokens",
+        wanted="--eval-max-response-len",
+    )

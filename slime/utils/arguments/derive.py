@@ -7,8 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from slime.utils.arguments.errors import UsageError
 from slime.utils.eval_config import resolve_eval_datasets
 from slime.utils.hf_config import HfConfigError, pad_vocab_size, shape_from_hf_config
@@ -31,7 +29,6 @@ def derive(args: Namespace) -> None:
     Raises:
         UsageError: flags, or a flag and the checkpoint, contradict each other.
     """
-    _custom_config(args)
     for negative, positive in _NEGATED.items():
         setattr(args, positive, not getattr(args, negative))
     _modes(args)
@@ -44,20 +41,6 @@ def derive(args: Namespace) -> None:
     _dumps(args)
     _rollout(args)
     resolve_eval_datasets(args)
-
-
-def _custom_config(args: Namespace) -> None:
-    """Keys of the YAML file win over flags; keys that are no flags are for the user's hooks."""
-    if args.custom_config_path is None:
-        return
-    path = Path(args.custom_config_path)
-    if not path.is_file():
-        raise UsageError(f"--custom-config-path {path}: no such file")
-    values = yaml.safe_load(path.read_text())
-    if not isinstance(values, dict):
-        raise UsageError(f"--custom-config-path {path}: holds {type(values).__name__} (wanted: a mapping)")
-    for key, value in values.items():
-        setattr(args, key, value)
 
 
 def _modes(args: Namespace) -> None:
@@ -115,6 +98,7 @@ def _model_shape(args: Namespace) -> None:
 _FIXED_SHAPE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "position_embedding_type": "rope",
+    "rope_type": "rope",
     "rotary_percent": 1.0,
     "swiglu": True,
     "add_bias_linear": False,

@@ -29,6 +29,9 @@ class ModelShapeArgs:
         help="kind of position embedding"
     )
     use_rotary_position_embeddings: bool | None = flag(const=True, help="the same as position embedding rope")
+    rope_type: Literal["rope", "yarn"] | None = flag(
+        supported=("rope",), help="kind of rotary embedding; config.json says how it is scaled"
+    )
     rotary_base: float | None = flag(help="base of rotary embeddings (rope_theta)")
     rotary_percent: float | None = flag(help="part of a head that is rotated")
     use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")

@@ -11,7 +11,7 @@ class OptimizerArgs:
     """What Megatron-LM's optimizer group offers, where its name or default is not the dataclass's."""
 
     optimizer: Literal["adam", "sgd", "muon", "dist_muon"] = flag(
-        "adam", supported=("adam", "sgd"), help="optimizer"
+        "adam", supported=("adam",), help="optimizer"
     )
     lr: float = flag(1e-6, help="learning rate")
     min_lr: float = flag(0.0, help="learning rate at the end of the decay")
@@ -22,10 +22,10 @@ class OptimizerArgs:
         "constant", help="schedule of the weight decay"
     )
     clip_grad: float = flag(1.0, help="largest global gradient norm")
-    use_distributed_optimizer: bool = refused(
+    use_distributed_optimizer: bool | None = flag(
         True,
-        names=("--no-use-distributed-optimizer",),
-        help="every data-parallel rank keeps the whole optimizer state",
+        supported=(True,),
+        help="shard the optimizer's state over data-parallel ranks (always so)",
         wanted="leave it out, the state is always sharded",
     )
 

@@ -21,8 +21,9 @@ from slime.utils.arguments import (
     tracking,
     training,
 )
+from slime.utils.arguments.custom_config import apply_custom_config
 from slime.utils.arguments.errors import UsageError
-from slime.utils.arguments.flags import Flag, add_flags, flags_of
+from slime.utils.arguments.flags import Flag, add_flags, flags_of, without_none
 from slime.utils.arguments.megatron import megatron_flags
 
 GROUPS: tuple[tuple[str, type], ...] = (
@@ -76,6 +77,12 @@ def declared_groups() -> list[FlagGroup]:
     return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
 
 
+def documented_groups() -> list[FlagGroup]:
+    """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
+    flags = tuple(sglang.embedded_server_flags())
+    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
+
+
 def build_parser(
     engine: str, add_custom_arguments: AddArguments | None = None
 ) -> tuple[argparse.ArgumentParser, dict[str, Flag]]:
@@ -88,10 +95,7 @@ def build_parser(
     parser = _Parser(description="RL post-training of language models", allow_abbrev=False)
     if add_custom_arguments is not None:
         add_custom_arguments(parser)
-    groups = declared_groups()
-    if engine == "embedded":
-        flags = tuple(sglang.embedded_server_flags())
-        groups.append(FlagGroup("embedded engine", "Server options of the embedded engine.", flags))
+    groups = documented_groups() if engine == "embedded" else declared_groups()
     for group in groups:
         add_flags(parser.add_argument_group(group.title, group.about), group.flags)
     if engine == "sglang":
@@ -108,9 +112,16 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser, specs = build_parser(_engine_of(words), add_custom_arguments)
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = False  # a misspelt flag is named as such before the one that it leaves missing
     args, unknown = parser.parse_known_args(words)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser))
+    apply_custom_config(args, specs)
+    for action in required:
+        if getattr(args, action.dest) is None:
+            raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
     for message in _unsupported(args, specs):
         raise UsageError(message)
     return args
@@ -140,7 +151,10 @@ def _unsupported(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
             continue
         wanted = spec.wanted or " or ".join(map(str, spec.supported))
         shown = "" if isinstance(value, bool) else f" {value}"
-        yield f"{spec.names[0]}{shown}: not supported (wanted: {wanted})"
+        name = spec.names[0]
+        if value is False and without_none(spec.type)[1]:
+            name = f"--no-{name.removeprefix('--')}"
+        yield f"{name}{shown}: not supported (wanted: {wanted})"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from slime.utils.arguments.derive import CHECKPOINT_MARKER
 from slime.utils.arguments.flags import Flag
-from slime.utils.data import DataError, read_records
 from slime.utils.misc import load_function
 
 
@@ -37,29 +36,45 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / CHECKPOINT_MARKER).is_file() or (path / "config.json").is_file()
 
 
+# Flags that name an output, and whether it is a directory.
+_OUTPUTS = {
+    "save": True,
+    "save_hf": True,
+    "dump_details": True,
+    "metrics_file": False,
+    "save_debug_rollout_data": False,
+    "save_debug_train_data": False,
+}
+
+
+def _bad_template(path: str) -> str | None:
+    try:
+        path.format(rollout_id=0)
+    except (KeyError, IndexError, ValueError) as error:
+        return f"cannot fill in {error} (wanted: no braces but {{rollout_id}})"
+    return None
+
+
 def _outputs(args: Namespace) -> Iterator[str]:
-    outputs = {
-        "save": args.save,
-        "save_hf": args.save_hf,
-        "metrics_file": args.metrics_file,
-        "save_debug_rollout_data": args.save_debug_rollout_data,
-        "save_debug_train_data": args.save_debug_train_data,
-    }
-    for name, path in outputs.items():
-        if path is not None and (reason := _unwritable(Path(path))):
+    for name, is_directory in _OUTPUTS.items():
+        path = getattr(args, name)
+        if path is None:
+            continue
+        reason = _bad_template(path) or _unwritable(Path(path), is_directory)
+        if reason:
             yield f"--{name.replace('_', '-')} {path}: {reason}"
     if args.save_hf is not None and Path(args.save_hf).resolve() == Path(args.hf_checkpoint).resolve():
         yield f"--save-hf {args.save_hf}: is --hf-checkpoint itself"
 
 
-def _unwritable(path: Path) -> str | None:
-    """Why nothing can be written at ``path``, judged by its nearest existing parent."""
-    for parent in (path, *path.absolute().parents):
-        if parent.exists():
-            if parent != path and not parent.is_dir():
-                return f"{parent} is a file (wanted: a directory)"
-            return None if os.access(parent, os.W_OK) else f"{parent} is not writable"
-    return None
+def _unwritable(path: Path, is_directory: bool) -> str | None:
+    """Why nothing can be written at ``path``, judged by it or its nearest existing parent."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    wants_directory = is_directory or existing != path
+    if wants_directory != existing.is_dir():
+        found, wanted = ("file", "directory") if wants_directory else ("directory", "file")
+        return f"{existing} is a {found} (wanted: a {wanted})"
+    return None if os.access(existing, os.W_OK) else f"{existing} is not writable"
 
 
 def _code(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
@@ -68,12 +83,23 @@ def _code(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
             continue
         value = getattr(args, spec.dest)
         for path in value if isinstance(value, list) else [value]:
-            if path is None:
-                continue
-            try:
-                load_function(path)
-            except ValueError as error:
-                yield f"{spec.names[0]} {path}: {str(error).removeprefix(f'dotted path {path!r}: ')}"
+            if path is not None and (reason := _unusable(path)):
+                yield f"{spec.names[0]} {path}: {reason}"
+    for dataset in args.eval_datasets:
+        for key in ("custom_rm_path", "custom_generate_function_path"):
+            path = getattr(dataset, key)
+            if path is not None and (reason := _unusable(path)):
+                yield f"eval dataset {dataset.name}: {key} {path}: {reason}"
+
+
+def _unusable(path: str) -> str | None:
+    """Why the object at a dotted path cannot be called."""
+    try:
+        found = load_function(path)
+    except Exception as error:  # importing a user's module runs the user's code, which may raise anything
+        text = str(error).removeprefix(f"dotted path {path!r}: ")
+        return text if isinstance(error, ValueError) else f"its import fails: {type(error).__name__}: {text}"
+    return None if callable(found) else f"is {type(found).__name__} (wanted: something to call)"
 
 
 def _tokenizer(args: Namespace) -> Iterator[str]:
@@ -81,20 +107,26 @@ def _tokenizer(args: Namespace) -> Iterator[str]:
 
     try:
         tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({str(error).splitlines()[0]})"
+    except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"
         return
     largest = max(tokenizer.get_vocab().values())
     if largest >= args.vocab_size:
         yield (
-            f"--hf-checkpoint {args.hf_checkpoint}: the tokenizer does not fit the model: token id {largest}, "
-            f"but vocab_size {args.vocab_size} (config.json)"
+            f"--hf-checkpoint {args.hf_checkpoint}: the tokenizer does not fit the model: "
+            f"token id {largest}, but vocab_size {args.vocab_size} (config.json)"
         )
     if args.apply_chat_template and not tokenizer.chat_template:
         yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
 
 
 def _data_files(args: Namespace) -> Iterator[str]:
+    dump, first = args.load_debug_rollout_data, args.start_rollout_id
+    if dump is not None and (reason := _bad_template(dump)):
+        yield f"--load-debug-rollout-data {dump}: {reason}"
+    elif dump is not None and first is not None and not Path(dump.format(rollout_id=first)).is_file():
+        yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
     if args.prompt_data is not None and args.rollout_global_dataset:
         yield from _data_file("--prompt-data", args.prompt_data, args.input_key, args.label_key)
     for dataset in args.eval_datasets:
@@ -105,6 +137,8 @@ def _data_files(args: Namespace) -> Iterator[str]:
 
 def _data_file(flag: str, path: str, input_key: str | None, label_key: str | None) -> Iterator[str]:
     """Reads the whole file: a malformed line is reported now and not after hours."""
+    from slime.utils.data import DataError, read_records  # imports transformers and pyarrow
+
     try:
         for where, record in read_records(path):
             for key in (input_key, label_key):

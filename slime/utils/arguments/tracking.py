@@ -30,10 +30,10 @@ class TrackingArgs:
     use_tensorboard: bool = flag(False, help="log to tensorboard")
     tb_project_name: str | None = flag(help="directory of tensorboard files; default tensorboard_log")
     tb_experiment_name: str | None = flag(help="subdirectory of this run")
-    log_multi_turn: bool = flag(False, help="log metrics of turns")
+    log_multi_turn: bool = refused(False, help="log metrics of turns")
     log_passrate: bool = flag(False, help="log pass@k")
     log_reward_category: str | None = flag(help="count samples by this key of the reward")
-    log_correct_samples: bool = flag(False, help="log length and entropy of correct samples")
+    log_correct_samples: bool = refused(False, help="log length and entropy of correct samples")
 
 
 @dataclass(frozen=True)

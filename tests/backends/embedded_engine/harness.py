@@ -1,9 +1,11 @@
 """Tiny random checkpoints, and servers over them in processes of their own."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -62,30 +64,62 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+class _ExplainingTransport(httpx.HTTPTransport):
+    """Adds to an error of the connection how the server is and what it wrote last."""
+
+    def __init__(self, server: "Server") -> None:
+        super().__init__()
+        self._server = server
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return super().handle_request(request)
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            error.add_note(self._server.report())
+            raise
+
+
 class Server:
-    """``python -m slime.backends.embedded_engine`` and a client for it."""
+    """``python -m slime.backends.embedded_engine``, a client for it, and its log in a file."""
 
     def __init__(self, model_path: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(model_path)]
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        self._log = tempfile.NamedTemporaryFile(prefix="embedded_engine_", suffix=".log")  # noqa: SIM115
+        self._ready = False
         self.process = subprocess.Popen(
-            [*command, "--port", str(port), *flags], env={**os.environ, **threads, **(env or {})}
+            [*command, "--port", str(port), *flags],
+            env={**os.environ, **threads, **(env or {})},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
         )
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, transport=_ExplainingTransport(self))
 
     def wait_ready(self, timeout: float = 150) -> "Server":
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server exited with {self.process.returncode}")
+                raise RuntimeError(self.report())
             try:
                 if self.client.get("/health").status_code == 200:
+                    self._ready = True
                     return self
             except httpx.TransportError:
                 time.sleep(0.1)
-        raise TimeoutError(f"no answer from {self.url} within {timeout} s")
+        raise TimeoutError(f"no answer within {timeout} s; {self.report()}")
+
+    def report(self, lines: int = 40) -> str:
+        """Exit status and the end of the log."""
+        if self._ready:
+            # a process that crashed loses its connections a little before it can be collected
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+        status = self.process.poll()
+        state = "is running" if status is None else f"exited with {status}"
+        tail = Path(self._log.name).read_text(errors="replace").splitlines()[-lines:]
+        return "\n".join([f"the server at {self.url} {state}; its log ends with:", *tail])
 
     def post(self, path: str, **body):
         return self.client.post(path, json=body)
@@ -103,3 +137,4 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._log.close()

@@ -170,7 +170,7 @@ def test_no_request_brings_the_server_down(server):
                 status = server.client.request(method, path, content=content, timeout=PATIENCE).status_code
             except httpx.ReadTimeout:
                 status = 0
-            assert status < 500, (method, path, content)
+            assert status < 500, (method, path, content, server.report())
             statuses[status] = statuses.get(status, 0) + 1
         restore(server)
 

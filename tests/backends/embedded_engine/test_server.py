@@ -12,6 +12,14 @@ import pytest
 
 from tests.backends.embedded_engine.harness import Server, make_checkpoint
 
+READERS = [
+    *(
+        ("/weights_checker", {"action": action})
+        for action in ("checksum", "snapshot", "compare", "reset_tensors")
+    ),
+    ("/get_weights_by_name", {"name": "model.norm.weight"}),
+]
+
 
 @pytest.fixture
 def start():
@@ -65,6 +73,9 @@ def test_released_weights_free_memory_and_survive_with_a_backup(tmp_path, start)
         server.post("/begin_weight_update")
         refused = server.post("/update_weights_from_tensor", serialized_named_tensors=["x"])
         assert refused.status_code == 400 and "released" in refused.json()["message"]
+        for path, body in READERS:
+            refused = server.post(path, **body)
+            assert refused.status_code == 400 and "released" in refused.json()["message"]
         assert server.post("/resume_memory_occupation").status_code == 200
         assert (server.post("/weights_checker", action="checksum").json() == before) == backup
         assert server.generate([1], {"max_new_tokens": 2, "ignore_eos": True})["output_ids"]

@@ -1,0 +1,63 @@
+"""With ``--use-fault-tolerance`` a run goes on after an engine was killed, with as many engines as before."""
+
+import os
+import signal
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.utils.types import Sample
+from tests.e2e.plugins import token_parity_reward
+
+pytestmark = pytest.mark.e2e
+
+_KILL_AT = 24  # a sample of the second rollout
+VICTIM = "SLIME_TEST_VICTIM"
+
+
+async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
+    """Kills an engine in the middle of the second rollout and notes its process id."""
+    note = Path(os.environ[VICTIM])
+    if (sample.index or 0) >= _KILL_AT and not note.exists():
+        pid = max(_engines())
+        note.write_text(str(pid))
+        os.kill(pid, signal.SIGKILL)
+    return await token_parity_reward(args, sample, **kwargs)
+
+
+def _engines() -> list[int]:
+    """Engine servers below this rollout manager's cluster: those with its note in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            mine = f"{VICTIM}={os.environ[VICTIM]}".encode() in (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if mine and b"embedded_engine" in command and b"supervisor" not in command:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [[], ["--colocate", "--actor-num-gpus-per-node", 2]],
+    ids=["disaggregated", "colocated"],
+)
+def test_a_killed_engine_is_replaced_and_updated(
+    layout: list[object], start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "victim"
+    monkeypatch.setenv(VICTIM, str(note))
+    flags = ["--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 5]
+    reward = ["--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"]
+    run = start([*rl_flags, *flags, *layout, *reward])
+    run.wait_for(note.exists, "the death of an engine")
+    run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it")
+    assert len(_engines()) == 2
+    assert int(note.read_text()) not in _engines()
+    run.expect_success()
+    assert len(run.rows("train")) == 5
+    run.expect_no_processes()

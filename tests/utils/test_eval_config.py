@@ -1,0 +1,121 @@
+"""Evaluation datasets from flags and from YAML."""
+
+from argparse import Namespace
+
+import pytest
+
+from slime.utils.arguments import UsageError
+from slime.utils.eval_config import EvalDatasetConfig, resolve_eval_datasets
+
+FLAGS = {
+    **dict(eval_config=None, eval_prompt_data=None, n_samples_per_eval_prompt=2, n_samples_per_prompt=8),
+    **dict(eval_temperature=None, rollout_temperature=0.7, eval_top_p=None, rollout_top_p=1.0),
+    **dict(eval_top_k=5, rollout_top_k=-1, eval_max_response_len=None, rollout_max_response_len=64),
+    **dict(rollout_stop=["###"], rollout_stop_token_ids=None, eval_min_new_tokens=None),
+    **dict(eval_input_key=None, input_key="input", eval_label_key="answer", label_key="label"),
+    **dict(eval_tool_key=None, tool_key="tools", metadata_key="metadata", apply_chat_template=True),
+    **dict(apply_chat_template_kwargs={}, custom_rm_path=None),
+}
+
+
+def resolve(**changes):
+    args = Namespace(**(FLAGS | changes))
+    resolve_eval_datasets(args)
+    return args
+
+
+def from_yaml(tmp_path, text, **changes):
+    (tmp_path / "eval.yaml").write_text(text)
+    return resolve(eval_config=str(tmp_path / "eval.yaml"), **changes)
+
+
+def test_without_data_there_is_no_dataset():
+    args = resolve()
+    assert (args.eval_datasets, args.eval_prompt_data) == ([], None)
+
+
+def test_pairs_of_name_and_file():
+    args = resolve(eval_prompt_data=["a", "a.jsonl", "b", "b.jsonl"])
+    assert [(d.name, d.path) for d in args.eval_datasets] == [("a", "a.jsonl"), ("b", "b.jsonl")]
+    assert args.eval_prompt_data == ["a", "a.jsonl", "b", "b.jsonl"]
+
+
+def test_a_single_file_is_named_aime():
+    assert resolve(eval_prompt_data=["x.jsonl"]).eval_prompt_data == ["aime", "x.jsonl"]
+
+
+def test_an_odd_word_is_refused():
+    with pytest.raises(UsageError, match="wanted pairs of name and file"):
+        resolve(eval_prompt_data=["a", "a.jsonl", "b"])
+
+
+def test_open_fields_come_from_the_first_flag_that_is_set():
+    (dataset,) = resolve(eval_prompt_data=["x.jsonl"]).eval_datasets
+    assert (dataset.n_samples_per_eval_prompt, dataset.temperature, dataset.top_k) == (2, 0.7, 5)
+    assert (dataset.max_response_len, dataset.stop) == (64, ["###"])
+    assert (dataset.input_key, dataset.label_key) == ("input", "answer")
+
+
+def test_an_entry_wins_over_defaults_and_those_over_flags(tmp_path):
+    text = """
+    eval:
+      defaults: {temperature: 0.5, top_k: 3, max_response_len: 9}
+      datasets:
+        - {name: a, path: a.jsonl, temperature: 0}
+        - {name: b, path: b.jsonl, max_response_len: null}
+    """
+    a, b = from_yaml(tmp_path, text).eval_datasets
+    assert (a.temperature, a.top_k, a.max_response_len, a.top_p) == (0, 3, 9, 1.0)
+    assert (b.temperature, b.max_response_len) == (0.5, None)
+
+
+def test_the_root_may_be_the_eval_mapping_and_datasets_a_mapping(tmp_path):
+    args = from_yaml(tmp_path, "datasets: {a: {path: a.jsonl}, b: {path: b.jsonl, top_k: 1}}\n")
+    assert [(d.name, d.top_k) for d in args.eval_datasets] == [("a", 5), ("b", 1)]
+
+
+def test_interpolations_are_resolved(tmp_path):
+    text = "root: /data\neval: {datasets: [{name: a, path: '${root}/a.jsonl'}]}\n"
+    assert from_yaml(tmp_path, text).eval_prompt_data == ["a", "/data/a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("datasets: []\n", "datasets is empty"),
+        ("- 1\n", "wanted a mapping with datasets"),
+        ("datasets: [{path: a.jsonl}]\n", "name is missing"),
+        ("datasets: [{name: a}]\n", "dataset a: path is missing"),
+        ("datasets: [{name: a, path: b, temprature: 1}]\n", "dataset a: unknown key 'temprature'"),
+        (
+            "defaults: {temprature: 1}\ndatasets: [{name: a, path: b}]\n",
+            "unknown key 'temprature' in defaults",
+        ),
+        ("defaults: [1]\ndatasets: [{name: a, path: b}]\n", "defaults is list"),
+        ("datasets: [a.jsonl]\n", "a dataset is 'a.jsonl'"),
+        ("datasets: [\n", "--eval-config .*eval.yaml: "),
+        ("datasets: [{name: a, path: '${nothing}'}]\n", "nothing"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        from_yaml(tmp_path, text)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.yaml"):
+        resolve(eval_config=str(tmp_path / "no.yaml"))
+
+
+def test_metadata_gets_the_reward_type_and_the_overrides():
+    dataset = EvalDatasetConfig("a", "a.jsonl", rm_type="math", metadata_overrides={"level": 2})
+    original = {"level": 1, "source": "x"}
+    assert dataset.inject_metadata(original) == {"level": 2, "source": "x", "rm_type": "math"}
+    assert original == {"level": 1, "source": "x"}
+    assert EvalDatasetConfig("a", "a.jsonl").inject_metadata(None) == {}
+
+
+def test_the_cache_key_ignores_how_samples_are_drawn():
+    one, two = (EvalDatasetConfig("a", "a.jsonl", temperature=t) for t in (0.0, 1.0))
+    assert one.cache_key == two.cache_key
+    assert one.cache_key != EvalDatasetConfig("a", "a.jsonl", input_key="q").cache_key
