@@ -2,7 +2,9 @@
 
     python train_async.py --hf-checkpoint MODEL --prompt-data DATA.jsonl --rollout-batch-size 32 ...
 
-Training data is one rollout old. Trainer and engines need GPUs of their own (no ``--colocate``).
+Training data is one rollout old. Trainer and engines need GPUs of their own (no ``--colocate``). After a
+resume the first rollout is made with the checkpoint's weights, where the run that was stopped had used those
+before them: unlike train.py, this loop does not repeat such a run bit for bit.
 """
 
 from argparse import Namespace

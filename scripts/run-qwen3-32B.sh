@@ -40,7 +40,6 @@ PERF_ARGS=(
     --actor-num-nodes 1
     --actor-num-gpus-per-node 8
     --colocate
-    --overlap-cpu-optimizer-d2h-h2d
     --tensor-model-parallel-size 8
     --sequence-parallel
     --pipeline-model-parallel-size 1

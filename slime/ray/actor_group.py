@@ -129,4 +129,5 @@ class RayTrainGroup:
         return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)
 
     def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
-        return wait_all(refs, f"{self._role}: {what}", self._args.train_timeout)
+        """Waits for all ranks; an engine or a router that dies meanwhile ends the wait by name."""
+        return wait_all(refs, f"{self._role}: {what}", self._args.train_timeout, self._rollout.check)

@@ -6,11 +6,11 @@ from typing import Any
 import ray
 
 from slime.backends.sglang_utils.factory import create_engine, engine_host
-from slime.ray.run_files import log_dir
+from slime.ray.run_files import first_port, log_dir
 from slime.utils.http_utils import find_available_port
 from slime.utils.types import EngineEndpoint
 
-FIRST_PORT = 15000
+PORTS = (15000, 12000)  # below the kernel's range for outgoing connections, 32768 and up
 
 
 class EngineActor:
@@ -21,7 +21,7 @@ class EngineActor:
     ) -> None:
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
-        port = find_available_port(FIRST_PORT + 40 * rank)
+        port = find_available_port(first_port(*PORTS) + 40 * rank)
         self._engine = create_engine(
             args,
             rank=rank,

@@ -17,7 +17,7 @@ from slime.backends.sglang_utils.router import RouterError, RouterProcess, start
 from slime.ray.engine_actor import spawn_engine_actor
 from slime.ray.env import worker_env
 from slime.ray.placement_group import Slots
-from slime.ray.run_files import log_dir
+from slime.ray.run_files import first_port, log_dir
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 from slime.utils.http_utils import HttpStatusError, find_available_port
 from slime.utils.types import EngineEndpoint
@@ -25,7 +25,7 @@ from slime.utils.types import EngineEndpoint
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL = 2.0  # seconds between two looks at every process of the fleet
-FIRST_ROUTER_PORT = 3000
+ROUTER_PORTS = (3000, 1000)
 ANSWER_TIMEOUT = 30.0  # seconds that a keeper may take to say whether its server lives
 
 
@@ -204,7 +204,7 @@ class EngineFleet:
     def _start_router(self) -> RouterProcess:
         args = self._args
         args.sglang_router_ip = args.sglang_router_ip or self._host
-        args.sglang_router_port = args.sglang_router_port or find_available_port(FIRST_ROUTER_PORT)
+        args.sglang_router_port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
         return start_router(
             args,
             host=args.sglang_router_ip,

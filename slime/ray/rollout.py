@@ -98,6 +98,10 @@ class RolloutManager:
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
         return metrics | {"perf/eval_time": seconds}
 
+    def check(self) -> None:
+        """Raises what the fleet's watcher has found, if anything."""
+        self._fleet.check()
+
     def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
         """The engines to send weights to, after dead ones have been replaced, and a number.
 

@@ -32,8 +32,8 @@ class RolloutGroup:
         self._args, self._log, self._needs_offload = args, log, needs_offload
         self._manager = (
             ray.remote(RolloutManager)
-            # Two calls at a time: the run can be stopped while a rollout is under way.
-            .options(num_cpus=1, num_gpus=0, max_concurrency=2, runtime_env={"env_vars": worker_env()})
+            # Several calls at a time: a run can be watched and stopped while a rollout is under way.
+            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": worker_env()})
             .remote(args, slots, trainer_gpus)
         )
         self._started = self._manager.start.remote()
@@ -77,6 +77,11 @@ class RolloutGroup:
         with self._log.phase("eval"):
             metrics = self._call("eval", rollout_id, timeout=self._args.rollout_timeout + _GRACE)
         self._log.eval(rollout_id, metrics)
+
+    def check(self) -> None:
+        """Raises if an engine or the router has ended; before the start is over there is none yet."""
+        if self._ready:
+            self._call("check")
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._call("set_train_parallel_config", config)

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -10,6 +10,9 @@ from ray import ObjectRef
 
 # A traceback up to its last frame: file and code lines, all indented.
 _FRAMES = re.compile(r"(?:.*\n)*  File .*\n(?:[ \t]+.*\n)*")
+
+
+_LOOK_INTERVAL = 5.0  # seconds
 
 
 class DeadlineExceeded(TimeoutError):
@@ -20,11 +23,16 @@ class ProcessDied(RuntimeError):
     """The process behind a call ended before it answered."""
 
 
-def wait_all(refs: Sequence[ObjectRef], what: str, timeout: float) -> list[Any]:
+def wait_all(
+    refs: Sequence[ObjectRef], what: str, timeout: float, meanwhile: Callable[[], None] | None = None
+) -> list[Any]:
     """The results of all calls, in order; raises as soon as any of them fails.
 
     ``ray.get`` on a list reports a failed rank only after the ranks before it, which may hang in a
     collective that waits for the failed one.
+
+    Args:
+        meanwhile: called every few seconds; what it raises ends the wait.
 
     Raises:
         DeadlineExceeded: names what was waited for, which calls are missing, and since when.
@@ -37,7 +45,9 @@ def wait_all(refs: Sequence[ObjectRef], what: str, timeout: float) -> list[Any]:
         if remaining <= 0:
             missing = [i for i, ref in enumerate(refs) if ref in pending]
             raise DeadlineExceeded(f"{what}: no answer from rank(s) {missing} after {timeout:.0f} s")
-        done, pending = ray.wait(pending, num_returns=1, timeout=remaining)
+        done, pending = ray.wait(pending, num_returns=1, timeout=min(remaining, _LOOK_INTERVAL))
+        if not done and meanwhile is not None:
+            meanwhile()
         for ref in done:  # none when the time has run out
             _raise_failure(refs.index(ref), ref, what)
     return ray.get(list(refs))

@@ -56,16 +56,17 @@ def distributed_masked_whiten(
     Raises:
         ValueError: no entry is unmasked on any rank.
     """
-    mask = mask.to(values.dtype)
-    stats = torch.stack([(values * mask).sum(), (values.square() * mask).sum(), mask.sum()])
+    # In float64: the variance is a small difference of large sums, and equal values must not give NaN.
+    exact, mask = values.double(), mask.double()
+    stats = torch.stack([(exact * mask).sum(), (exact.square() * mask).sum(), mask.sum()])
     if dist.is_initialized():
         dist.all_reduce(stats, group=process_group)
     total, squares, count = stats.unbind()
     if count == 0:
         raise ValueError("whitening: the loss mask is zero on every rank")
     mean = total / count
-    variance = squares / count - mean.square()
+    variance = (squares / count - mean.square()).clamp(min=0)
     if count >= 2:
         variance = variance * count / (count - 1)
-    whitened = (values - mean) * torch.rsqrt(variance + epsilon)
-    return whitened if shift_mean else whitened + mean
+    whitened = (exact - mean) * torch.rsqrt(variance + epsilon)
+    return (whitened if shift_mean else whitened + mean).to(values.dtype)

@@ -56,19 +56,3 @@ def test_too_small_a_cluster_is_refused_with_both_numbers(start, rl_flags) -> No
     assert run.wait(40) != 0
     assert "needs 2 GPUs, found 1" in run.output.strip().splitlines()[-1]
     run.expect_no_processes()
-
-
-def test_with_fault_tolerance_an_engine_lost_while_generating_is_replaced(start, rl_flags) -> None:
-    slow = ["--custom-generate-function-path", "tests.e2e.plugins.slow_generate"]
-    tolerant = ["--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 6]
-    run = start([*rl_flags, *slow, *tolerant, "--router-policy", "round_robin"])
-    run.wait_for(lambda: len(run.rows("train")) >= 1, "the first step")
-    time.sleep(1)  # weights are in sync again, and the second rollout is under way
-    killed = run.pid_of("slime.backends.embedded_engine")
-    os.kill(killed, signal.SIGKILL)
-    run.wait_for(lambda: len(run.rows("train")) >= 3, "training after the loss")
-    assert run.pid_of("slime.backends.embedded_engine") > killed
-    run.expect_success()
-    assert sorted(run.rows("train")) == list(range(6))
-    assert run.rows("train")[5]["train/train_rollout_logprob_abs_diff"] < 1e-5
-    run.expect_no_processes()

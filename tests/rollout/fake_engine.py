@@ -15,10 +15,14 @@ from fastapi.responses import JSONResponse, Response
 
 HEADER = "<|im_start|>assistant\n"
 EOS = "<|im_end|>"
+NEVER = 1e9
 
 
 class FakeEngine:
-    """``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token."""
+    """``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token.
+
+    An abort ends the delay too, so NEVER is the delay of a token that only an abort ends.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -83,8 +87,7 @@ class FakeEngine:
         aborts = self.aborts
         ids: list[int] = []
         for token in whole[:limit]:
-            if pause := self.delay(conversation):
-                await asyncio.sleep(pause)
+            await self._pause(self.delay(conversation), aborts)
             if self.aborts > aborts:
                 reason = {"type": "abort"}
                 break
@@ -101,6 +104,11 @@ class FakeEngine:
                 "cached_tokens": 1,
             },
         }
+
+    async def _pause(self, seconds: float, aborts: int) -> None:
+        end = time.monotonic() + seconds
+        while self.aborts == aborts and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.01))
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,3 +1,4 @@
+import itertools
 import re
 
 import pytest
@@ -6,6 +7,7 @@ from slime.rollout.base_types import RolloutError
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.utils.types import Sample
 from tests.rollout import plugins
+from tests.rollout.fake_engine import NEVER
 
 PLUGINS = "tests.rollout.plugins."
 
@@ -77,7 +79,7 @@ async def test_a_filtered_group_is_replaced_and_counted(engine, make_args, make_
 
 async def test_surplus_is_aborted_and_dropped(engine, make_args, make_source):
     args = make_args(over_sampling_batch_size=5)
-    engine.delay = lambda conversation: 0.0 if question(conversation) < 3 else 0.5
+    engine.delay = lambda conversation: 0.0 if question(conversation) < 3 else NEVER
     source = make_source(args)
     output = await generate_rollout_async(args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 1, 2]
@@ -91,7 +93,14 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     args = make_args(partial_rollout=True, over_sampling_batch_size=4, mask_offpolicy_in_partial_rollout=True)
     long_answer = "abcdefghijklmnopqrst"
     engine.answer = lambda conversation: long_answer if question(conversation) == 3 else "ok"
-    engine.delay = lambda conversation: 0.1 if question(conversation) == 3 else 0.15
+    slow_tokens = itertools.count()  # of both samples together: too few for either to finish
+
+    def delay(conversation):
+        if question(conversation) != 3:
+            return 0.15
+        return 0.1 if next(slow_tokens) < 12 else NEVER
+
+    engine.delay = delay
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     assert source.get_buffer_length() == 1

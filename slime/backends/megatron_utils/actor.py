@@ -2,13 +2,15 @@
 
 import gc
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
+    ModelContext,
     find_checkpoint,
     is_megatron_checkpoint,
     load_checkpoint,
@@ -145,19 +147,23 @@ class MegatronTrainActor:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
         if self._args.save:
             moving_ref = self._with_ref and self._args.ref_update_interval is not None
-            extra = {_REF: self._reference_state} if moving_ref else {}
+            extra: dict[str, ModelContext] = {_REF: self._reference_state} if moving_ref else {}
             self._writer.save(rollout_id, self._state, {"weight_version": self._weight_version}, extra)
-            if moving_ref:
-                self._backups.restore("actor")
             if force_sync:
                 self._writer.finish()
         if self._args.save_hf:
             path = self._args.save_hf.format(rollout_id=rollout_id)
             save_hf_model_to_path(self._args, path, self._state.model)
 
-    def _reference_state(self) -> dict[str, Any]:
+    @contextmanager
+    def _reference_state(self) -> Iterator[dict[str, Any]]:
+        """The reference's weights, in the place of the actor's while the context lasts."""
+        self._backups.backup("actor")
         self._backups.restore(_REF)
-        return {"model": model_state(self._state)}
+        try:
+            yield {"model": model_state(self._state)}
+        finally:
+            self._backups.restore("actor")
 
     def connect_rollout_engines(self, endpoints: list[EngineEndpoint]) -> None:
         """Prepares weight sync with these engines, in place of those before."""

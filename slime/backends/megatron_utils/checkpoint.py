@@ -12,6 +12,7 @@ import random
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Pat
     return step, path
 
 
+ModelContext = Callable[[], AbstractContextManager[dict[str, Any]]]
+"""Puts another model in the place of the trained one and gives its state; leaving it undoes that."""
+
+
 class CheckpointWriter:
     """Saves to ``args.save``; with ``--async-save`` a forked process writes while training goes on."""
 
@@ -78,20 +83,22 @@ class CheckpointWriter:
         iteration: int,
         state: TrainState,
         common: dict[str, Any],
-        extra: dict[str, Callable[[], dict[str, Any]]] | None = None,
+        extra: dict[str, ModelContext] | None = None,
     ) -> None:
         """Collective. Writes model, optimizer, schedule, random state and ``common``.
 
         Args:
             common: plain values, the same on every rank.
-            extra: further models, each in a subdirectory of its own; a callable gives its state.
+            extra: further models, each in a subdirectory of its own; the context gives its state, and
+                brings the trained model back when it is left.
         """
         self.finish()
         final = iteration_dir(self._args.save, iteration)
         temporary = final.with_suffix(".tmp")
         _on_first_rank(lambda: _fresh_directory(temporary, subdirectories=list(extra or {})))
         for name, make in (extra or {}).items():
-            dist_checkpointing.save(make(), str(temporary / name), content_metadata=_METADATA)
+            with make() as weights:
+                dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
         content = _sharded_state(self._args, state)
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
         content["common"] = {**common, **has, "layout": _layout()}
@@ -151,7 +158,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     _load_model(state, loaded["model"])
     if with_optimizer:
         state.optimizer.load_state_dict(loaded["optimizer"])
-        state.scheduler.load_state_dict(saved["scheduler"])
+        _load_schedule(state, saved["scheduler"], root)
     else:
         state.optimizer.reload_model_params()
     if with_rng:
@@ -258,3 +265,15 @@ def _publish(temporary: Path, final: Path, iteration: int) -> None:
         os.fsync(file.fileno())
     partial_marker.replace(marker)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:
+    """megatron-core asserts that flags and checkpoint agree; the user should hear which flags decide."""
+    try:
+        state.scheduler.load_state_dict(saved)
+    except AssertionError as error:
+        raise ValueError(
+            f"--load {root}: its learning-rate schedule is not that of the flags ({error}); wanted: the same "
+            "flags and --num-rollout, --override-opt-param-scheduler for the flags' schedule or "
+            "--use-checkpoint-opt-param-scheduler for the checkpoint's"
+        ) from error

@@ -48,11 +48,9 @@ def _check_lengths(batch: RolloutBatch) -> None:
             **{key: len(batch[key][i]) for key in per_response},
         }
         wanted: dict[str, int] = {"tokens": total, **dict.fromkeys(per_response, response)}
-        if found != wanted or not 0 < response < total:
+        if found != wanted or not 0 <= response < total:
             sample = batch["sample_indices"][i]
-            raise ValueError(
-                f"sample {sample}: lengths {found}, wanted {wanted}, neither prompt nor response empty"
-            )
+            raise ValueError(f"sample {sample}: lengths {found}, wanted {wanted} and a prompt")
 
 
 class DataIterator:

@@ -33,10 +33,12 @@ def get_log_probs_and_entropy(
         Per sample [R] float32 log-probs and entropies.
     """
     rows, targets = _response_rows(batch, logits.device)
-    chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else len(rows)
+    # At least one chunk, even of no rows: a micro-batch of empty responses still has to reach the logits.
+    num_rows = max(len(rows), 1)
+    chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else num_rows
     parts = [
         _of_rows(args, logits[0], rows[at : at + chunk], targets[at : at + chunk], context, entropy_gradient)
-        for at in range(0, len(rows), chunk)
+        for at in range(0, num_rows, chunk)
     ]
     lengths = batch["response_lengths"]
     log_probs, entropies = (torch.cat(part).split(lengths) for part in zip(*parts, strict=True))
@@ -49,7 +51,7 @@ def _response_rows(batch: Mapping[str, Any], device: torch.device) -> tuple[torc
     for tokens, response in zip(batch["unconcat_tokens"], batch["response_lengths"], strict=True):
         end = start + len(tokens) - 1
         rows.append(torch.arange(end - response, end, device=device))
-        targets.append(tokens[-response:])
+        targets.append(tokens[len(tokens) - response :])
         start += len(tokens)
     return torch.cat(rows), torch.cat(targets)
 

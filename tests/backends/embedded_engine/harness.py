@@ -15,6 +15,11 @@ import transformers
 
 from tools.make_tiny_model import make_tokenizer
 
+CONTEXT = 16384
+ENDLESS = CONTEXT - 384
+"""New tokens of a request that is to be still running whenever a test looks; making them takes 10 s."""
+LONG = 1500
+"""New tokens of a request that runs on while a test does a thing or two, and is then waited for."""
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -22,7 +27,7 @@ SHAPE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": CONTEXT,
     "eos_token_id": 258,
 }
 FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}

@@ -6,7 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.backends.embedded_engine.harness import FAMILIES, Server, make_checkpoint, token_logprobs
+from tests.backends.embedded_engine.harness import (
+    CONTEXT,
+    ENDLESS,
+    FAMILIES,
+    Server,
+    make_checkpoint,
+    token_logprobs,
+)
 
 PROMPT = [10, 20, 30, 40, 50]
 LLAMA3 = {
@@ -199,12 +206,12 @@ def test_a_stream_repeats_all_so_far_and_ends_as_the_plain_answer(shared_server,
 def test_a_client_that_leaves_frees_its_place(shared_server):
     body = {
         "input_ids": PROMPT,
-        "sampling_params": {"max_new_tokens": 500, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": ENDLESS, "ignore_eos": True},
         "stream": True,
     }
     with shared_server.client.stream("POST", "/generate", json=body) as response:
         next(response.iter_bytes())
-    assert shared_server.client.get("/flush_cache", params={"timeout": 0.5}).status_code == 200
+    assert shared_server.client.get("/flush_cache", params={"timeout": 2}).status_code == 200
 
 
 UNSUPPORTED = {
@@ -254,8 +261,8 @@ def test_a_wrong_sampling_parameter_is_named(shared_server, sampling):
         {"input_ids": [1, 320]},
         {"input_ids": [-1]},
         {"input_ids": [1.5]},
-        {"input_ids": [1] * 512},
-        {"input_ids": [1] * 500, "sampling_params": {"max_new_tokens": 13}},
+        {"input_ids": [1] * CONTEXT},
+        {"input_ids": [1] * (CONTEXT - 12), "sampling_params": {"max_new_tokens": 13}},
         {"input_ids": [1], "rid": ["a"]},
         {"input_ids": [[1], [2]], "rid": ["a", "a"]},
         {"input_ids": [[1], [2]], "sampling_params": [{}]},

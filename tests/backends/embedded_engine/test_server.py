@@ -109,7 +109,8 @@ def test_deterministic_results_depend_on_nothing_but_the_request(checkpoint, sta
 
 
 def test_streams_can_be_deltas(checkpoint, start):
-    server = start(checkpoint[0], "--incremental-streaming-output", "--allow-auto-truncate")
+    flags = ("--incremental-streaming-output", "--allow-auto-truncate", "--context-length", "512")
+    server = start(checkpoint[0], *flags)
     sampling = {"max_new_tokens": 600, "temperature": 0, "ignore_eos": True}
     plain = server.generate([1, 2], sampling)
     assert len(plain["output_ids"]) == 510

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from tests.backends.embedded_engine.harness import (
+    LONG,
     Server,
     free_port,
     make_checkpoint,
@@ -197,7 +198,7 @@ def test_responses_say_which_tokens_which_version_made(server):
     server.post("/update_weight_version", new_version="a")
     answers = []
     thread = threading.Thread(
-        target=lambda: answers.append(server.generate(PROMPT, {"max_new_tokens": 400, "ignore_eos": True}))
+        target=lambda: answers.append(server.generate(PROMPT, {"max_new_tokens": LONG, "ignore_eos": True}))
     )
     thread.start()
     while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
@@ -215,5 +216,5 @@ def test_responses_say_which_tokens_which_version_made(server):
     thread.join()
     first, second = answers[0]["meta_info"]["weight_versions"]
     assert (first["version"], first["start"]) == ("a", 0)
-    assert (second["version"], second["start"], second["end"]) == ("b", first["end"], 400)
+    assert (second["version"], second["start"], second["end"]) == ("b", first["end"], LONG)
     assert answers[0]["meta_info"]["weight_version"] == "b"

@@ -1,5 +1,6 @@
 """A trainer process from its flags to its metrics, dumps and exports."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,22 @@ def test_training_in_bfloat16_stays_near_float32(checkpoint):
     )
     for key in ("train/entropy_loss", "train/grad_norm"):
         assert rounded["train"][0][key] == pytest.approx(exact["train"][0][key], rel=0.1)
+
+
+def _train_without_a_response(rank, args):
+    actor = MegatronTrainActor(args)
+    actor.init()
+    batch = random_rollout(256)
+    response = batch["response_lengths"][0]
+    batch["tokens"][0] = batch["tokens"][0][:-response]
+    batch["response_lengths"][0] = batch["rollout_mask_sums"][0] = 0
+    batch["loss_masks"][0], batch["rollout_log_probs"][0] = [], []
+    return actor.train(0, split(args, batch, actor.parallel_config()))
+
+
+def test_a_sample_without_a_response_trains_nothing_and_harms_nothing(checkpoint):
+    # One sample per micro-batch, so that one of them has no row at all.
+    args = trainer_args(checkpoint, max_tokens_per_gpu=1, use_dynamic_batch_size=True)
+    (report,) = run_ranks(_train_without_a_response, 1, args)
+    (step,) = report["train"]
+    assert math.isfinite(step["train/loss"]) and step["train/grad_norm"] > 0

@@ -70,7 +70,7 @@ def rollouts():
     [
         (1, {}),
         (2, {}),
-        (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}),
+        (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 3}),
         (1, {"async_save": True, "force_sync": False}),
     ],
     ids=["1 process", "DP 2", "moving reference", "async save"],
@@ -158,3 +158,22 @@ def test_publishing_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
         _publish(temporary, iteration_dir(tmp_path, 2), 2)
     assert (find_checkpoint(tmp_path)[1] / "metadata.json").read_text() == "new"
     assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["iter_0000002", MARKER]
+
+
+def _start(rank, args):
+    actor = MegatronTrainActor(args)
+    try:
+        return actor.init()
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_run_can_be_extended_if_its_learning_rate_is_constant(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+    constant = trainer_args(checkpoint, **{**flags, "lr_decay_style": "constant", "num_rollout": 4})
+    run_ranks(_run, 1, constant, rollouts, 1)
+    constant.num_rollout = 8
+    assert run_ranks(_start, 1, constant) == [2]
+    decaying = trainer_args(checkpoint, **{**flags, "lr_decay_style": "linear", "num_rollout": 8})
+    (answer,) = run_ranks(_start, 1, decaying)
+    assert "--override-opt-param-scheduler" in str(answer)

@@ -15,7 +15,7 @@ from slime.backends.sglang_utils.factory import create_engine
 from slime.backends.sglang_utils.server_engine import ServerEngine
 from slime.utils.http_utils import bearer_header, find_available_port, http_url
 from slime.utils.process import ManagedProcess
-from tests.backends.sglang_utils.engine_under_test import EngineUnderTest
+from tests.backends.sglang_utils.engine_under_test import CONTEXT, EngineUnderTest
 from tools.make_tiny_model import make_config, make_model, make_tokenizer, save_checkpoint
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
@@ -87,7 +87,9 @@ def tiny_checkpoint(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
     tokenizer = make_tokenizer()
     shape = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "intermediate_size": 96}
-    save_checkpoint(path, make_model(make_config(tokenizer, "qwen3", **shape)), tokenizer)
+    config = make_config(tokenizer, "qwen3", **shape)
+    config.max_position_embeddings = CONTEXT
+    save_checkpoint(path, make_model(config), tokenizer)
     return path
 
 
@@ -132,7 +134,8 @@ def conformance_targets() -> list[str]:
 def engine_under_test(request) -> Iterator[EngineUnderTest]:
     """The embedded engine always; the server at SLIME_CONFORMANCE_URL if that is set.
 
-    That server has to serve a small fp32 checkpoint directory of this machine, without an API key.
+    That server has to serve a small fp32 checkpoint directory of this machine, with a context of
+    16384 tokens and without an API key.
     """
     if request.param == "embedded":
         url = request.getfixturevalue("embedded_engine").endpoint.url

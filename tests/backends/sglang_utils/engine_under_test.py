@@ -19,8 +19,11 @@ from slime.utils.http_utils import KEEPALIVE_S
 from slime.utils.types import EngineEndpoint
 
 PROMPT = [40, 41, 42, 43, 44, 45]
-LONG = 700
-"""More tokens than any server makes while a test looks at it, fewer than the context."""
+CONTEXT = 16384
+ENDLESS = CONTEXT - 384
+"""New tokens of a request that is to be still running whenever a test looks; making them takes 10 s."""
+LONG = 2000
+"""New tokens of a request that runs on while a test does a thing or two, and is then waited for."""
 
 
 class EngineUnderTest:
@@ -57,7 +60,7 @@ class EngineUnderTest:
         body = {field: prompt, "sampling_params": params, "return_logprob": True, **(top or {})}
         return self.post("/generate", **body)
 
-    def start_generating(self, max_new_tokens: int = LONG, **top: Any) -> "Future[Any]":
+    def start_generating(self, max_new_tokens: int = ENDLESS, **top: Any) -> "Future[Any]":
         """A request in the background, returned once the server works on it."""
         before = self.num_running()
         future = self.pool.submit(self.generate, PROMPT, top=top, max_new_tokens=max_new_tokens)

@@ -12,7 +12,7 @@ from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.utils.distributed_utils import init_process_group
 from tests.backends.sglang_utils.conftest import free_port
-from tests.backends.sglang_utils.engine_under_test import LONG, PROMPT, in_thread
+from tests.backends.sglang_utils.engine_under_test import ENDLESS, LONG, PROMPT, in_thread
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_an_aborted_request_is_answered_200_with_what_it_has(engine):
     engine.client.abort("unit-1")
     answer = future.result(30)
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
-    assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"] < LONG
+    assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"] < ENDLESS
     engine.assert_logprobs(PROMPT, answer)
 
 
@@ -90,11 +90,11 @@ def test_a_pause_that_aborts_ends_running_requests_and_holds_new_ones(engine):
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_other_pauses_let_running_requests_finish_later(engine, mode):
-    running = engine.start_generating(max_new_tokens=200)
+    running = engine.start_generating(LONG)
     with engine.paused(mode), pytest.raises(TimeoutError):
         running.result(0.5)
     answer = running.result(30)
-    assert len(answer["output_ids"]) == 200
+    assert len(answer["output_ids"]) == LONG
     engine.assert_logprobs(PROMPT, answer)
 
 
@@ -204,13 +204,13 @@ def broadcast(engine, named, group, group_name: str, load_format: str | None, ve
 
 
 def test_an_update_during_generation_shows_in_the_version_spans(restored):
-    running = restored.start_generating(max_new_tokens=300)
+    running = restored.start_generating(LONG)
     with restored.paused("in_place"), restored.client.weight_update():
         restored.client.update_weights_from_tensor([payload(shifted(restored, 0.01))], weight_version="8")
     meta = running.result(30)["meta_info"]
     first, second = meta["weight_versions"]
     assert (first["version"], second["version"]) == ("default", "8")
-    assert first["start"] == 0 and first["end"] == second["start"] and second["end"] == 300
+    assert first["start"] == 0 and first["end"] == second["start"] and second["end"] == LONG
     assert meta["weight_version"] == "8"
 
 
@@ -253,7 +253,7 @@ def test_many_requests_at_once_are_all_answered(engine):
 def test_a_client_that_leaves_frees_its_slot(engine):
     def leave() -> None:
         body = {"input_ids": PROMPT, "stream": True}
-        body["sampling_params"] = {"max_new_tokens": LONG, "ignore_eos": True}
+        body["sampling_params"] = {"max_new_tokens": ENDLESS, "ignore_eos": True}
         with engine.http.stream("POST", "/generate", json=body) as response:
             next(response.iter_lines())
 
