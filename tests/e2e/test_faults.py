@@ -21,9 +21,13 @@ def training(start, rl_flags):
 
 @pytest.mark.parametrize(
     ("victim", "fragments"),
-    [("router", ["sglang::router"]), ("engine", ["slime.backends.embedded_engine"])],
+    [
+        ("router", ["sglang::router"]),
+        ("engine", ["slime.backends.embedded_engine"]),
+        ("rank 0", ["ray::TrainRayActor"]),
+    ],
 )
-def test_killing_a_server_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
+def test_killing_a_process_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
     os.kill(training.pid_of(*fragments), signal.SIGKILL)
     killed = time.monotonic()
     assert training.wait(60) == 1

@@ -1,10 +1,10 @@
 """Flags that do not fit together. Each rule looks at a few flags and yields what is wrong with them."""
 
-import importlib.util
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 
 from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES
+from slime.utils.arguments.sglang import choose_engine
 
 Rule = Callable[[Namespace], Iterator[str]]
 
@@ -78,8 +78,17 @@ def _engines(args: Namespace) -> Iterator[str]:
         yield f"--sglang-router-port {args.sglang_router_port}: wanted 1 to 65535"
     if getattr(args, "sglang_admin_api_key", None):
         yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
-    if each > 1 and args.rollout_engine != "sglang" and importlib.util.find_spec("sglang") is None:
+    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+
+    if args.debug_train_only or choose_engine(args.rollout_engine) != "embedded":
+        return
+    if each > 1:
         yield f"--rollout-num-gpus-per-engine {each}: the embedded engine takes one GPU (wanted: 1)"
+    if has_gpu() and not args.debug_rollout_only:
+        yield (
+            f"--rollout-engine {args.rollout_engine}: a trainer on GPUs sends weights in ways that the "
+            "embedded engine does not speak (wanted: pip install 'slime[sglang]')"
+        )
 
 
 def _data(args: Namespace) -> Iterator[str]:
