@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from contextlib import contextmanager
 import ray
 
 from slime.utils.accelerator import has_gpu
+from slime.utils.run_reaper import start_run_reaper
 
 # Logical CPUs beside one per GPU: the rollout manager and Ray's own bookkeeping tasks.
 _SPARE_CPUS = 4
+
+_reapers: list[subprocess.Popen[bytes]] = []
 
 
 class ClusterTooSmall(RuntimeError):
@@ -29,6 +33,9 @@ def ray_cluster(args: Namespace) -> Iterator[None]:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(address=os.environ["RAY_ADDRESS"], **quiet)
     else:
+        # All processes of a local cluster are this run's: none may outlive it. The reference is kept
+        # until this process ends.
+        _reapers.append(start_run_reaper())
         ray.init(address="local", include_dashboard=False, **local_resources(args), **quiet)
     try:
         yield
