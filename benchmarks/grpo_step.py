@@ -4,14 +4,13 @@
 
 256 samples of up to 64 new tokens per step. Prints and writes JSON: the seconds of rollout, log-probs,
 training, weight sync and of everything else ("rest": Ray, conversion, offload, logging), the rest's
-share of the step (target at 10M: below 0.15), and the CPU seconds of the whole process tree per step.
+share of the step (target at 10M: below 0.15).
 The first step warms up and is left out.
 """
 
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -97,11 +96,8 @@ def measure(size: str, steps: int) -> dict[str, float]:
         lines = [{"prompt": [{"role": "user", "content": f"{i}+{i}"}], "label": "0"} for i in range(10, 90)]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         make_model(directory / "model", size)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         run_steps(directory / "model", prompts, steps, directory / "metrics.jsonl")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {**split(read_steps(directory / "metrics.jsonl")), "cpu_s_whole_run": cpu}
+        return split(read_steps(directory / "metrics.jsonl"))
 
 
 def main() -> None:
