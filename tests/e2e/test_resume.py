@@ -10,12 +10,11 @@ LAYOUTS = {
     "one trainer process": ["--actor-num-gpus-per-node", 1],
     "two trainer processes": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
 }
-# Clocks, and how much of the prompts was shared: that depends on which requests overlapped in time.
-VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens")
+VARYING = ("time", "_per_sec", "perf/", "run_id")
 
 
 def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """What must repeat exactly: everything but clocks and overlaps."""
+    """What must repeat exactly: everything but the clock."""
     return {
         step: {k: v for k, v in row.items() if not any(word in k for word in VARYING)}
         for step, row in rows.items()

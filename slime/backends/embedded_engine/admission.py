@@ -45,7 +45,8 @@ class Admission:
         plan = Plan()
         while waiting and self._fits(waiting[0]):
             sequence = waiting[0]
-            shareable = not sequence.output_ids and not sequence.needs_prompt_logprobs
+            # Who can share depends on who runs, and so on timing: one by one, not even that may vary.
+            shareable = not (self._single or sequence.output_ids or sequence.needs_prompt_logprobs)
             source = self._sources.get(sequence.prompt_key) if shareable else None
             if source is not None:
                 plan.copies.append((sequence, source))
