@@ -4,7 +4,8 @@
 
 256 samples of up to 64 new tokens per step. Prints and writes JSON: the seconds of rollout, log-probs,
 training, weight sync and of everything else ("rest": Ray, conversion, offload, logging), the rest's
-share of the step (target at 10M: below 0.15).
+share of the step (target at 10M: below 0.15), and the CPU seconds of a step by kind of process: trainer,
+engine, and all others (driver, rollout manager, router, Ray's own).
 The first step warms up and is left out.
 """
 
@@ -15,13 +16,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "grpo_step.json"
 
 # hidden size, layers, FFN size, heads, vocabulary
-SIZES = {"0.5M": (128, 3, 256, 4, 320), "10M": (320, 7, 1024, 8, 320)}
+SIZES = {"0.5M": (128, 3, 256, 4, 320), "10M": (320, 8, 1024, 8, 320)}
 PARTS = {
     "rollout": "perf/rollout_time",
     "log_probs": "perf/log_probs_time",
@@ -45,7 +51,57 @@ def make_model(directory: Path, size: str) -> None:
     subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True)
 
 
-def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> None:
+def kind_of(process: psutil.Process) -> str:
+    """``trainer``, ``engine`` or ``others``, by what the process calls itself."""
+    title = " ".join(process.cmdline())
+    if "TrainRayActor" in title:
+        return "trainer"
+    return "engine" if "embedded_engine" in title else "others"
+
+
+class CpuClock:
+    """CPU seconds (user + system) of a run's processes, by kind; those of ended ones are kept."""
+
+    def __init__(self, driver: int) -> None:
+        self._driver = psutil.Process(driver)
+        self._seen: dict[int, tuple[str, float]] = {}
+
+    def read(self) -> Counter[str]:
+        for process in [self._driver, *self._driver.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+                self._seen[process.pid] = kind_of(process), times.user + times.system
+            except psutil.Error:  # it has ended since it was listed
+                continue
+        total: Counter[str] = Counter()
+        for kind, seconds in self._seen.values():
+            total[kind] += seconds
+        return total
+
+
+def steps_ended(metrics: Path) -> int:
+    return metrics.read_text().count('"perf/step_time"') if metrics.is_file() else 0
+
+
+def watch_steps(run: subprocess.Popen[bytes], metrics: Path) -> list[Counter[str]]:
+    """The run's CPU clock at the end of each step."""
+    clock, readings = CpuClock(run.pid), []
+    while run.poll() is None:
+        if steps_ended(metrics) > len(readings):
+            readings.append(clock.read())
+        time.sleep(0.05)
+    return readings
+
+
+def cpu_per_step(readings: list[Counter[str]]) -> dict[str, float]:
+    """Median CPU seconds between two ends of steps."""
+    kinds = ("trainer", "engine", "others")
+    pairs = list(pairwise(readings))
+    return {kind: statistics.median(after[kind] - before[kind] for before, after in pairs) for kind in kinds}
+
+
+def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> dict[str, float]:
+    """Runs the steps, and returns the CPU seconds of one."""
     flags = [
         *(
             "--hf-checkpoint",
@@ -66,7 +122,11 @@ def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> None:
     ]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", *map(str, flags)]
-    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    with subprocess.Popen(command, cwd=ROOT, env=env) as run:
+        readings = watch_steps(run, metrics)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, command)
+    return cpu_per_step(readings)
 
 
 def read_steps(metrics: Path) -> list[dict[str, float]]:
@@ -89,15 +149,16 @@ def split(rows: list[dict[str, float]]) -> dict[str, float]:
     return {**parts, "rest": rest, "step": total, "rest_share": rest / total, "response_len": length}
 
 
-def measure(size: str, steps: int) -> dict[str, float]:
+def measure(size: str, steps: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         prompts = directory / "prompts.jsonl"
         lines = [{"prompt": [{"role": "user", "content": f"{i}+{i}"}], "label": "0"} for i in range(10, 90)]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         make_model(directory / "model", size)
-        run_steps(directory / "model", prompts, steps, directory / "metrics.jsonl")
-        return split(read_steps(directory / "metrics.jsonl"))
+        cpu = run_steps(directory / "model", prompts, steps, directory / "metrics.jsonl")
+        wall = split(read_steps(directory / "metrics.jsonl"))
+        return {"wall_s": wall, "cpu_s": {**cpu, "step": sum(cpu.values())}}
 
 
 def main() -> None:

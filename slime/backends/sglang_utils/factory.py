@@ -1,6 +1,5 @@
-"""Which engine runs, and with which address and key: the one place that chooses."""
+"""Makes the engine that was chosen, and settles its address and key."""
 
-import importlib.util
 import secrets
 from argparse import Namespace
 from pathlib import Path
@@ -9,27 +8,9 @@ from slime.backends.rollout_engine import RolloutEngine
 from slime.backends.sglang_utils.embedded import EmbeddedEngine
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
-from slime.utils.accelerator import has_gpu
 from slime.utils.http_utils import is_loopback
 
 LOOPBACK = "127.0.0.1"
-
-
-def resolve_engine_kind(choice: str) -> str:
-    """``--rollout-engine`` with "auto" resolved: "sglang" where there is a GPU, else "embedded".
-
-    Raises:
-        ValueError: SGLang is needed but not installed, or the choice is unknown.
-    """
-    if choice not in ("auto", "sglang", "embedded"):
-        raise ValueError(f"--rollout-engine {choice}: unknown (wanted: auto, sglang or embedded)")
-    kind = ("sglang" if has_gpu() else "embedded") if choice == "auto" else choice
-    if kind == "sglang" and importlib.util.find_spec("sglang") is None:
-        raise ValueError(
-            f"--rollout-engine {choice}: SGLang is not installed "
-            "(wanted: pip install 'slime[sglang]', or --rollout-engine embedded)"
-        )
-    return kind
 
 
 def engine_host(node_ips: set[str], node_ip: str) -> str:
@@ -64,7 +45,10 @@ def create_engine(
     dist_init_addr: str | None = None,
     api_key: str | None = None,
 ) -> RolloutEngine:
-    """The engine that ``args.rollout_engine`` asks for, not launched; see :class:`EnginePlacement`."""
+    """The engine that ``args.rollout_engine`` names (sglang or embedded), not launched.
+
+    See :class:`EnginePlacement` for the arguments.
+    """
     placement = EnginePlacement(
         rank=rank,
         host=host,
@@ -78,5 +62,5 @@ def create_engine(
         dist_init_addr=dist_init_addr,
         api_key=api_key,
     )
-    engine_class = SGLangEngine if resolve_engine_kind(args.rollout_engine) == "sglang" else EmbeddedEngine
+    engine_class = SGLangEngine if args.rollout_engine == "sglang" else EmbeddedEngine
     return engine_class(args, placement, log_dir)

@@ -4,7 +4,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 
 from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES
-from slime.utils.arguments.sglang import choose_engine
 
 Rule = Callable[[Namespace], Iterator[str]]
 
@@ -80,14 +79,14 @@ def _engines(args: Namespace) -> Iterator[str]:
         yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
     from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
 
-    if args.debug_train_only or choose_engine(args.rollout_engine) != "embedded":
+    if args.debug_train_only or args.rollout_engine != "embedded":
         return
     if each > 1:
         yield f"--rollout-num-gpus-per-engine {each}: the embedded engine takes one GPU (wanted: 1)"
     if has_gpu() and not args.debug_rollout_only:
         yield (
-            f"--rollout-engine {args.rollout_engine}: a trainer on GPUs sends weights in ways that the "
-            "embedded engine does not speak (wanted: pip install 'slime[sglang]')"
+            "--rollout-engine embedded (also auto where SGLang is missing): a trainer on GPUs sends weights "
+            "in ways that it does not speak (wanted: pip install 'slime[sglang]')"
         )
 
 

@@ -7,7 +7,7 @@ through the same checks. A key that is no flag is for the user's own hooks and m
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
@@ -46,6 +46,10 @@ def _checked(where: str, spec: Flag | None, value: Any) -> Any:
     wanted, _ = without_none(spec.type)
     if wanted is float and type(value) is int:
         return float(value)
-    if wanted in (int, float, str, bool) and type(value) is not wanted:
-        raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {wanted.__name__})")
+    kind = get_origin(wanted) or wanted
+    if kind in (int, float, str, bool, list, dict) and type(value) is not kind:
+        raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {kind.__name__})")
+    choices = spec.choices or (get_args(wanted) if kind is Literal else None)
+    if choices and value not in choices:
+        raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {' or '.join(map(str, choices))})")
     return value

@@ -111,7 +111,8 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
         UsageError: an unknown flag, an unreadable value, or a value that this version does not support.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser, specs = build_parser(_engine_of(words), add_custom_arguments)
+    engine = _engine_of(words)
+    parser, specs = build_parser(engine, add_custom_arguments)
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False  # a misspelt flag is named as such before the one that it leaves missing
@@ -124,6 +125,12 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
             raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
     for message in _unsupported(args, specs):
         raise UsageError(message)
+    if sglang.choose_engine(args.rollout_engine) != engine:
+        raise UsageError(
+            f"--custom-config-path {args.custom_config_path}: rollout_engine is {args.rollout_engine!r}, but "
+            f"flags were read for {engine!r} (wanted: --rollout-engine {args.rollout_engine})"
+        )
+    args.rollout_engine = engine
     return args
 
 

@@ -8,12 +8,7 @@ import pytest
 
 from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.embedded import EmbeddedEngine
-from slime.backends.sglang_utils.factory import (
-    create_engine,
-    engine_api_key,
-    engine_host,
-    resolve_engine_kind,
-)
+from slime.backends.sglang_utils.factory import create_engine, engine_api_key, engine_host
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
@@ -165,22 +160,6 @@ def test_a_token_is_made_for_engines_that_leave_loopback():
     tokens = {engine_api_key(args, "10.0.0.1") for _ in range(2)}
     assert len(tokens) == 2 and min(map(len, tokens)) >= 32
     assert engine_api_key(make_args(sglang_api_key="mine"), "10.0.0.1") == "mine"
-
-
-def test_sglang_must_be_installed_to_be_chosen(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--rollout-engine sglang: SGLang is not installed"):
-        resolve_engine_kind("sglang")
-    monkeypatch.setattr("slime.backends.sglang_utils.factory.has_gpu", lambda: True)
-    with pytest.raises(ValueError, match=r"--rollout-engine auto: SGLang is not installed"):
-        resolve_engine_kind("auto")
-    monkeypatch.setattr("slime.backends.sglang_utils.factory.has_gpu", lambda: False)
-    assert resolve_engine_kind("auto") == "embedded"
-
-
-def test_an_unknown_engine_is_refused():
-    with pytest.raises(ValueError, match=r"--rollout-engine vllm: unknown"):
-        resolve_engine_kind("vllm")
 
 
 class FakeServerEngine(EmbeddedEngine):

@@ -118,6 +118,17 @@ def test_a_dump_to_train_on_leaves_the_engines_out(words, tmp_path):
     assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
 
 
+def test_auto_takes_the_embedded_engine_where_sglang_is_missing(words, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert validated_args(words()).rollout_engine == "embedded"
+
+
+def test_sglang_must_be_installed_to_be_chosen(words, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="--rollout-engine sglang: sglang is not installed"):
+        validated_args(words(rollout_engine="sglang"))
+
+
 def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
     (tmp_path / "more.yaml").write_text("rollout_batch_size: 8\nlr: 1\nmine: {a: 1}\n")
     args = validated_args(words(custom_config_path=tmp_path / "more.yaml"))
@@ -133,6 +144,10 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),
         ("use_opd: true\n", "--use-opd: not supported"),
+        ("advantage_estimator: grop\n", "advantage_estimator is 'grop' \\(wanted: grpo or "),
+        ("custom_rm_path: [a.b]\n", r"custom_rm_path is \['a.b'\] \(wanted: str\)"),
+        ("eval_prompt_data: dapo\n", "eval_prompt_data is 'dapo' \\(wanted: list\\)"),
+        ("rollout_engine: sglang\n", "--rollout-engine sglang: sglang is not installed"),
     ],
 )
 def test_a_bad_custom_config_is_refused(words, tmp_path, text, message):
