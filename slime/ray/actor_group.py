@@ -98,9 +98,6 @@ class RayTrainGroup:
             with self._log.phase("sleep"):
                 self._call_all("offloading the trainer", "sleep")
 
-    def clear_memory(self) -> None:
-        self._call_all("clearing the trainer's memory", "clear_memory")
-
     def shutdown(self) -> None:
         for actor in self._actors:
             ray.kill(actor)

@@ -64,9 +64,6 @@ class TrainRayActor:
     def wake_up(self) -> None:
         self._worker.wake_up()
 
-    def clear_memory(self) -> None:
-        self._worker.clear_memory()
-
 
 def _local_gpu() -> int:
     """The physical GPU id that Ray assigned: every GPU of the node stays visible to the process."""

@@ -23,6 +23,7 @@ from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, suppor
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model import setup_model_and_optimizer
 from slime.backends.megatron_utils.named_params import named_params
+from slime.backends.megatron_utils.offload import TrainerMemory
 from slime.backends.megatron_utils.parallel import ParallelContext
 from slime.backends.megatron_utils.training import Trainer
 from slime.backends.megatron_utils.update_weight import UpdateWeightFromDistributed, UpdateWeightFromTensor
@@ -63,6 +64,7 @@ class MegatronTrainActor:
         self._context = ParallelContext.current(args.data_pad_size_multiplier)
         resume = is_megatron_checkpoint(args.load)
         self._state = setup_model_and_optimizer(args, self._start_weights(resume), self._role)
+        self._memory = TrainerMemory(self._state.model, self._state.optimizer)
         self._writer = CheckpointWriter(args)
         self._backups = TensorBackuper(lambda: named_params(self._state.model))
         next_rollout = 0
@@ -129,6 +131,7 @@ class MegatronTrainActor:
             On the main rank {"train": metrics of each optimizer step, "rollout": metrics of the batch,
             "perf": seconds and throughput}; empty elsewhere.
         """
+        self._memory.require("train")
         self._writer.poll()
         with self._timer.measure("train"):
             with self._timer.measure("data_preprocess"):
@@ -145,6 +148,7 @@ class MegatronTrainActor:
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
+        self._memory.require("save_model")
         if self._args.save:
             moving_ref = self._with_ref and self._args.ref_update_interval is not None
             extra: dict[str, ModelContext] = {_REF: self._reference_state} if moving_ref else {}
@@ -179,8 +183,9 @@ class MegatronTrainActor:
             Their new version.
 
         Raises:
-            RuntimeError: no engines were connected.
+            RuntimeError: no engines were connected, or the weights are offloaded.
         """
+        self._memory.require("update_weights")
         if self._updater is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
         self._updater.update_weights(self._weight_version + 1)
@@ -188,18 +193,11 @@ class MegatronTrainActor:
         return self._weight_version
 
     def sleep(self) -> None:
-        """Moves gradients and optimizer state to host memory; the weights stay, as engines need them."""
-        for chunk in self._state.model:
-            chunk.offload_grad_buffers()
-        self._state.optimizer.offload_to_cpu()
-        self.clear_memory()
+        """Moves weights and optimizer state to host memory and drops the gradients."""
+        self._memory.offload()
+        gc.collect()
+        empty_cache()
 
     def wake_up(self) -> None:
         """Undoes `sleep`."""
-        for chunk in self._state.model:
-            chunk.restore_grad_buffers()
-        self._state.optimizer.restore_from_cpu()
-
-    def clear_memory(self) -> None:
-        gc.collect()
-        empty_cache()
+        self._memory.onload()

@@ -1,0 +1,63 @@
+"""What a sleeping trainer still holds, and that sleeping changes nothing."""
+
+import pytest
+import torch
+
+from slime.backends.megatron_utils.actor import MegatronTrainActor
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+def _tensors(actor):
+    state = actor._state
+    for chunk in state.model:
+        yield from chunk.parameters()
+        yield from (buffer.grad_data for buffer in chunk.buffers)
+    for part in state.optimizer.chained_optimizers:
+        for group in part.optimizer.param_groups:
+            yield from group["params"]
+        for values in part.optimizer.state.values():
+            yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def _held_bytes(actor):
+    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in _tensors(actor)}.values())
+
+
+def _train(rank, args, sleeps):
+    actor = MegatronTrainActor(args)
+    actor.init()
+    held = []
+    for rollout_id in range(3):
+        batch = split(args, random_rollout(256, seed=rollout_id), actor.parallel_config())
+        actor.train(rollout_id, batch)
+        if sleeps:
+            before = _held_bytes(actor)
+            actor.sleep()
+            actor.sleep()
+            held.append((before, _held_bytes(actor)))
+            with pytest.raises(RuntimeError, match="update_weights: the trainer's memory is offloaded"):
+                actor.update_weights()
+            actor.wake_up()
+            actor.wake_up()
+            assert _held_bytes(actor) == before
+    weights = {name: p.detach().clone() for name, p in actor._state.model[0].named_parameters()}
+    return {"weights": weights, "held": held}
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": True, "params_dtype": torch.bfloat16}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sleep_frees_everything_and_changes_nothing(checkpoint, precision, world_size):
+    args = trainer_args(checkpoint, **precision)
+    awake = run_ranks(_train, world_size, args, False)
+    slept = run_ranks(_train, world_size, args, True)
+    for reference, found in zip(awake, slept, strict=True):
+        for before, asleep in found["held"]:
+            assert before > 0 and asleep == 0
+        for name, weight in reference["weights"].items():
+            assert torch.equal(weight, found["weights"][name]), name
