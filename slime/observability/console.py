@@ -52,6 +52,7 @@ class ConsoleSink:
 
     def __init__(self, args: Namespace, stream: TextIO | None = None) -> None:
         self._num_rollout: int | None = args.num_rollout
+        self._hidden = {"rollout/raw_reward"} if getattr(args, "loss_type", None) == "sft_loss" else set()
         self._stream = stream or sys.stdout
         self._step: int | None = None
         self._collected: dict[str, Any] = {}
@@ -67,7 +68,7 @@ class ConsoleSink:
             if self._step not in (None, step):
                 self._flush()
             self._step = step
-        self._collected.update(metrics)
+        self._collected.update({k: v for k, v in metrics.items() if k not in self._hidden})
         if "perf/step_time" in metrics:
             self._flush()
 

@@ -3,16 +3,20 @@
 import json
 import random
 import re
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
+import pyarrow
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from slime.utils.types import Sample
 
+PARQUET_BATCH = 1024  # rows read at a time
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
 
 
@@ -50,28 +54,45 @@ def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_jsonl(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, Any]]]:
     with file.open("rb") as stream:
-        lines = [(number, line) for number, line in enumerate(stream, 1) if line.strip()]
-    for number, line in lines[selected]:
-        where = f"{file}:{number}"
-        try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{where}: not valid JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
-        yield where, record
+        start, stop, _ = selected.indices(_count_lines(stream) if _is_relative(selected) else sys.maxsize)
+        for number, line in islice(_lines(stream), start, max(start, stop)):
+            where = f"{file}:{number}"
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise DataError(f"{where}: not valid JSON ({error})") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
+            yield where, record
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers from 1."""
+    return ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+
+
+def _count_lines(stream: BinaryIO) -> int:
+    count = sum(1 for _ in _lines(stream))
+    stream.seek(0)
+    return count
+
+
+def _is_relative(selected: slice) -> bool:
+    """Whether a bound counts from the end, so that the records must be counted first."""
+    return any(bound is not None and bound < 0 for bound in (selected.start, selected.stop))
 
 
 def _read_parquet(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        table = pq.read_table(file)
+        with pq.ParquetFile(file) as table:
+            start, stop, _ = selected.indices(table.metadata.num_rows)
+            rows = (row for batch in table.iter_batches(PARQUET_BATCH) for row in batch.to_pylist())
+            for number, record in islice(enumerate(rows), start, max(start, stop)):
+                yield f"{file}: row {number}", record
     except OSError as error:  # pyarrow's ArrowInvalid is a ValueError, its I/O errors are OSErrors
         raise DataError(f"{file}: cannot read as parquet ({error})") from error
-    except ValueError as error:
+    except pyarrow.ArrowInvalid as error:
         raise DataError(f"{file}: not a parquet file ({error})") from error
-    start, stop, _ = selected.indices(table.num_rows)
-    for offset, record in enumerate(table.slice(start, max(stop - start, 0)).to_pylist()):
-        yield f"{file}: row {start + offset}", record
 
 
 def read_file(path: str) -> Iterator[dict[str, Any]]:

@@ -64,6 +64,15 @@ def test_the_rows_of_a_rollout_are_one_line(tmp_path):
     )
 
 
+def test_fine_tuning_shows_no_reward(tmp_path):
+    stream = io.StringIO()
+    args = make_args(tmp_path)
+    args.loss_type = "sft_loss"
+    rows = {"rollout/raw_reward": 0.0, "train/loss": 0.5, "perf/step_time": 1.0}
+    ConsoleSink(args, stream).write("rollout", 0, rows)
+    assert stream.getvalue() == "rollout   1/15  loss 0.5000  | step 1.0s\n"
+
+
 def test_a_step_that_was_never_ended_is_shown_before_the_next(tmp_path):
     stream = io.StringIO()
     tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])

@@ -8,6 +8,7 @@ by ``tensor.data = tensor.cpu()`` would part the two, and the weights would stop
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
 from slime.utils.accelerator import has_gpu, synchronize
@@ -16,7 +17,7 @@ from slime.utils.accelerator import has_gpu, synchronize
 class TrainerMemory:
     """Weights, gradients and optimizer state of one rank."""
 
-    def __init__(self, model: Sequence[torch.nn.Module], optimizer: MegatronOptimizer) -> None:
+    def __init__(self, model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._on_host: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
 
@@ -39,7 +40,7 @@ class TrainerMemory:
             storage.resize_(0)
 
     def require(self, what: str) -> None:
-        """Raises RuntimeError if the memory that ``what`` needs is away; reading it would crash the process."""
+        """Raises RuntimeError if the memory that ``what`` needs is away: reading it would be a segfault."""
         if self.is_offloaded:
             raise RuntimeError(f"{what}: the trainer's memory is offloaded (wanted: wake_up first)")
 
