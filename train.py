@@ -12,6 +12,7 @@ from slime.observability.run_log import RunLog
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
+from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 
@@ -26,13 +27,11 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
 
     sync_weights()
 
-    if args.num_rollout == 0 and args.eval_interval is not None:
-        rollout.eval(0)
+    start = actor.start_rollout_id
+    if evaluates_at_start(args, start, epoch):
+        rollout.eval(start)
 
-    for rollout_id in range(actor.start_rollout_id, args.num_rollout):
-        if rollout_id == 0 and args.eval_interval is not None and not args.skip_eval_before_train:
-            rollout.eval(0)
-
+    for rollout_id in range(start, args.num_rollout):
         batch = rollout.generate(rollout_id)
 
         rollout.offload()

@@ -13,6 +13,7 @@ from slime.observability.run_log import RunLog
 from slime.ray.actor_group import RayTrainGroup
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
+from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 
@@ -24,6 +25,8 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
         return
 
     actor.update_weights()
+    if start > 0 and evaluates_at_start(args, start, epoch):
+        rollout.eval(start)
     upcoming = rollout.async_generate(start)
 
     for rollout_id in range(start, end):

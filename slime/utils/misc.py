@@ -1,6 +1,7 @@
 """Small helpers without a better home."""
 
 import importlib
+from argparse import Namespace
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -41,3 +42,18 @@ def should_run_periodic_action(
     if num_rollout is not None and step == num_rollout:
         return True
     return step % interval == 0 or (num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0)
+
+
+def evaluates_at_start(args: Namespace, start: int, num_rollout_per_epoch: int | None) -> bool:
+    """Whether a run evaluates before rollout ``start``, its first one.
+
+    A new run does unless told otherwise, and a run without rollouts does nothing else. A resumed run repeats
+    an evaluation that was due at its checkpoint: its predecessor may have been stopped between the two.
+    """
+    if args.eval_interval is None:
+        return False
+    if args.num_rollout == 0:
+        return True
+    if start == 0:
+        return not args.skip_eval_before_train
+    return should_run_periodic_action(start - 1, args.eval_interval, num_rollout_per_epoch)

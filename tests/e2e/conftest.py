@@ -110,7 +110,14 @@ def start(tmp_path: Path):
         command = [sys.executable, script, *map(str, flags), "--metrics-file", str(metrics)]
         with log.open("w") as stream:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=stream, stderr=subprocess.STDOUT, text=True
+                command,
+                cwd=ROOT,
+                env=env,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                text=True,
+                # A suite started in a script's background inherits that Ctrl-C is ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         runs.append(Run(process, tag, log, metrics))
         return runs[-1]

@@ -24,23 +24,25 @@ def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.timeout(300)
 def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
-    layout: str, start, rl_flags, tmp_path: Path
+    layout: str, start, rl_flags, data, tmp_path: Path
 ) -> None:
     def flags(save: Path) -> list[object]:
         deterministic = ["--colocate", "--sglang-enable-deterministic-inference", "--rollout-shuffle"]
         saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
-        return [*rl_flags, *LAYOUTS[layout], *deterministic, *saving]
+        evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
+        return [*rl_flags, *LAYOUTS[layout], *deterministic, *saving, *evaluating]
 
     whole = start(flags(tmp_path / "whole")).expect_success()
 
     metrics = tmp_path / "killed.jsonl"
     killed = start(flags(tmp_path / "killed"), metrics=metrics)
     marker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
+    # Killed right after a checkpoint, before the evaluation that is due then.
     killed.wait_for(lambda: marker.exists() and int(marker.read_text()) >= 1, "the second checkpoint")
     killed.kill()
     killed.expect_no_processes()
     assert len(killed.rows("train")) < 4, "the run was over before it was killed"
 
     resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
-    for axis in ("train", "rollout"):
+    for axis in ("train", "rollout", "eval"):
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))

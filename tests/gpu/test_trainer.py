@@ -1,0 +1,61 @@
+"""The trainer on one GPU: its numbers, and its memory while it sleeps."""
+
+import pytest
+import torch
+
+from slime.backends.megatron_utils.actor import MegatronTrainActor
+from tests.backends.megatron_utils.test_model_logits import LENGTHS, _packed_logits
+from tests.megatron_harness import MODEL_TYPES, make_args, run_ranks, save_tiny_hf, tiny_hf_model
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+pytestmark = pytest.mark.gpu
+
+# Of the largest logit. bfloat16 keeps 8 bits, and the two sides round in different places.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+
+
+def _logits_on_gpu(rank, args, tokens):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return _packed_logits(rank, args, tokens.cuda()).float().cpu()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_packed_logits_equal_those_of_transformers(tmp_path, model_type, dtype):
+    """In bfloat16 this goes through variable-length flash attention, which needs head sizes of 32 and more."""
+    shape = {"hidden_size": 256, "head_dim": 32} if model_type != "qwen2" else {"hidden_size": 256}
+    model = tiny_hf_model(model_type, **shape)
+    model.save_pretrained(tmp_path)
+    tokens = torch.randint(256, (sum(LENGTHS),), generator=torch.Generator().manual_seed(7))
+    args = make_args(tmp_path, params_dtype=dtype, bf16=dtype == torch.bfloat16)
+    (found,) = run_ranks(_logits_on_gpu, 1, args, tokens)
+    with torch.no_grad():
+        expected = torch.cat([model(part[None]).logits[0] for part in tokens.split(LENGTHS)])
+    assert (found - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
+
+
+def _train(rank, args, sleeps):
+    actor = MegatronTrainActor(args)
+    actor.init()
+    memory, losses = [], []
+    for rollout_id in range(3):
+        batch = split(args, random_rollout(256, seed=rollout_id), actor.parallel_config())
+        losses.append(actor.train(rollout_id, batch)["train"][0]["train/grad_norm"])
+        if sleeps:
+            awake = torch.cuda.memory_allocated()
+            actor.sleep()
+            memory.append((awake, torch.cuda.memory_allocated()))
+            actor.wake_up()
+    return {"memory": memory, "losses": losses}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sleep_empties_the_gpu_and_changes_nothing(tmp_path, dtype):
+    shape = {"hidden_size": 512, "intermediate_size": 2048}
+    path = save_tiny_hf(tmp_path, "llama", **shape)
+    args = trainer_args(path, params_dtype=dtype, bf16=dtype == torch.bfloat16)
+    (awake,) = run_ranks(_train, 1, args, False)
+    (slept,) = run_ranks(_train, 1, args, True)
+    assert slept["losses"] == pytest.approx(awake["losses"], rel=1e-3)
+    for before, asleep in slept["memory"]:
+        assert asleep < 0.1 * before
