@@ -22,7 +22,7 @@ def _logits_on_gpu(rank, args, tokens):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_packed_logits_equal_those_of_transformers(tmp_path, model_type, dtype):
-    """In bfloat16 this goes through variable-length flash attention, which needs head sizes of 32 and more."""
+    """In bfloat16 through variable-length flash attention, which needs heads of 32 and more."""
     shape = {"hidden_size": 256, "head_dim": 32} if model_type != "qwen2" else {"hidden_size": 256}
     model = tiny_hf_model(model_type, **shape)
     model.save_pretrained(tmp_path)
