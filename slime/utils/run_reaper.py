@@ -1,57 +1,87 @@
 """Ends what is left of a run on this machine once its driver is gone, however it went.
 
 Ray's own processes end with their driver, but after a SIGKILL some of them wait for a minute for others
-that are already dead. The reaper is a process in a session of its own at the other end of a pipe: when the
-driver ends, the pipe closes, and everything that still carries the run's mark in its environment is killed.
+that are already dead. The reaper is a process in a session of its own at the other end of a pipe. While the
+driver lives, it notes once a second what runs below the driver; when the pipe closes, it kills what is left
+of that. A mark in the environment would not do: Ray's agents overwrite theirs with a title.
+
+Run as a plain file in isolated mode; it imports nothing but the standard library.
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-import uuid
 
-MARK = "SLIME_RUN_MARK"
+POLL_S = 1.0
 GRACE_S = 2.0
 """Seconds after the driver's end in which processes may end by themselves."""
 PATIENCE_S = 10.0
-"""Seconds in which new processes of the run are still looked for."""
+"""Seconds in which children of what was killed are still looked for."""
+
+Known = dict[int, int]
+"""Process id to start time, which tells a process from a later one with the same id."""
 
 
 def start_run_reaper() -> subprocess.Popen[bytes]:
-    """Marks all processes that this one starts from now on, and starts their reaper.
+    """Starts the reaper of this process's descendants.
 
     Keep the result: the reaper strikes when its standard input is closed.
     """
-    mark = os.environ[MARK] = uuid.uuid4().hex
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, mark], stdin=subprocess.PIPE, start_new_session=True
-    )
+    command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Process ids of all other processes with this mark in their environment."""
-    needle = f"{MARK}={mark}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+def read_processes() -> dict[int, tuple[int, int]]:
+    """Parent and start time (in clock ticks since boot) of every living process."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as environ:
-                if needle in environ.read().split(b"\0"):
-                    found.append(int(name))
-        except OSError:  # gone meanwhile, or another user's
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                # What follows the command name, which may itself hold spaces and brackets.
+                state, parent, *rest = file.read().rpartition(b")")[2].split()
+        except OSError:  # gone meanwhile
             continue
+        if state not in (b"Z", b"X"):
+            found[int(entry)] = int(parent), int(rest[17])
     return found
 
 
-def reap(mark: str) -> None:
-    """Kills marked processes until none is left."""
+def living(known: Known, root: int | None = None) -> Known:
+    """Those of ``known`` that live, and all that runs below them or below ``root``, but not this process."""
+    processes = read_processes()
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    pending = [pid for pid, start in known.items() if pid in processes and processes[pid][1] == start]
+    found = {pid: processes[pid][1] for pid in pending}
+    pending += [] if root is None else [root]
+    while pending:
+        for pid in children.get(pending.pop(), []):
+            if pid not in found and pid != os.getpid():
+                found[pid] = processes[pid][1]
+                pending.append(pid)
+    return found
+
+
+def watch(driver: int) -> Known:
+    """What ran below the driver, once standard input has been closed."""
+    known: Known = {}
+    while not select.select([0], [], [], POLL_S)[0]:
+        known = living(known, driver)
+    return known
+
+
+def reap(known: Known) -> None:
+    """Kills what does not end by itself."""
     time.sleep(GRACE_S)
     deadline = time.monotonic() + PATIENCE_S
-    while (pids := marked_processes(mark)) and time.monotonic() < deadline:
-        for pid in pids:
+    while (known := living(known)) and time.monotonic() < deadline:
+        for pid in known:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -60,5 +90,4 @@ def reap(mark: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdin.buffer.read()
-    reap(sys.argv[1])
+    reap(watch(int(sys.argv[1])))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,19 +14,34 @@ from pathlib import Path
 
 import pytest
 
+from slime.utils.run_reaper import Known, living
+
 ROOT = Path(__file__).parents[2]
 TAG = "SLIME_TEST_RUN"
 
 
 @dataclass
 class Run:
-    """A started run. Every process of it carries ``tag`` in its environment."""
+    """A started run.
+
+    Its processes are those that carry ``tag`` in their environment, and those that were once seen below the
+    driver: Ray's agents overwrite their environment with a title.
+    """
 
     process: subprocess.Popen[str]
     tag: str
     log: Path
     metrics: Path
     start: float = field(default_factory=time.monotonic)
+    seen: Known = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            self.seen = living(self.seen, self.process.pid)
+            time.sleep(0.5)
 
     @property
     def output(self) -> str:
@@ -66,12 +82,13 @@ class Run:
 
     def processes(self) -> dict[int, str]:
         """Living processes of the run: pid to command line."""
-        found = {}
+        found, seen = {}, living(self.seen)
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
-                if f"{TAG}={self.tag}".encode() in (entry / "environ").read_bytes():
+                tagged = f"{TAG}={self.tag}".encode() in (entry / "environ").read_bytes()
+                if tagged or int(entry.name) in seen:
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
                     if command:  # a zombie has none
                         found[int(entry.name)] = command
