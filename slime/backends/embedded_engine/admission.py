@@ -8,7 +8,7 @@ from slime.backends.embedded_engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class Limits:
-    """``tokens`` bounds rows times their length, which is what the cache allocates in the worst case."""
+    """``tokens`` bounds rows times their length, which is what the cache allocates at most."""
 
     rows: int
     tokens: int

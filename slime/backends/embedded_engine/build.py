@@ -40,7 +40,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     _load(args, parameters)
     context = args.context_length or config.max_position_embeddings
     limits = _limits(args, config, context)
-    cache = KVCache(config, limits.rows, context)
+    cache = KVCache(config, limits.rows, context, limits.tokens)
     model = CausalLM(config, parameters, context)
     stops = StopChecker(config.eos_token_ids, tokenizer)
     scheduler = Scheduler(Executor(model, cache), stops, limits, args.enable_deterministic_inference)

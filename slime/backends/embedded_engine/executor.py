@@ -8,7 +8,11 @@ from slime.backends.embedded_engine.model import Attend, CausalLM
 
 
 class Executor:
-    """Prefill and decode; which sequence sits in which cache row is the scheduler's business."""
+    """Prefill and decode; which sequence sits in which cache row is the scheduler's business.
+
+    Each call reserves what its own rows need. Where other rows are in use, the caller has reserved for
+    all of them before, so that none is given up.
+    """
 
     def __init__(self, model: CausalLM, cache: KVCache) -> None:
         self.model = model

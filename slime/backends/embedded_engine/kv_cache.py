@@ -9,16 +9,21 @@ _FIRST_ROWS = 8
 
 
 class KVCache:
-    """``k``, ``v``: ``[layers, rows, kv_heads, length, head_dim]``; both grow by doubling.
+    """``k``, ``v``: ``[layers, rows, kv_heads, length, head_dim]``.
+
+    Rows and length grow by doubling, as long as their product stays within ``max_tokens``.
 
     Zeroed when allocated: masked entries still take part in a product with weight 0, which is NaN
     for garbage that happens to be NaN.
     """
 
-    def __init__(self, config: ModelConfig, max_rows: int, max_length: int) -> None:
+    def __init__(
+        self, config: ModelConfig, max_rows: int, max_length: int, max_tokens: int | None = None
+    ) -> None:
         self._config = config
         self._max_rows = max_rows
         self._max_length = max_length
+        self._max_tokens = max_rows * max_length if max_tokens is None else max_tokens
         self.clear()
 
     @staticmethod
@@ -37,16 +42,29 @@ class KVCache:
         return torch.zeros(c.num_layers, rows, c.num_kv_heads, length, c.head_dim, dtype=c.dtype)
 
     def reserve(self, rows: int, length: int) -> None:
-        """Makes room for ``rows`` sequences of ``length`` tokens, keeping what is there."""
+        """Makes room for ``rows`` sequences of ``length`` tokens, and keeps what they hold.
+
+        Rows and tokens beyond these may be given up, so the two must cover all that is in use.
+        """
         if rows <= self._rows and length <= self._length:
             return
+        new_rows, new_length = self._size_for(rows, length)
+        kept_rows, kept_length = min(self._rows, new_rows), min(self._length, new_length)
+        for name in ("k", "v"):
+            resized = self._allocate(new_rows, new_length)
+            resized[:, :kept_rows, :, :kept_length] = getattr(self, name)[:, :kept_rows, :, :kept_length]
+            setattr(self, name, resized)
+        self._rows, self._length = new_rows, new_length
+
+    def _size_for(self, rows: int, length: int) -> tuple[int, int]:
+        """Rows and length to allocate: with room to grow, or as much of it as the limit allows."""
         new_rows = _grown(self._rows, rows, _FIRST_ROWS, self._max_rows)
         new_length = _grown(self._length, length, _FIRST_LENGTH, self._max_length)
-        for name in ("k", "v"):
-            grown = self._allocate(new_rows, new_length)
-            grown[:, : self._rows, :, : self._length] = getattr(self, name)
-            setattr(self, name, grown)
-        self._rows, self._length = new_rows, new_length
+        if new_rows * new_length > self._max_tokens:
+            # length first: every step needs more of it, and more rows only come with new requests
+            new_length = max(length, min(new_length, self._max_tokens // rows))
+            new_rows = max(rows, min(new_rows, self._max_tokens // new_length))
+        return new_rows, new_length
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` tokens of a row over another row."""

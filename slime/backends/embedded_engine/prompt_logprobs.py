@@ -8,18 +8,21 @@ from slime.backends.embedded_engine.sequence import Logprobs, Sequence, TopLogpr
 _ROWS = 256
 
 
-def record_prompt_logprobs(model: CausalLM, sequence: Sequence, hidden: torch.Tensor, start: int) -> None:
-    """Adds what ``hidden`` tells about the prompt tokens after it; unscaled, as in SGLang.
+def record_prompt_logprobs(
+    model: CausalLM, sequence: Sequence, hidden: torch.Tensor, start: int, found: Logprobs
+) -> None:
+    """Adds to ``found`` what ``hidden`` tells about the prompt tokens after it; unscaled, as in SGLang.
 
     The first token of interest has nothing before it (or nothing that was asked for): null.
 
     Args:
         model: for its output head.
-        sequence: whose ``prompt_logprobs`` grow.
+        sequence: whose prompt it is.
         hidden: ``[T, hidden]`` states of prompt positions ``start`` to ``start + T - 1``.
         start: position of the first.
+        found: what earlier parts of the prompt gave, from position 0 on.
     """
-    options, found = sequence.logprob_options, sequence.prompt_logprobs
+    options = sequence.logprob_options
     if options.prompt_start is None:
         return
     if not found.of_tokens:

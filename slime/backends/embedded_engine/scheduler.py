@@ -4,7 +4,7 @@ Invariant: ``running[i]`` owns row ``i`` of the cache, which holds all of its to
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,7 +13,7 @@ from slime.backends.embedded_engine.executor import Executor
 from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.prompt_logprobs import record_prompt_logprobs
 from slime.backends.embedded_engine.sampler import SampledTokens, SamplingBatch
-from slime.backends.embedded_engine.sequence import Sequence, abort_reason, length_reason
+from slime.backends.embedded_engine.sequence import Logprobs, Sequence, abort_reason, length_reason
 from slime.backends.embedded_engine.stopping import StopChecker
 
 
@@ -36,6 +36,10 @@ class PartialPrefill:
     sequence: Sequence
     cache: KVCache
     computed: int = 0
+    shareable: bool = True
+    """False once a part of it comes from older weights."""
+    prompt_logprobs: Logprobs = field(default_factory=Logprobs)
+    """Of the part computed so far: if it is given up, the sequence keeps nothing of it."""
 
 
 class Scheduler:
@@ -111,20 +115,25 @@ class Scheduler:
         """After this no new sequence starts from what older weights computed."""
         for sequence in self.running:
             sequence.prompt_hidden = None
+        if self.partial is not None:
+            self.partial.shareable = False
 
     def _prefill_chunk(self, partial: PartialPrefill) -> None:
         sequence = partial.sequence
         tokens = sequence.prompt_ids + sequence.output_ids
         chunk = tokens[partial.computed : partial.computed + self._limits.chunk]
         hidden = self._executor.prefill_chunk(chunk, partial.computed, partial.cache)[0]
-        record_prompt_logprobs(self._executor.model, sequence, hidden, partial.computed)
+        model, found = self._executor.model, partial.prompt_logprobs
+        if sequence.needs_prompt_logprobs:
+            record_prompt_logprobs(model, sequence, hidden, partial.computed, found)
         partial.computed += len(chunk)
         if partial.computed == len(tokens):
-            cache, row = self._executor.cache, len(self.running)
-            cache.reserve(row + 1, len(tokens))
-            cache.import_row(partial.cache, row, len(tokens))
+            if sequence.needs_prompt_logprobs:
+                sequence.prompt_logprobs = found
+            self._make_room([sequence])
+            self._executor.cache.import_row(partial.cache, len(self.running), len(tokens))
             self.partial = None
-            self._enter([sequence], hidden[-1:])
+            self._enter([sequence], hidden[-1:], partial.shareable)
 
     def _prefill_batch(self) -> None:
         plan = Admission(self._limits, self.running, single=self._deterministic).plan(self.waiting)
@@ -135,9 +144,15 @@ class Scheduler:
             return
         self._starting = plan.fresh + [copy for copy, _ in plan.copies]
         if self._starting:
+            self._make_room(self._starting)
             states = [*self._prefill(plan.fresh)] if plan.fresh else []
             states += self._copy(plan.fresh, plan.copies, states)
             self._enter(self._starting, torch.stack(states))
+
+    def _make_room(self, starting: list[Sequence]) -> None:
+        """Reserves rows for sequences behind the running ones."""
+        sequences = self.running + starting
+        self._executor.cache.reserve(len(sequences), max(s.length for s in sequences))
 
     def _prefill(self, fresh: list[Sequence]) -> torch.Tensor:
         """Computes prompts into the rows after the running ones; ``[B, hidden]`` of their last tokens."""
@@ -145,7 +160,9 @@ class Scheduler:
         hidden = self._executor.prefill(tokens, len(self.running))
         for row, sequence in enumerate(fresh):
             if sequence.needs_prompt_logprobs:
-                record_prompt_logprobs(self._executor.model, sequence, hidden[row], 0)
+                found = Logprobs()
+                record_prompt_logprobs(self._executor.model, sequence, hidden[row], 0, found)
+                sequence.prompt_logprobs = found
         return hidden[torch.arange(len(fresh)), torch.tensor([len(t) - 1 for t in tokens])]
 
     def _copy(
@@ -159,7 +176,6 @@ class Scheduler:
             return []
         rows = {s: row for row, s in enumerate(self.running + fresh)}
         first = len(rows)
-        self._executor.cache.reserve(first + len(copies), max(len(s.prompt_ids) for s, _ in copies))
         states = []
         for offset, (sequence, source) in enumerate(copies):
             row = rows[source]
@@ -171,10 +187,13 @@ class Scheduler:
             states.append(state)
         return states
 
-    def _enter(self, sequences: list[Sequence], hidden: torch.Tensor) -> None:
-        """Computed prompts join the running sequences and get their first token."""
+    def _enter(self, sequences: list[Sequence], hidden: torch.Tensor, shareable: bool = True) -> None:
+        """Computed prompts join the running sequences and get their first token.
+
+        Others may start from them if they are ``shareable``.
+        """
         for sequence, state in zip(sequences, hidden, strict=True):
-            if not sequence.output_ids:
+            if shareable and not sequence.output_ids:
                 sequence.prompt_hidden = state.clone()
         first_row = len(self.running)
         self.running.extend(sequences)
@@ -191,6 +210,7 @@ class Scheduler:
         if not self.running:
             return
         groups = self._groups = self._groups or self._group()
+        self._executor.cache.reserve(len(self.running), max(group.longest for group in groups))
         sampled = []
         for group in groups:
             hidden = self._executor.decode(group.ids, group.positions, group.first_row, group.longest)
@@ -231,8 +251,10 @@ class Scheduler:
                 if reason is not None:
                     self._finish(sequence, reason)
                     ended.append(row)
-                elif sequence.on_progress is not None:
-                    self.touched.append(sequence)
+                else:
+                    sequence.settled = len(sequence.output_ids)
+                    if sequence.on_progress is not None:
+                        self.touched.append(sequence)
                 row += 1
         self._leave(ended)
 

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,9 +43,20 @@ class VersionSpan:
     end: int
 
 
+class Progress(NamedTuple):
+    """One moment of a response: its first ``end`` tokens are there, and whether that is all."""
+
+    end: int
+    finished: bool
+
+
 @dataclass(eq=False)
 class Sequence:
-    """Written by the engine thread only; other threads may read the lists, which only grow."""
+    """Written by the engine thread only.
+
+    Other threads may read the lists of output tokens, which only grow. How much of them to show, and
+    whether there is a finish reason yet, they take from one ``progress``.
+    """
 
     rid: str
     prompt_ids: list[int]
@@ -55,8 +66,11 @@ class Sequence:
     on_progress: Callable[[], None] | None = None
     on_finish: Callable[[], None] | None = None
     output_ids: list[int] = field(default_factory=list)
+    settled: int = 0
+    """Number of output tokens that are known not to have ended the response."""
     output_logprobs: Logprobs = field(default_factory=Logprobs)
     prompt_logprobs: Logprobs = field(default_factory=Logprobs)
+    """Empty until the whole prompt is computed, then replaced once."""
     finish_reason: dict[str, Any] | None = None
     spans: list[VersionSpan] = field(default_factory=list)
     cached_tokens: int = 0
@@ -83,6 +97,13 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def progress(self) -> Progress:
+        """Safe to take while the engine thread is in the middle of adding a token."""
+        # in this order: a sequence that ends between the two reads must not show its last token yet
+        finished = self.finished
+        return Progress(len(self.output_ids) if finished else self.settled, finished)
 
     def record_version(self, version: str) -> None:
         """Counts the newest token into the span of ``version``."""

@@ -1,11 +1,13 @@
-"""The scheduler without a server: limits, sharing, and a step that fails."""
+"""The scheduler without a server: limits, sharing, recomputation, and a step that fails."""
 
 import asyncio
 
 import pytest
 
 from slime.backends.embedded_engine.build import build_server
+from slime.backends.embedded_engine.http.responses import ResponseBuilder
 from slime.backends.embedded_engine.http.state import ServerState
+from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
@@ -17,15 +19,21 @@ def make_state(checkpoint, **changes) -> ServerState:
     )
 
 
-def sequence(rid: str, prompt: list[int], **params) -> Sequence:
+def sequence(rid: str, prompt: list[int], options=None, **params) -> Sequence:
     params = SamplingParams(**{"ignore_eos": True, "max_new_tokens": 4, **params})
-    return Sequence(rid, prompt, params, LogprobOptions(), noise_seed=len(rid))
+    return Sequence(rid, prompt, params, options or LogprobOptions(), noise_seed=len(rid))
 
 
 def run_all(scheduler, check=lambda: None) -> None:
     while scheduler.live:
         scheduler.step(admit=True)
         check()
+
+
+def allocated(scheduler) -> int:
+    """Tokens that the cache has memory for."""
+    _, rows, _, length, _ = scheduler._executor.cache.k.shape
+    return rows * length
 
 
 def test_the_cache_never_holds_more_than_its_limits(checkpoint):
@@ -37,6 +45,7 @@ def test_the_cache_never_holds_more_than_its_limits(checkpoint):
         running = scheduler.running
         assert len(running) <= 3
         assert len(running) <= 1 or len(running) * max(s.max_length for s in running) <= 100
+        assert allocated(scheduler) <= 100
 
     run_all(scheduler, check)
     assert [len(s.output_ids) for s in sequences] == [3 + i for i in range(12)]
@@ -56,6 +65,50 @@ def test_rows_stay_without_holes_and_keep_their_sequences(checkpoint):
         assert alone.output_logprobs.of_tokens == one.output_logprobs.of_tokens
 
 
+def test_the_cache_gives_up_rows_to_grow_in_length_and_back(checkpoint):
+    config = make_state(checkpoint).config
+    cache = KVCache(config, 256, 16384, max_tokens=256 * 120)
+    for rows, length in [(256, 120), (1, 9000), (200, 20), (3, 10000), (256, 1)]:
+        cache.reserve(rows, length)
+        assert cache.k.shape[1] >= rows and cache.k.shape[3] >= length
+        assert cache.k.shape[1] * cache.k.shape[3] <= 256 * 120
+        if rows == 1:
+            cache.k[:, 0, :, :20] = 3.0
+    assert (cache.k[:, 0, :, 0] == 3.0).all()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_bursts_and_long_responses_take_turns_in_the_cache(checkpoint, deterministic):
+    def requests() -> list[Sequence]:
+        burst = [sequence(f"b{i}", [2 + i // 2] * 5, max_new_tokens=3 + i % 4) for i in range(12)]
+        long = sequence("long", list(range(1, 41)), max_new_tokens=100)
+        few = [sequence(f"few{i}", [50 + i] * 12, max_new_tokens=20 + i) for i in range(6)]
+        again = [sequence(f"a{i}", [90 + i] * 3, max_new_tokens=4) for i in range(20)]
+        return [*burst, long, *few, *again]
+
+    changes = {"enable_deterministic_inference": deterministic, "chunked_prefill_size": 16}
+    tight, roomy = requests(), requests()
+    shapes = set()
+    scheduler = make_state(checkpoint, max_total_tokens=280, **changes).engine.scheduler
+
+    def check() -> None:
+        assert allocated(scheduler) <= 280
+        shapes.add(scheduler._executor.cache.k.shape[1:4:2])
+
+    scheduler.waiting.extend(tight)
+    run_all(scheduler, check)
+    assert len(shapes) > 3
+    scheduler = make_state(checkpoint, **changes).engine.scheduler
+    for one in roomy:
+        scheduler.waiting.append(one)
+        run_all(scheduler)
+    for one, other in zip(tight, roomy, strict=True):
+        assert one.output_ids == other.output_ids
+        assert one.output_logprobs.of_tokens == pytest.approx(
+            other.output_logprobs.of_tokens, abs=0 if deterministic else 1e-4
+        )
+
+
 def test_prompts_are_shared_until_the_weights_change(checkpoint):
     scheduler = make_state(checkpoint).engine.scheduler
     names = ["first", "same", "after"]
@@ -66,6 +119,54 @@ def test_prompts_are_shared_until_the_weights_change(checkpoint):
     scheduler.waiting.append(after)
     run_all(scheduler)
     assert [s.cached_tokens for s in (first, same, after)] == [0, 4, 0]
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_long_prompt_is_not_shared_if_the_weights_change_in_its_middle(checkpoint, updated):
+    state = make_state(checkpoint, chunked_prefill_size=8)
+    scheduler = state.engine.scheduler
+    first, after = (sequence(name, list(range(30)), max_new_tokens=60) for name in ("first", "after"))
+    scheduler.waiting.append(first)
+    scheduler.step(admit=True)
+    if updated:
+        state.parameters.flat.mul_(1.1)
+        scheduler.forget_shared()
+    while scheduler.partial:
+        scheduler.step(admit=True)
+    scheduler.waiting.append(after)
+    run_all(scheduler)
+    assert after.cached_tokens == (0 if updated else 30)
+
+
+OPTIONS = LogprobOptions(wanted=True, prompt_start=3, top=2, token_ids=(7, 9))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
+def test_a_retracted_prompt_has_the_logprobs_of_an_undisturbed_one(checkpoint, steps):
+    scheduler = make_state(checkpoint, chunked_prefill_size=8).engine.scheduler
+    undisturbed, retracted = (sequence("same", list(range(30)), OPTIONS, max_new_tokens=6) for _ in range(2))
+    scheduler.waiting.append(undisturbed)
+    run_all(scheduler)
+    scheduler.waiting.append(retracted)
+    for _ in range(steps):
+        scheduler.step(admit=True)
+    scheduler.retract()
+    run_all(scheduler)
+    assert len(undisturbed.prompt_logprobs.of_tokens) == 27
+    assert retracted.prompt_logprobs == undisturbed.prompt_logprobs
+    meta = ResponseBuilder(retracted, None).build(None, "")["meta_info"]
+    for name in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
+        assert len(meta[name]) == 27
+
+
+def test_a_prompt_that_is_aborted_in_its_middle_has_no_logprobs(checkpoint):
+    scheduler = make_state(checkpoint, chunked_prefill_size=8).engine.scheduler
+    one = sequence("a", list(range(30)), OPTIONS)
+    scheduler.waiting.append(one)
+    scheduler.step(admit=True)
+    scheduler.abort([one])
+    meta = ResponseBuilder(one, None).build(None, "")["meta_info"]
+    assert meta["finish_reason"]["type"] == "abort" and meta["input_token_logprobs"] == []
 
 
 async def answer(state: ServerState, *sequences: Sequence) -> list:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from slime.backends.embedded_engine.sequence import Sequence, TopLogprobs
+from slime.backends.embedded_engine.sequence import Progress, Sequence, TopLogprobs
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 
-def finish_fields(sequence: Sequence) -> dict[str, Any]:
-    reason = sequence.finish_reason or {}
+def finish_fields(sequence: Sequence, progress: Progress) -> dict[str, Any]:
+    reason = (sequence.finish_reason or {}) if progress.finished else {}
     return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
 
 

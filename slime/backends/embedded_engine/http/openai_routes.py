@@ -23,7 +23,7 @@ from slime.backends.embedded_engine.http.responses import final_text
 from slime.backends.embedded_engine.http.running import run_streaming, run_to_end
 from slime.backends.embedded_engine.http.state import ServerState, state_of
 from slime.backends.embedded_engine.http.streaming import DONE, TextStream, event
-from slime.backends.embedded_engine.sequence import Sequence
+from slime.backends.embedded_engine.sequence import Progress, Sequence
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -53,10 +53,11 @@ class Dialect:
         return self.tokenizer.decode(sequence.prompt_ids) if self.echo else ""
 
     def choice(
-        self, sequence: Sequence, index: int, text: str, start: int, end: int, chunk: bool
+        self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
     ) -> dict[str, Any]:
+        end = progress.end
         logprobs = completion_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, **finish_fields(sequence)}
+        return {"index": index, "text": text, "logprobs": logprobs, **finish_fields(sequence, progress)}
 
 
 class ChatDialect(Dialect):
@@ -65,8 +66,9 @@ class ChatDialect(Dialect):
     id_prefix = "chatcmpl-"
 
     def choice(
-        self, sequence: Sequence, index: int, text: str, start: int, end: int, chunk: bool
+        self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
     ) -> dict[str, Any]:
+        end = progress.end
         logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
         message: dict[str, Any] = {"content": text}
         if not chunk or start == 0:
@@ -74,7 +76,7 @@ class ChatDialect(Dialect):
         if not chunk:
             message |= {"reasoning_content": None, "tool_calls": None}
         key = "delta" if chunk else "message"
-        return {"index": index, key: message, "logprobs": logprobs, **finish_fields(sequence)}
+        return {"index": index, key: message, "logprobs": logprobs, **finish_fields(sequence, progress)}
 
 
 @router.post("/v1/completions")
@@ -147,7 +149,7 @@ async def _answer(
     choices = []
     for index, sequence in enumerate(sequences):
         text = dialect.prefix(sequence) + (final_text(sequence, dialect.tokenizer) or "")
-        choices.append(dialect.choice(sequence, index, text, 0, len(sequence.output_ids), False))
+        choices.append(dialect.choice(sequence, index, text, 0, sequence.progress, False))
     metadata = {"weight_version": state.engine.scheduler.weight_version}
     head = dialect.head(state, chunk=False)
     return json_response(
@@ -162,14 +164,15 @@ async def _events(
     head = dialect.head(state, chunk=True)
     texts = [TextStream(state, s) for s in sequences]
     sent = [0] * len(sequences)
-    async for index in run_streaming(state, sequences):
-        sequence = sequences[index]
-        end = len(sequence.output_ids)
-        text = texts[index].delta(end) or ""
-        if sent[index] == 0:
+    async for index, progress in run_streaming(state, sequences):
+        if not progress.finished and progress.end == sent[index]:
+            continue
+        sequence, start = sequences[index], sent[index]
+        text = texts[index].delta(progress) or ""
+        if start == 0:
             text = dialect.prefix(sequence) + text
-        yield event({**head, "choices": [dialect.choice(sequence, index, text, sent[index], end, True)]})
-        sent[index] = end
+        yield event({**head, "choices": [dialect.choice(sequence, index, text, start, progress, True)]})
+        sent[index] = progress.end
     if usage_prompts is not None:
         yield event({**head, "choices": [], "usage": usage(sequences, usage_prompts)})
     yield DONE

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from slime.backends.embedded_engine.sequence import Logprobs, Sequence, TopLogprobs
+from slime.backends.embedded_engine.sequence import Logprobs, Progress, Sequence, TopLogprobs
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 
@@ -23,47 +23,52 @@ class ResponseBuilder:
         self._prompt_ids = prompt_ids
         self._started = time.time()
 
-    def build(self, text: str | None, version: str, start: int = 0, end: int | None = None) -> dict[str, Any]:
-        """The response with output tokens ``[start, end)``; ``version`` is the engine's current one."""
+    def build(
+        self, text: str | None, version: str, start: int = 0, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """The response from token ``start`` to its ``progress``, or to where it is now.
+
+        ``version`` is the engine's current one.
+        """
         sequence = self._sequence
-        end = len(sequence.output_ids) if end is None else end
+        progress = progress or sequence.progress
         answer: dict[str, Any] = {} if text is None else {"text": text}
-        answer["output_ids"] = sequence.output_ids[start:end]
-        answer["meta_info"] = self._meta_info(version, start, end)
+        answer["output_ids"] = sequence.output_ids[start : progress.end]
+        answer["meta_info"] = self._meta_info(version, start, progress)
         if self._prompt_ids:
             answer["prompt_token_ids"] = sequence.prompt_ids
         return answer
 
-    def _meta_info(self, version: str, start: int, end: int) -> dict[str, Any]:
+    def _meta_info(self, version: str, start: int, progress: Progress) -> dict[str, Any]:
         sequence, now = self._sequence, time.time()
         meta: dict[str, Any] = {
             "id": sequence.rid,
-            "finish_reason": sequence.finish_reason,
+            "finish_reason": sequence.finish_reason if progress.finished else None,
             "prompt_tokens": len(sequence.prompt_ids),
             "weight_version": version,
             "num_retractions": sequence.num_retractions,
             "reasoning_tokens": 0,
-            "completion_tokens": end,
+            "completion_tokens": progress.end,
             "cached_tokens": sequence.cached_tokens,
             "cached_tokens_details": None,
             "dp_rank": None,
             "e2e_latency": now - self._started,
             "response_sent_to_client_ts": now,
         }
-        if sequence.finished:
+        if progress.finished:
             meta["weight_versions"] = [
                 {"version": s.version, "start": s.start, "end": s.end} for s in sequence.spans
             ]
         if sequence.logprob_options.wanted:
-            meta |= self._logprobs(start, end)
+            meta |= self._logprobs(start, progress.end)
         return meta
 
     def _logprobs(self, start: int, end: int) -> dict[str, Any]:
         sequence, options = self._sequence, self._sequence.logprob_options
-        first = options.prompt_start
-        prompt_ids = [] if first is None else sequence.prompt_ids[first:]
-        output_ids = sequence.output_ids[start:end]
         prompt = sequence.prompt_logprobs
+        # a sequence that was aborted before its prompt was computed has none
+        prompt_ids = sequence.prompt_ids[options.prompt_start :] if prompt.of_tokens else []
+        output_ids = sequence.output_ids[start:end]
         output = _slice(sequence.output_logprobs, start, end)
         meta: dict[str, Any] = {
             "input_token_logprobs": self._triples(prompt.of_tokens, prompt_ids),
@@ -80,8 +85,8 @@ class ResponseBuilder:
 
     def _triples(self, values: list[float | None], ids: list[int]) -> list[tuple[Any, int, str | None]]:
         if not self._text_in_logprobs:
-            return [(value, token, None) for value, token in zip(values, ids, strict=False)]
-        return [(value, token, self._text(token)) for value, token in zip(values, ids, strict=False)]
+            return [(value, token, None) for value, token in zip(values, ids, strict=True)]
+        return [(value, token, self._text(token)) for value, token in zip(values, ids, strict=True)]
 
     def _rows(self, rows: list[TopLogprobs | None]) -> list[list[tuple[float, int, str | None]] | None]:
         text = self._text if self._text_in_logprobs else lambda _: None

@@ -8,7 +8,7 @@ from fastapi import Request
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.state import ServerState
-from slime.backends.embedded_engine.sequence import Sequence
+from slime.backends.embedded_engine.sequence import Progress, Sequence
 
 
 class ClientGone(Exception):
@@ -65,10 +65,11 @@ def raise_for_abort(sequence: Sequence) -> None:
         raise BadRequest(reason["message"], reason["status_code"])
 
 
-async def run_streaming(state: ServerState, sequences: list[Sequence]) -> AsyncIterator[int]:
-    """Yields the index of a sequence whenever it has moved on, until all have ended.
+async def run_streaming(state: ServerState, sequences: list[Sequence]) -> AsyncIterator[tuple[int, Progress]]:
+    """Yields the index of a sequence and how far it is whenever it has moved on, until all have ended.
 
-    Closing the iterator aborts what still runs.
+    Exactly one ``Progress`` of each sequence is finished. The engine goes on meanwhile, so only after
+    that one has the sequence a finish reason to show. Closing the iterator aborts what still runs.
     """
     moved: set[int] = set()
     wakeup = asyncio.Event()
@@ -90,9 +91,10 @@ async def run_streaming(state: ServerState, sequences: list[Sequence]) -> AsyncI
                 moved.clear()
                 for index in ready:
                     if index not in ended:
-                        if sequences[index].finished:
+                        progress = sequences[index].progress
+                        if progress.finished:
                             ended.add(index)
-                        yield index
+                        yield index, progress
         finally:
             if len(ended) < len(sequences):
                 state.engine.run(lambda: state.engine.scheduler.abort(sequences))

@@ -9,7 +9,7 @@ from slime.backends.embedded_engine.http.prompts import Generation
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, shown_ids, trim_stop
 from slime.backends.embedded_engine.http.running import run_streaming
 from slime.backends.embedded_engine.http.state import ServerState
-from slime.backends.embedded_engine.sequence import Sequence
+from slime.backends.embedded_engine.sequence import Progress, Sequence
 from slime.backends.embedded_engine.tokenizer import GrowingText
 
 DONE = b"data: [DONE]\n\n"
@@ -29,19 +29,19 @@ class TextStream:
         )
         self._sent = 0
 
-    def text(self, end: int) -> str | None:
-        """Text of the first ``end`` output tokens; None without a tokenizer."""
+    def text(self, progress: Progress) -> str | None:
+        """Text up to there; None without a tokenizer."""
         sequence = self._sequence
         if self._growing is None:
             return None
-        if sequence.finished:
+        if progress.finished:
             return trim_stop(sequence, self._growing.update(shown_ids(sequence), final=True))
-        text = self._growing.update(sequence.output_ids[:end])
+        text = self._growing.update(sequence.output_ids[: progress.end])
         return text[: len(text) - _possible_stop(text, sequence.params.stop)]
 
-    def delta(self, end: int) -> str | None:
+    def delta(self, progress: Progress) -> str | None:
         """The part of the text that was not returned before."""
-        text = self.text(end)
+        text = self.text(progress)
         if text is None:
             return None
         new = text[self._sent :]
@@ -65,20 +65,20 @@ async def stream_generation(
     texts = [TextStream(state, s) for s in sequences]
     sent = [0] * len(sequences)
     incremental = state.args.incremental_streaming_output
-    async for index in run_streaming(state, sequences):
-        sequence, end = sequences[index], len(sequences[index].output_ids)
+    async for index, progress in run_streaming(state, sequences):
+        sequence = sequences[index]
         interval = sequence.params.stream_interval or state.args.stream_interval
-        if not sequence.finished and end - sent[index] < interval:
+        if not progress.finished and progress.end - sent[index] < interval:
             continue
-        reason = sequence.finish_reason or {}
+        reason = (sequence.finish_reason or {}) if progress.finished else {}
         if reason.get("type") == "abort" and reason.get("status_code"):
             yield event({"error": {**reason, "type": reason["err_type"], "retryable": False}})
             continue
-        text = texts[index].delta(end) if incremental else texts[index].text(end)
+        text = texts[index].delta(progress) if incremental else texts[index].text(progress)
         start = sent[index] if incremental else 0
-        answer = builders[index].build(text, state.engine.scheduler.weight_version, start, end)
+        answer = builders[index].build(text, state.engine.scheduler.weight_version, start, progress)
         if not generation.single:
             answer["index"] = index
-        sent[index] = end
+        sent[index] = progress.end
         yield event(answer)
     yield DONE
