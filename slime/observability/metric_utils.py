@@ -73,8 +73,13 @@ def has_repetition(text: str) -> bool:
     return len(text) > REPETITION_WINDOW and compression_ratio(text[-REPETITION_WINDOW:]) > REPETITION_RATIO
 
 
+def plotted_step(args: Namespace, axis: str, step: int) -> int:
+    """Where a row of an axis stands in wandb and tensorboard, by ``--wandb-always-use-train-step``."""
+    return step if axis == "train" else compute_rollout_step(args, step)
+
+
 def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
-    """The step under which a rollout's metrics are logged: its id, or the optimizer step it starts at."""
+    """The step under which a rollout's metrics are plotted: its id, or the optimizer step it starts at."""
     if not args.wandb_always_use_train_step:
         return rollout_id
     return rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size

@@ -38,5 +38,6 @@ def load_debug_rollout_data(args: Namespace, rollout_id: int) -> list[Sample]:
     ratio = args.load_debug_rollout_data_subsample
     if ratio is None:
         return samples
-    half = max(1, round(len(samples) * ratio) // 2)
-    return samples[:half] + samples[-half:]
+    kept = max(1, round(len(samples) * ratio))
+    head = (kept + 1) // 2
+    return samples[:head] + samples[len(samples) - (kept - head) :]

@@ -63,7 +63,7 @@ def _eval_dataset_metrics(args: Namespace, name: str, result: Mapping[str, Any])
     rewards = result["rewards"]
     metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
     if samples := result.get("samples"):
-        metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples), f"eval/{name}/")
+        metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
     if truncated := result.get("truncated"):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
     if getattr(args, "log_passrate", False):
@@ -79,13 +79,20 @@ def _eval_group_size(args: Namespace, name: str) -> int:
     return args.n_samples_per_eval_prompt
 
 
-def compute_metrics_from_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Lengths (in trained tokens), rewards, truncation and repetition of ``samples``, without a prefix."""
+def compute_metrics_from_samples(
+    args: Namespace, samples: Sequence[Sample], rewards: Sequence[Any] | None = None
+) -> dict[str, Any]:
+    """Lengths (in trained tokens), rewards, truncation and repetition of ``samples``, without a prefix.
+
+    ``rewards`` are the samples' numbers if those are not what ``--reward-key`` says, as in evaluations.
+    """
     lengths = [sample.effective_response_length for sample in samples]
+    if rewards is None:
+        rewards = [_reward(args, sample) for sample in samples]
     return {
         **dict_add_prefix(compute_statistics(lengths), "response_len/"),
-        **_reward_metrics(args, samples),
-        **_zero_std_metrics(args, samples),
+        **_reward_metrics(rewards),
+        **_zero_std_metrics(args, samples, rewards),
         **_speculation_metrics(args, samples),
         **_prefix_cache_metrics(samples),
         **_reward_category_metrics(args, samples),
@@ -96,22 +103,21 @@ def compute_metrics_from_samples(args: Namespace, samples: Sequence[Sample]) -> 
     }
 
 
-def _reward_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+def _reward_metrics(rewards: Sequence[Any]) -> dict[str, float]:
     """The mean reward before normalisation; nothing for rewards that are not numbers."""
-    rewards = [_reward(args, sample) for sample in samples]
     if not all(isinstance(reward, Real) for reward in rewards):
         return {}
     return {"raw_reward": statistics.fmean(float(reward) for reward in rewards)}
 
 
-def _zero_std_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, int]:
+def _zero_std_metrics(args: Namespace, samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[str, int]:
     """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
     if getattr(args, "advantage_estimator", "grpo") == "ppo":
         return {}
     groups: dict[int | None, list[Any]] = defaultdict(list)
-    for sample in samples:
-        groups[sample.group_index].append(_reward(args, sample))
-    flat = [rewards[0] for rewards in groups.values() if rewards.count(rewards[0]) == len(rewards)]
+    for sample, reward in zip(samples, rewards, strict=True):
+        groups[sample.group_index].append(reward)
+    flat = [group[0] for group in groups.values() if group.count(group[0]) == len(group)]
     counts = Counter(str(round(reward, 1)) for reward in flat if isinstance(reward, Real))
     return {f"zero_std/count_{reward}": count for reward, count in counts.items()}
 

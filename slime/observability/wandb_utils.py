@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal
 
+from slime.observability.metric_utils import plotted_step
+
 # Each family of metrics is plotted against the step of its own axis.
 AXIS_OF_FAMILY = {
     "train/*": "train/step",
@@ -22,6 +24,7 @@ class WandbSink:
     """One wandb run for the whole job; ``args.wandb_run_id`` is set so that a resumed job can continue it."""
 
     def __init__(self, args: Namespace) -> None:
+        self._args = args
         # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
         import wandb
 
@@ -47,6 +50,7 @@ class WandbSink:
             self._run.define_metric(family, step_metric=axis)
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        step = plotted_step(self._args, axis, step)
         numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
         self._run.log({**numbers, f"{axis}/step": step})
 

@@ -1,5 +1,6 @@
 """What the servers of a run keep apart from those of other runs on the machine: logs and ports."""
 
+import os
 import tempfile
 import zlib
 from pathlib import Path
@@ -8,8 +9,8 @@ import ray
 
 
 def log_dir() -> Path:
-    """A directory of this run on this node, named after Ray's session and job."""
-    return Path(tempfile.gettempdir()) / "slime" / _run_name()
+    """A directory of this run on this node, named after the user and Ray's session and job."""
+    return Path(tempfile.gettempdir()) / f"slime-{os.getuid()}" / _run_name()
 
 
 def first_port(base: int, spread: int) -> int:

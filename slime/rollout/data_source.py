@@ -48,6 +48,8 @@ class DataSource(ABC):
 class RolloutDataSource(DataSource):
     """Prompts of ``--prompt-data``, epoch after epoch, each copied into a group of samples."""
 
+    keeps_books = True
+
     def __init__(self, args: Namespace) -> None:
         self.args = args
         self.epoch_id = 0
@@ -196,7 +198,12 @@ def state_path(directory: str, rollout_id: int) -> Path:
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """Gives out groups that were handed back before it takes new prompts. The buffer is saved too."""
+    """Gives out groups that were handed back before it takes new prompts. The buffer is saved too.
+
+    ``--buffer-filter-path`` chooses among them; what it removes without choosing it is dropped.
+    """
+
+    keeps_books = True
 
     def __init__(self, args: Namespace) -> None:
         super().__init__(args)
@@ -204,8 +211,19 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self._choose = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        groups = self._choose(self.args, None, self.buffer, num_samples) if self.buffer else []
+        groups = self._choose_buffered(num_samples) if self.buffer else []
         return groups + super().get_samples(num_samples - len(groups))
+
+    def _choose_buffered(self, num_samples: int) -> list[Group]:
+        before = len(self.buffer)
+        groups = self._choose(self.args, None, self.buffer, num_samples)
+        if len(groups) > num_samples:
+            raise ValueError(
+                f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups "
+                f"(wanted: at most {num_samples})"
+            )
+        self.ledger.dropped += before - len(self.buffer) - len(groups)
+        return groups
 
     def add_samples(self, samples: list[Group]) -> None:
         for group in samples:

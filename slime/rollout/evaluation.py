@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from argparse import Namespace
+from numbers import Real
 from typing import Any
 
 import orjson
@@ -53,22 +54,25 @@ async def eval_rollout_single_dataset(
         for sample in samples
     )
     done = [s for result in results for s in (result if isinstance(result, list) else [result])]
-    key = args.eval_reward_key or args.reward_key
     return {
         dataset_cfg.name: {
-            "rewards": [_reward(sample, key) for sample in done],
+            "rewards": [_reward(args, sample) for sample in done],
             "truncated": [sample.status == Sample.Status.TRUNCATED for sample in done],
             "samples": done,
         }
     }
 
 
-def _reward(sample: Sample, key: str | None) -> Any:
-    if not key:
+def _reward(args: Namespace, sample: Sample) -> Any:
+    """The number: an eval set may be scored by a function of its own, which needs no key."""
+    key = args.eval_reward_key or args.reward_key
+    if not key or isinstance(sample.reward, Real):
         return sample.reward
     if not isinstance(sample.reward, dict) or key not in sample.reward:
+        flag = "--eval-reward-key" if args.eval_reward_key else "--reward-key"
         raise RolloutError(
-            f"--eval-reward-key {key}: eval sample {sample.index} has reward {sample.reward!r}"
+            f"{flag} {key}: eval sample {sample.index} has reward {sample.reward!r} "
+            "(wanted: a number, or a dict with that key)"
         )
     return sample.reward[key]
 

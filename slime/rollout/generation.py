@@ -42,6 +42,9 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         sample.tokens = GenerateState(args).encode_prompt(sample)
     params = {key: value for key, value in sampling_params.items() if value is not None}
     params["max_new_tokens"] -= sample.response_length
+    if args.rollout_max_context_len is not None:
+        room = args.rollout_max_context_len - len(sample.tokens)
+        params["max_new_tokens"] = min(params["max_new_tokens"], room)
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return sample
@@ -50,9 +53,16 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         get_model_url(args), payload, _GENERATE_RETRIES, headers=_routing_headers(args, sample)
     )
     tokens, log_probs = read_output_tokens(output)
+    resumed = sample.response_length > 0
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output["text"]
     )
+    if resumed:
+        # A character whose tokens the abort parted is in neither text.
+        sample.response = GenerateState(args).tokenizer.decode(
+            sample.tokens[-sample.response_length :],
+            skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
+        )
     return sample
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from slime.rollout.base_types import RolloutError, name_samples
+from slime.utils.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
 from slime.utils.dp_schedule import build_dp_schedule
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch, Sample
 
-_GROUP_CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
-_GROUP_SCALED = ("grpo", "gspo", "cispo")
 _STD_EPSILON = 1e-6
 
 _OPTIONAL: dict[str, Callable[[Sample], Any]] = {
@@ -88,14 +87,16 @@ def post_process_rewards(args: Namespace, samples: list[Sample]) -> tuple[list[f
     if args.custom_reward_post_process_path:
         return load_function(args.custom_reward_post_process_path)(args, samples)
     raw = [_reward_number(args, sample) for sample in samples]
-    if args.advantage_estimator not in _GROUP_CENTRED or not args.rewards_normalization:
+    if args.advantage_estimator not in GROUP_CENTRED or not args.rewards_normalization:
         return raw, raw
     regular = len(raw) == args.n_samples_per_prompt * args.rollout_batch_size
-    rewards = torch.tensor(raw, dtype=torch.float).reshape(
+    # In float32 the mean of equal rewards may be a little off, and the division by a std of about zero
+    # would make advantages of that.
+    rewards = torch.tensor(raw, dtype=torch.float64).reshape(
         -1, args.n_samples_per_prompt if regular else len(raw)
     )
     centred = rewards - rewards.mean(dim=-1, keepdim=True)
-    if args.advantage_estimator in _GROUP_SCALED and args.grpo_std_normalization:
+    if args.advantage_estimator in GROUP_SCALED and args.grpo_std_normalization:
         centred = centred / (centred.std(dim=-1, keepdim=True) + _STD_EPSILON)
     return raw, centred.flatten().tolist()
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -59,10 +60,16 @@ class _ClientSettings:
 
     Several per loop, used in turn, because httpx's connection pool looks at every connection for every
     request: 256 requests over one pool of 256 cost eight times the CPU of 32 small pools.
+
+    Attributes:
+        requests: how many are expected at a time.
+        headers: sent to ``origins`` alone; user code posts to judges and sandboxes with the same client.
+        origins: of the run's own servers, as ``http://host:port``.
     """
 
-    max_connections: int = 512
+    requests: int = 512
     headers: dict[str, str] = field(default_factory=dict)
+    origins: set[str] = field(default_factory=set)
     clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Iterator[httpx.AsyncClient]] = field(
         default_factory=WeakKeyDictionary
     )
@@ -77,13 +84,27 @@ def get_rollout_num_engines(args: Namespace) -> int:
 
 
 def init_http_client(args: Namespace, api_key: str | None = None) -> None:
-    """Sets the connection limit, ``sglang_server_concurrency`` per engine, and the key that requests carry.
+    """Sets how many requests to expect, ``sglang_server_concurrency`` per engine, and the routers' key.
 
     Clients made earlier are dropped.
     """
     global _settings
-    limit = args.sglang_server_concurrency * get_rollout_num_engines(args)
-    _settings = _ClientSettings(limit, bearer_header(api_key or getattr(args, "sglang_api_key", None)))
+    requests = args.sglang_server_concurrency * get_rollout_num_engines(args)
+    headers = bearer_header(api_key or getattr(args, "sglang_api_key", None))
+    routers = dict(getattr(args, "sglang_model_routers", None) or {})
+    routers["default"] = (getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None))
+    origins = {http_url(host, port) for host, port in routers.values() if host and port}
+    _settings = _ClientSettings(requests, headers, origins)
+
+
+def share_key_with(url: str) -> None:
+    """Requests to this server, one of the run's own, carry the run's key from now on."""
+    _settings.origins.add(_origin(url))
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def bearer_header(api_key: str | None) -> dict[str, str]:
@@ -121,7 +142,8 @@ async def _request(
     headers: Mapping[str, str] | None,
 ) -> Any:
     content = None if payload is None else orjson.dumps(payload)
-    all_headers = {"Content-Type": "application/json", **_settings.headers, **(headers or {})}
+    own_headers = _settings.headers if _origin(url) in _settings.origins else {}
+    all_headers = {"Content-Type": "application/json", **own_headers, **(headers or {})}
     retrying = AsyncRetrying(
         stop=stop_after_attempt(max_retries + 1),
         wait=wait_fixed(RETRY_PAUSE_S),
@@ -158,27 +180,18 @@ def _client() -> httpx.AsyncClient:
     loop = asyncio.get_running_loop()
     clients = _settings.clients.get(loop)
     if clients is None:
-        clients = _settings.clients[loop] = cycle(_new_clients(_settings.max_connections))
+        clients = _settings.clients[loop] = cycle(_new_clients(min(CLIENTS_PER_LOOP, _settings.requests)))
     return next(clients)
 
 
-def _new_clients(max_connections: int) -> list[httpx.AsyncClient]:
-    """They ignore proxy variables: engines are never behind a proxy."""
-    count = min(CLIENTS_PER_LOOP, max_connections)
-    return [
-        httpx.AsyncClient(
-            limits=_limits(-(-max_connections // count)),
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
-        for _ in range(count)
-    ]
+def _new_clients(count: int) -> list[httpx.AsyncClient]:
+    """They ignore proxy variables, as engines are never behind a proxy.
 
-
-def _limits(connections: int) -> httpx.Limits:
-    return httpx.Limits(
-        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=KEEPALIVE_S
-    )
+    Connections have no limit: a request must never wait for one, least of all an abort behind generations.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    return [httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) for _ in range(count)]
 
 
 def is_port_available(port: int, host: str = "") -> bool:

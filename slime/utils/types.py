@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from slime.utils.engine_meta import merge_routed_experts, merge_top_p, pad_top_p
 
 RolloutBatch = dict[str, Any]
@@ -83,6 +85,21 @@ class PrefixCacheInfo:
         return PrefixCacheInfo(**data)
 
 
+def _plain(value: Any) -> Any:
+    """``value`` without the numpy types that ``torch.load(weights_only=True)`` refuses; arrays as tensors."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        import torch  # not for every process that knows what a sample is
+
+        return torch.from_numpy(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return value
+
+
 class SampleStatus(Enum):
     """How far the generation of a sample got."""
 
@@ -146,8 +163,8 @@ class Sample:
     Status = SampleStatus
 
     def to_dict(self) -> dict[str, Any]:
-        """A shallow copy of the attributes as plain data, for dumps and saved buffers."""
-        return self.__dict__ | {
+        """A copy of the attributes as plain data and tensors, for dumps and saved buffers."""
+        return {key: _plain(value) for key, value in self.__dict__.items()} | {
             "status": self.status.value,
             "spec_info": self.spec_info.to_dict(),
             "prefix_cache_info": self.prefix_cache_info.to_dict(),

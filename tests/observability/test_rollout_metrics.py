@@ -73,6 +73,12 @@ def test_rollout_metrics_carry_their_full_names():
     assert metrics["perf/rollout_time"] == 2.0
 
 
+def test_an_evaluation_has_rewards_of_its_own():
+    args = make_args(reward_key="score", eval_reward_key="acc")
+    data = {"arith": {"rewards": [1.0], "samples": [make_sample(0, {"acc": 1.0})]}}
+    assert eval_log_metrics(0, args, data)["eval/arith/raw_reward"] == 1.0
+
+
 def test_eval_metrics_follow_the_dataset_name():
     samples = [make_sample(i // 2, float(i % 2)) for i in range(4)]
     data = {

@@ -59,6 +59,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             apply_chat_template_kwargs={},
             rollout_global_dataset=True,
             rollout_max_prompt_len=None,
+            rollout_max_context_len=None,
             rollout_shuffle=False,
             rollout_seed=42,
             dump_details=None,

@@ -80,8 +80,9 @@ class FakeEngine:
         return app
 
     async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        conversation, _, begun = self.tokenizer.decode(body["input_ids"]).rpartition(HEADER)
-        whole = self._encode(self.answer(conversation) + EOS)[len(self._encode(begun)) :]
+        conversation = self.tokenizer.decode(body["input_ids"]).rpartition(HEADER)[0]
+        begun = len(body["input_ids"]) - len(self._encode(conversation + HEADER))
+        whole = self._encode(self.answer(conversation) + EOS)[begun:]
         limit = body["sampling_params"]["max_new_tokens"]
         reason: dict[str, Any] = {"type": "stop"} if len(whole) <= limit else {"type": "length"}
         aborts = self.aborts

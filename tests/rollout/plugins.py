@@ -4,6 +4,7 @@ import asyncio
 import copy
 import threading
 
+from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import generate as stock_generate
 from slime.utils.types import Sample
@@ -109,3 +110,41 @@ class BareSource:
             groups.append([Sample(prompt=prompt, index=self.next, group_index=self.next)])
             self.next += 1
         return groups
+
+
+class OwnOrder(RolloutDataSourceWithBuffer):
+    """Draws prompts without the parent's help."""
+
+    def get_samples(self, num_samples):
+        groups, self.buffer = self.buffer[:num_samples], self.buffer[num_samples:]
+        while len(groups) < num_samples:
+            groups.append(self._make_group(self.dataset.samples[self.sample_offset]))
+            self.sample_offset += 1
+        return groups
+
+
+class OwnBuffer(RolloutDataSourceWithBuffer):
+    """Keeps what is handed back in a place of its own."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        self.waiting = []
+
+    def add_samples(self, samples):
+        self.waiting += samples
+
+    def get_samples(self, num_samples):
+        groups, self.waiting = self.waiting[:num_samples], self.waiting[num_samples:]
+        return groups + super().get_samples(num_samples - len(groups))
+
+
+def newest_only(args, rollout_id, buffer, num_samples):
+    newest = buffer[-1:]
+    buffer.clear()
+    return newest
+
+
+def all_of_it(args, rollout_id, buffer, num_samples):
+    groups = list(buffer)
+    buffer.clear()
+    return groups

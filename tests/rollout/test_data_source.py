@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -108,3 +109,24 @@ def test_without_a_dataset_samples_are_empty_but_numbered(make_args):
     source = RolloutDataSource(make_args(rollout_global_dataset=False))
     (group,) = source.get_samples(1)
     assert [s.index for s in group] == [0, 1] and group[0].prompt == ""
+
+
+def test_a_buffer_filter_that_returns_too_many_is_named(make_args):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.all_of_it"))
+    source.add_samples(source.get_samples(5))
+    with pytest.raises(ValueError, match=r"all_of_it: returned 5 groups \(wanted: at most 3\)"):
+        source.get_samples(3)
+
+
+def test_numpy_rewards_in_the_buffer_come_back(make_args):
+    source = RolloutDataSourceWithBuffer(make_args())
+    (group,) = source.get_samples(1)
+    group[0].reward = {"score": np.float64(0.5), "ok": np.bool_(True)}
+    group[0].metadata["scores"] = np.arange(3)
+    source.add_samples([group])
+    source.save(0)
+    again = RolloutDataSourceWithBuffer(make_args())
+    again.load(0)
+    sample = again.buffer[0][0]
+    assert sample.reward == {"score": 0.5, "ok": True}
+    assert sample.metadata["scores"].tolist() == [0, 1, 2]

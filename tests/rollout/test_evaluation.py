@@ -117,8 +117,11 @@ async def test_the_eval_reward_key_picks_the_number(engine, make_args, make_set,
     args = make_args(eval_datasets=[config], reward_key="other", eval_reward_key="acc")
     assert (await eval_rollout(args, 0)).data["one"]["rewards"] == [0.25]
     args.eval_reward_key = None
-    with pytest.raises(RolloutError, match="--eval-reward-key other: eval sample 0 has reward"):
+    with pytest.raises(RolloutError, match="--reward-key other: eval sample 0 has reward"):
         await eval_rollout(args, 0)
+    # A set that is scored by a function of its own needs no key.
+    config.custom_rm_path = "tests.rollout.plugins.length_rm"
+    assert (await eval_rollout(args, 0)).data["one"]["rewards"][0] > 0
 
 
 async def test_failures_and_deadlines_are_named(engine, make_args, make_set):

@@ -123,6 +123,66 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     assert balanced(source)
 
 
+async def test_an_abort_does_not_queue_behind_generations(engine, make_args, make_source):
+    args = make_args(over_sampling_batch_size=5, sglang_server_concurrency=4, rollout_timeout=20)
+    engine.delay = lambda conversation: 0.0 if question(conversation) < 3 else NEVER
+    source = make_source(args)
+    assert len((await generate_rollout_async(args, 0, source)).samples) == 3
+    assert balanced(source)
+
+
+async def test_a_resumed_response_is_whole_text(engine, make_args, make_source):
+    """The abort may part the tokens of a character; neither half is text."""
+    args = make_args(partial_rollout=True, over_sampling_batch_size=4, n_samples_per_prompt=1)
+    engine.answer = lambda conversation: "aé字b" if question(conversation) == 3 else "ok"
+    tokens = itertools.count()
+
+    def delay(conversation):
+        if question(conversation) != 3:
+            return 0.15
+        return 0.0 if next(tokens) < 2 else NEVER
+
+    engine.delay = delay
+    source = make_source(args)
+    await generate_rollout_async(args, 0, source)
+    assert source.buffer[0][0].response_length == 2
+    engine.delay = lambda conversation: 0.0
+    output = await generate_rollout_async(args, 1, source)
+    assert output.samples[0][0].response == "aé字b<|im_end|>"
+
+
+async def test_prompt_and_response_stay_within_the_context(engine, make_args, make_source):
+    args = make_args(n_samples_per_prompt=1, rollout_max_context_len=20)
+    engine.answer = lambda conversation: "x" * 100
+    output = await generate_rollout_async(args, 0, make_source(args))
+    for (sample,) in output.samples:
+        assert (len(sample.tokens), sample.status) == (20, Sample.Status.TRUNCATED)
+
+
+@pytest.mark.parametrize("source", [plugins.OwnOrder, plugins.OwnBuffer])
+async def test_a_data_source_of_ones_own_may_keep_no_books(engine, make_args, source):
+    args = make_args(over_sampling_batch_size=5, partial_rollout=True)
+    engine.delay = lambda conversation: 0.05 if question(conversation) < 3 else NEVER
+    mine = source(args)
+    assert len((await generate_rollout_async(args, 0, mine)).samples) == 3
+    engine.delay = lambda conversation: 0.0
+    assert len((await generate_rollout_async(args, 1, mine)).samples) == 3
+
+
+async def test_a_buffer_filter_may_discard_groups(engine, make_args, make_source):
+    args = make_args(
+        over_sampling_batch_size=5, partial_rollout=True, buffer_filter_path=PLUGINS + "newest_only"
+    )
+    engine.delay = lambda conversation: 0.05 if question(conversation) < 3 else NEVER
+    source = make_source(args)
+    await generate_rollout_async(args, 0, source)
+    assert source.get_buffer_length() == 2
+    engine.delay = lambda conversation: 0.0
+    await generate_rollout_async(args, 1, source)
+    assert source.ledger.dropped >= 1
+    assert balanced(source)
+
+
 async def test_group_reward_gets_the_whole_group(engine, make_args, make_source):
     args = make_args(group_rm=True, custom_rm_path=PLUGINS + "group_rm")
     output = await generate_rollout_async(args, 0, make_source(args))

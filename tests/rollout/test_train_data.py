@@ -64,6 +64,13 @@ def test_rewards_are_normalised_within_their_group():
     assert rewards == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)
 
 
+@pytest.mark.parametrize("reward", [0.1, 5.3, 100.1])
+def test_equal_rewards_leave_nothing_to_learn(reward):
+    args = train_args(n_samples_per_prompt=7, rollout_batch_size=1)
+    _, rewards = post_process_rewards(args, make_samples([reward] * 7))
+    assert rewards == pytest.approx([0.0] * 7, abs=1e-6)
+
+
 def test_an_irregular_batch_is_one_group():
     _, rewards = post_process_rewards(train_args(grpo_std_normalization=False), make_samples([1.0, 2.0, 6.0]))
     assert rewards == [-2.0, -1.0, 3.0]

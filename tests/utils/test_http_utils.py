@@ -5,12 +5,13 @@ import socket
 import threading
 from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from slime.utils import http_utils
-from slime.utils.http_utils import HttpStatusError, get, init_http_client, post
+from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -88,10 +89,15 @@ async def test_an_unreachable_server_is_retried_then_named(server):
         await post(server.url, {}, max_retries=2)
 
 
-async def test_the_key_is_sent_and_call_headers_win(server):
-    args = Namespace(sglang_server_concurrency=8, rollout_num_gpus=4, rollout_num_gpus_per_engine=2)
+async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
+    router = dict(sglang_router_ip="127.0.0.1", sglang_router_port=1)
+    args = Namespace(sglang_server_concurrency=8, rollout_num_gpus=4, rollout_num_gpus_per_engine=2, **router)
     init_http_client(args, api_key="sekret")
-    assert http_utils._settings.max_connections == 16
+    assert (await post(server.url, {}))["key"] is None  # a judge's, say
+    share_key_with(server.url + "/generate")
+    assert (await post(server.url, {}))["key"] == "Bearer sekret"
+    args.sglang_router_port = urlsplit(server.url).port
+    init_http_client(args, api_key="sekret")
     assert (await post(server.url, {}))["key"] == "Bearer sekret"
     assert (await post(server.url, {}, headers={"Authorization": "other"}))["key"] == "other"
 

@@ -137,6 +137,8 @@ class MegatronTrainActor:
             with self._timer.measure("data_preprocess"):
                 batch = tensorize(rollout_data, next(self._state.model[0].parameters()).device)
             steps = self._trainer.train(rollout_id, batch)
+        if self._args.offload_train:
+            empty_cache()  # engines take their weights back before this process gives up its own
         seconds = self._timer.take()
         if not self._context.is_last_stage:
             return {}

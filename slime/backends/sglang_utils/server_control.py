@@ -8,12 +8,14 @@ from typing import Any
 
 import httpx
 
-from slime.utils.http_utils import HttpStatusError, get, post
+from slime.utils.http_utils import HttpStatusError, get, post, share_key_with
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 IDLE_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 60.0
+"""For an abort and the load after it; a busy engine answers between two steps."""
 
 
 def num_requests_from_load(load: Mapping[str, Any]) -> int:
@@ -31,10 +33,11 @@ async def abort_server_until_idle(
     dead engine has nothing to abort.
 
     Raises:
-        TimeoutError: it still has requests after ``timeout`` seconds.
+        TimeoutError: it still has requests after ``timeout`` seconds, or does not answer at all.
     """
     deadline = time.monotonic() + timeout
     pause = FIRST_PAUSE_S
+    share_key_with(url)
     while remaining := await _abort_once(url):
         if time.monotonic() > deadline:
             raise TimeoutError(f"abort: {url} still has {remaining} requests after {timeout:g} s")
@@ -45,8 +48,11 @@ async def abort_server_until_idle(
 async def _abort_once(url: str) -> int:
     """Sends one abort; returns the number of requests left, 0 if the engine does not say."""
     try:
-        await post(f"{url}/abort_request", {"abort_all": True}, max_retries=0)
-        load = await get(f"{url}/v1/loads?include=core", max_retries=0)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await post(f"{url}/abort_request", {"abort_all": True}, max_retries=0)
+            load = await get(f"{url}/v1/loads?include=core", max_retries=0)
+    except TimeoutError as error:
+        raise TimeoutError(f"abort: {url} gave no answer within {ANSWER_TIMEOUT_S:g} s") from error
     except (HttpStatusError, httpx.TransportError) as error:
         logger.warning("abort: cannot tell whether %s is idle: %s", url, error)
         return 0

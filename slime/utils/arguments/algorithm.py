@@ -5,7 +5,10 @@ from typing import Literal
 
 from slime.utils.arguments.flags import flag, path_flag, refused
 
-ADVANTAGE_ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+GROUP_SCALED = ("grpo", "gspo", "cispo")
+"""Estimators that centre rewards on the mean of a prompt's samples and divide by their deviation."""
+GROUP_CENTRED = (*GROUP_SCALED, "reinforce_plus_plus_baseline")
+ADVANTAGE_ESTIMATORS = (*GROUP_CENTRED, "reinforce_plus_plus")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 
+from slime.utils.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
 from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES
 
 Rule = Callable[[Namespace], Iterator[str]]
@@ -102,8 +103,10 @@ def _data(args: Namespace) -> Iterator[str]:
         yield "--eval-interval: needs --eval-prompt-data or --eval-config"
     if args.eval_interval is not None and args.debug_train_only:
         yield "--eval-interval: needs engines (wanted: without --debug-train-only)"
-    if args.save_interval is not None and args.save is None:
-        yield "--save-interval: needs --save"
+    if args.save_interval is not None and args.save is None and args.save_hf is None:
+        yield "--save-interval: needs --save or --save-hf"
+    if args.save_hf is not None and args.save_interval is None and not args.debug_rollout_only:
+        yield "--save-hf: needs --save-interval (a run without one would save nothing)"
     if args.save is not None and args.save_interval is None and not args.debug_rollout_only:
         yield "--save: needs --save-interval (a run without one would save nothing)"
     if (
@@ -155,6 +158,9 @@ def _sampling(args: Namespace) -> Iterator[str]:
     if limit is not None and args.rollout_max_prompt_len > limit - 1:
         longest = args.rollout_max_prompt_len
         yield f"--rollout-max-prompt-len {longest}: above --rollout-max-context-len {limit} - 1"
+    known = args.max_position_embeddings
+    if limit is not None and limit > known:
+        yield f"--rollout-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
     scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path or args.eval_config
     default = args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION
     if default and not scored and not args.debug_train_only:
@@ -191,6 +197,42 @@ def _algorithm(args: Namespace) -> Iterator[str]:
         yield "--ref-update-interval: there is no reference model (wanted: --use-kl-loss or --kl-coef)"
     if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
         yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
+
+
+def _without_effect(args: Namespace) -> Iterator[str]:
+    """Values that would be accepted and change nothing, or leave nothing to learn."""
+    if args.kl_loss_coef and not args.use_kl_loss:
+        yield f"--kl-loss-coef {args.kl_loss_coef}: needs --use-kl-loss"
+    if args.use_unbiased_kl and not args.use_kl_loss:
+        yield "--use-unbiased-kl: needs --use-kl-loss"
+    if args.custom_tis_function_path and not (args.use_tis or args.get_mismatch_metrics):
+        yield "--custom-tis-function-path: needs --use-tis or --get-mismatch-metrics"
+    if args.loss_type != "policy_loss":
+        return
+    if not args.compute_advantages_and_returns and not args.rollout_data_postprocess_path:
+        yield (
+            "--disable-compute-advantages-and-returns: the policy loss needs advantages "
+            "(wanted: --rollout-data-postprocess-path that makes them, or without)"
+        )
+    if args.use_rollout_entropy and args.use_rollout_logprobs:
+        yield "--use-rollout-entropy: --use-rollout-logprobs leaves out the pass that would compute it"
+    if args.custom_advantage_function_path is None:
+        yield from _estimator_without_effect(args)
+
+
+def _estimator_without_effect(args: Namespace) -> Iterator[str]:
+    estimator = args.advantage_estimator
+    if args.kl_coef and estimator in GROUP_SCALED:
+        yield f"--kl-coef {args.kl_coef}: {estimator} has no KL in its rewards (wanted: --use-kl-loss)"
+    if args.gamma != 1 and estimator != "reinforce_plus_plus":
+        yield f"--gamma {args.gamma}: {estimator} does not discount (wanted: 1)"
+    centred = estimator in GROUP_CENTRED and args.rewards_normalization
+    learns = args.num_rollout != 0 and not args.debug_rollout_only
+    if centred and learns and args.n_samples_per_prompt == 1 and not args.custom_reward_post_process_path:
+        yield (
+            f"--n-samples-per-prompt 1: {estimator} compares the samples of a prompt, so every advantage "
+            "would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
+        )
 
 
 def _gradients(args: Namespace) -> Iterator[str]:
@@ -236,6 +278,7 @@ _RULES: tuple[Rule, ...] = (
     _sampling,
     _rewards,
     _algorithm,
+    _without_effect,
     _gradients,
     _schedule,
 )

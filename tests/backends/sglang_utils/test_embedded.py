@@ -10,7 +10,7 @@ import pytest
 from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import start_router
-from slime.utils.http_utils import HttpStatusError, init_http_client, post
+from slime.utils.http_utils import HttpStatusError, init_http_client, post, share_key_with
 from tests.backends.sglang_utils.conftest import engine_args, free_port, start_embedded
 
 KEY = "a key of this run"
@@ -37,6 +37,7 @@ async def test_generation_through_the_router_with_a_key(engine, tmp_path):
     try:
         router.register_worker(engine.endpoint.url)
         init_http_client(engine.args, api_key=KEY)
+        share_key_with(router.url)
         sampling = {"max_new_tokens": 5, "temperature": 1.0, "ignore_eos": True}
         payload = {"input_ids": [40, 41, 42], "sampling_params": sampling, "return_logprob": True}
         answer = await post(f"{router.url}/generate", payload, max_retries=0)

@@ -13,6 +13,7 @@ from slime.utils.http_utils import (
     http_url,
     init_http_client,
     post,
+    share_key_with,
 )
 from tests.backends.sglang_utils.conftest import free_port
 
@@ -111,10 +112,12 @@ async def test_the_key_is_asked_of_clients_and_shown_to_engines(start, start_fak
     router.register_worker(engine.url)
     payload = {"input_ids": [1, 2], "sampling_params": {}}
     init_http_client(CONCURRENCY, api_key="sekret")
+    share_key_with(router.url)
     try:
         assert (await post(f"{router.url}/generate", payload, 0))["output_ids"] == [2, 1]
         for wrong in ("guess", None):
             init_http_client(CONCURRENCY, api_key=wrong)
+            share_key_with(router.url)
             with pytest.raises(HttpStatusError, match="HTTP 401"):
                 await post(f"{router.url}/generate", payload, 0)
     finally:

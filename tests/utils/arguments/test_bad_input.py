@@ -157,7 +157,7 @@ def test_an_output_below_a_file_is_refused(words, refusal, tmp_path, flag):
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "below"
     name = "--" + flag.replace("_", "-")
-    changes = {"save_interval": 1} if flag == "save" else {}
+    changes = {"save_interval": 1} if flag in ("save", "save_hf") else {}
     expected = f"{name} {path}: {tmp_path}/file is a file (wanted: a directory)"
     assert refusal(words(**{flag: path}, **changes)) == expected
 
@@ -171,7 +171,7 @@ def test_a_file_flag_that_names_a_directory_is_refused(words, refusal, tmp_path)
 
 
 def test_an_unknown_placeholder_in_an_output_is_refused(words, refusal, tmp_path):
-    message = refusal(words(save_hf=f"{tmp_path}/{{step}}"))
+    message = refusal(words(save_hf=f"{tmp_path}/{{step}}", save_interval=1))
     assert message.endswith("cannot fill in 'step' (wanted: no braces but {rollout_id})")
 
 
@@ -209,7 +209,23 @@ CONTRADICTIONS = [
     (dict(colocate=None, rollout_num_gpus=3, rollout_num_gpus_per_engine=2), "--rollout-num-gpus 3: not a"),
     (dict(eval_interval=1), "--eval-interval: needs --eval-prompt-data or --eval-config"),
     (dict(eval_interval=1, eval_prompt_data=["a", "b", "c"]), "--eval-prompt-data a b c: wanted pairs"),
-    (dict(save_interval=1), "--save-interval: needs --save"),
+    (dict(save_interval=1), "--save-interval: needs --save or --save-hf"),
+    (dict(save_hf="out/{rollout_id}"), "--save-hf: needs --save-interval"),
+    (dict(rollout_max_context_len=10**6), "--rollout-max-context-len 1000000: above max_position_embeddings"),
+    (dict(kl_loss_coef=0.1), "--kl-loss-coef 0.1: needs --use-kl-loss"),
+    (dict(use_unbiased_kl=True), "--use-unbiased-kl: needs --use-kl-loss"),
+    (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards"),
+    (dict(gamma=0.9), "--gamma 0.9: grpo does not discount"),
+    (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
+    (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
+    (
+        dict(disable_compute_advantages_and_returns=True),
+        "--disable-compute-advantages-and-returns: the policy",
+    ),
+    (
+        dict(use_rollout_entropy=True, use_rollout_logprobs=True),
+        "--use-rollout-entropy: --use-rollout-logprobs",
+    ),
     (dict(rm_type=None), "--rm-type: missing"),
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),

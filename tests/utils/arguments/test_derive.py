@@ -86,7 +86,8 @@ def test_negated_switches_set_the_positive_attribute(words):
 
 def test_a_single_sample_is_not_divided_by_its_deviation(words):
     assert validated_args(words()).grpo_std_normalization is True
-    assert validated_args(words(n_samples_per_prompt=1)).grpo_std_normalization is False
+    single = dict(n_samples_per_prompt=1, disable_rewards_normalization=True)
+    assert validated_args(words(**single)).grpo_std_normalization is False
 
 
 def test_defaults_that_follow_another_flag(words):
