@@ -51,11 +51,13 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
         log.end_step(rollout_id)
 
 
-def refuse_colocation(args: Namespace) -> str | None:
+def refusal(args: Namespace) -> str | None:
     if args.colocate:
         return "--colocate: train_async.py needs GPUs for the engines alone (wanted: without --colocate)"
+    if args.num_rollout == 0:
+        return "--num-rollout 0: train_async.py has nothing to do (wanted: train.py, which evaluates)"
     return None
 
 
 if __name__ == "__main__":
-    main(train, refuse_colocation)
+    main(train, refusal)

@@ -46,44 +46,54 @@ TIME_COLUMNS: tuple[Column, ...] = (
 class ConsoleSink:
     """Prints a line per rollout and per evaluation.
 
-    The rows of a rollout and of its optimizer steps are collected until the row that ends the step, the
-    one with ``perf/step_time``. Ten optimizer steps are still one line, showing the last of the ten.
+    The rows of a rollout, and those of the optimizer steps since the last line, are collected until the row
+    that ends the step, the one with ``perf/step_time``: in the asynchronous loop the next rollout may be
+    there first. Ten optimizer steps are still one line, showing the last of the ten.
     """
 
     def __init__(self, args: Namespace, stream: TextIO | None = None) -> None:
         self._num_rollout: int | None = args.num_rollout
         self._hidden = {"rollout/raw_reward"} if getattr(args, "loss_type", None) == "sft_loss" else set()
         self._stream = stream or sys.stdout
-        self._step: int | None = None
-        self._collected: dict[str, Any] = {}
+        self._rollouts: dict[int, dict[str, Any]] = {}
+        self._train: dict[str, Any] = {}
         self._evals: list[str] = []
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        if axis == "train":
+            self._train.update(metrics)
+            return
         if axis == "eval":
             self._evals.append(format_eval_line(step, metrics))
-            if not self._collected:
-                self._flush()
+            if not self._rollouts and not self._train:
+                self._print_evals()
             return
-        if axis == "rollout":
-            if self._step not in (None, step):
-                self._flush()
-            self._step = step
-        self._collected.update({k: v for k, v in metrics.items() if k not in self._hidden})
+        row = self._rollouts.setdefault(step, {})
+        row.update({name: value for name, value in metrics.items() if name not in self._hidden})
         if "perf/step_time" in metrics:
-            self._flush()
+            self._end(step)
 
     def close(self) -> None:
         """Print what a failed step has left."""
-        self._flush()
+        self._end(max(self._rollouts, default=0))
+        if self._train:
+            self._print(format_rollout_line(None, self._num_rollout, self._train))
 
-    def _flush(self) -> None:
-        """The rollout's line, then those of the evaluations that came while it was collected."""
-        lines = (
-            [format_rollout_line(self._step, self._num_rollout, self._collected)] if self._collected else []
-        )
-        for line in lines + self._evals:
-            print(line, file=self._stream, flush=True)
-        self._step, self._collected, self._evals = None, {}, []
+    def _end(self, step: int) -> None:
+        """The lines of this rollout and of earlier ones that never ended, then those of evaluations."""
+        for ended in sorted(rollout for rollout in self._rollouts if rollout <= step):
+            train, self._train = self._train, {}
+            metrics = self._rollouts.pop(ended) | train
+            self._print(format_rollout_line(ended, self._num_rollout, metrics))
+        self._print_evals()
+
+    def _print_evals(self) -> None:
+        for line in self._evals:
+            self._print(line)
+        self._evals = []
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
 
 def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """Metrics in Weights & Biases, online or in a local directory (``--wandb-mode offline``)."""
 
+import os
 import secrets
 from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
 from slime.observability.metric_utils import plotted_step
 
@@ -28,7 +29,7 @@ class WandbSink:
         # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
         import wandb
 
-        mode: Literal["online", "offline", "disabled"] = args.wandb_mode or "online"
+        mode: Any = args.wandb_mode or os.environ.get("WANDB_MODE") or "online"
         if args.wandb_key and mode == "online":
             wandb.login(key=args.wandb_key, host=args.wandb_host)
         group = _group_name(args)

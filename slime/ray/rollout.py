@@ -33,6 +33,7 @@ class RolloutManager:
 
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         self._args = args
         self._fleet = EngineFleet(args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)

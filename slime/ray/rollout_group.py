@@ -1,5 +1,6 @@
 """The rollout side as the driver sees it."""
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from slime.ray.placement_group import Slots
 from slime.ray.rollout import RolloutManager
 from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
+
+logger = logging.getLogger(__name__)
 
 # Beyond a rollout's own deadline: conversion, metrics, state files.
 _GRACE = 60.0
@@ -109,6 +112,9 @@ class RolloutGroup:
         """Stops engines and router; an unfinished rollout is lost."""
         try:
             self._call("dispose", timeout=_STOP_TIMEOUT)
+        except Exception as error:
+            # Not raised: the failure that led here is the one to be told.
+            logger.warning("the rollout side did not stop by itself: %s", error)
         finally:
             ray.kill(self._manager)
 

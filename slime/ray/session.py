@@ -7,9 +7,12 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import FrameType
 
 from slime.utils.arguments import parse_args
+from slime.utils.exclusive import exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +55,33 @@ def _run(args: Namespace, loop: Loop) -> int:
 
 
 def _session(args: Namespace, loop: Loop) -> None:
-    # Ray and the groups are imported late: bad flags are answered without waiting for them.
+    # Imported late: bad flags are answered without waiting for them.
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
     from slime.ray.cluster import ray_cluster
     from slime.ray.setup import running_groups
 
-    with ray_cluster(args):
+    with _own_save_directory(args), ray_cluster(args):
         tracker = init_tracking(args)
         try:
             log = RunLog(tracker)
             with running_groups(args, log) as groups:
+                if groups.actor.start_rollout_id >= args.num_rollout > 0:
+                    print(
+                        f"nothing to do: {args.num_rollout} of {args.num_rollout} rollouts are done "
+                        f"(--load {args.load}); raise --num-rollout to go on"
+                    )
                 log.start_loop()
                 loop(args, groups.actor, groups.rollout, log)
         finally:
             tracker.finish()
+
+
+def _own_save_directory(args: Namespace) -> AbstractContextManager[None]:
+    """A second run in the same place would resume from this one's checkpoints and overwrite them."""
+    if args.save is None:
+        return nullcontext()
+    return exclusive(Path(args.save) / ".in_use", f"--save {args.save}")
 
 
 def cause(error: BaseException) -> str:

@@ -16,6 +16,19 @@ from slime.utils.types import RolloutBatch, Sample
 
 _STD_EPSILON = 1e-6
 
+REQUIRED_KEYS = frozenset(
+    {
+        "tokens",
+        "response_lengths",
+        "rewards",
+        "raw_reward",
+        "rollout_ids",
+        "loss_masks",
+        "rollout_mask_sums",
+    }
+)
+"""What a trainer needs of a batch, whoever made it."""
+
 _OPTIONAL: dict[str, Callable[[Sample], Any]] = {
     "round_number": lambda sample: sample.metadata.get("round_number"),
     "rollout_log_probs": lambda sample: sample.rollout_log_probs,
@@ -47,7 +60,11 @@ _SHARD_KEYS = (
 def samples_to_train_data(args: Namespace, samples: list[Sample]) -> RolloutBatch:
     """Rewards and conversion in one, with the user's functions in place of ours where given."""
     if args.custom_convert_samples_to_train_data_path:
-        return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
+        path = args.custom_convert_samples_to_train_data_path
+        batch = load_function(path)(args, samples)
+        if missing := REQUIRED_KEYS - batch.keys():
+            raise RolloutError(f"{path}: its result lacks {', '.join(sorted(missing))}")
+        return batch
     return convert_samples_to_train_data(args, samples, *post_process_rewards(args, samples))
 
 

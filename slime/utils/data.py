@@ -166,12 +166,11 @@ class Dataset:
         tools = _parse_tools(where, record.get(tool_key)) if tool_key else None
         if tools:
             metadata["tools"] = tools
-        prompt = _require(where, record, prompt_key)
-        if not isinstance(prompt, str):
-            _check_messages(where, prompt_key, prompt)
+        check_record(where, record, prompt_key, label_key)
+        prompt = record[prompt_key]
         return Sample(
             prompt=self._render(where, prompt, tools) if self._apply_chat_template else prompt,
-            label=_require(where, record, label_key) if label_key else None,
+            label=record[label_key] if label_key else None,
             metadata=metadata,
             apply_chat_template_kwargs=dict(self._template_kwargs),
         )
@@ -187,10 +186,19 @@ class Dataset:
             raise DataError(f"{where}: the chat template fails on this prompt ({error})") from error
 
 
-def _require(where: str, record: dict[str, Any], key: str) -> Any:
-    if record.get(key) is None:
-        raise DataError(f"{where}: no field {key!r} (found: {', '.join(map(repr, record))})")
-    return record[key]
+def check_record(where: str, record: dict[str, Any], prompt_key: str | None, label_key: str | None) -> None:
+    """Whether a record holds what a sample is made of.
+
+    Raises:
+        DataError: a field is missing or null, or the prompt is neither text nor a list of messages.
+    """
+    for key in (prompt_key, label_key):
+        if key is not None and key not in record:
+            raise DataError(f"{where} has no field {key!r} (found: {', '.join(sorted(record))})")
+        if key is not None and record[key] is None:
+            raise DataError(f"{where}: field {key!r} is null")
+    if prompt_key is not None and not isinstance(record[prompt_key], str):
+        _check_messages(where, prompt_key, record[prompt_key])
 
 
 def _check_messages(where: str, key: str, messages: Any) -> None:

@@ -38,7 +38,9 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise HfConfigError(f"{file}: not found (wanted: a Hugging Face checkpoint directory)") from error
+        raise HfConfigError(
+            f"{file}: not found (wanted: a local Hugging Face checkpoint directory)"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise HfConfigError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(config, dict):

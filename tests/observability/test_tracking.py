@@ -73,14 +73,28 @@ def test_fine_tuning_shows_no_reward(tmp_path):
     assert stream.getvalue() == "rollout   1/15  loss 0.5000  | step 1.0s\n"
 
 
-def test_a_step_that_was_never_ended_is_shown_before_the_next(tmp_path):
+def test_a_step_that_was_never_ended_is_shown_at_the_end(tmp_path):
     stream = io.StringIO()
     tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
     tracker.log({"rollout/raw_reward": 0.5}, axis="rollout", step=0)
     tracker.log({"rollout/raw_reward": 0.6}, axis="rollout", step=1)
-    assert stream.getvalue() == "rollout   1/15  reward 0.500\n"
+    assert stream.getvalue() == ""
     tracker.finish()
-    assert stream.getvalue().endswith("rollout   2/15  reward 0.600\n")
+    assert stream.getvalue() == "rollout   1/15  reward 0.500\nrollout   2/15  reward 0.600\n"
+
+
+def test_a_rollout_that_is_there_early_waits_for_its_turn(tmp_path):
+    stream = io.StringIO()
+    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    for step in range(2):
+        tracker.log({"rollout/raw_reward": step / 2}, axis="rollout", step=step)
+    for step in range(2):
+        tracker.log({"train/loss": step + 1.0}, axis="train", step=step)
+        tracker.log({"perf/step_time": 1.0}, axis="rollout", step=step)
+    assert stream.getvalue() == (
+        "rollout   1/15  reward 0.000  loss 1.0000  | step 1.0s\n"
+        "rollout   2/15  reward 0.500  loss 2.0000  | step 1.0s\n"
+    )
 
 
 def test_an_evaluation_line_names_each_dataset_once(tmp_path):

@@ -78,7 +78,7 @@ async def test_a_group_reward_gets_the_group(engine, make_args, make_source):
 @pytest.mark.parametrize(
     ("option", "name", "result"),
     [
-        ("custom_convert_samples_to_train_data_path", "convert", lambda data: data == {"tokens": [[1]]}),
+        ("custom_convert_samples_to_train_data_path", "convert", lambda data: data["tokens"] == [[1]]),
         ("custom_reward_post_process_path", "post_process", lambda data: data["rewards"] == [1.0]),
     ],
 )

@@ -79,9 +79,10 @@ def test_a_missing_or_foreign_file_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("record", "options", "message"),
     [
-        ({"text": "a"}, {"prompt_key": "prompt"}, r":1: no field 'prompt' \(found: 'text'\)"),
+        ({"text": "a"}, {"prompt_key": "prompt"}, r":1 has no field 'prompt' \(found: text\)"),
         ({"text": 3}, {}, r":1: field 'text' is 3, expected text or a list of messages"),
-        ({"text": "a"}, {"label_key": "answer"}, r":1: no field 'answer'"),
+        ({"text": "a", "answer": None}, {"label_key": "answer"}, r":1: field 'answer' is null"),
+        ({"text": "a"}, {"label_key": "answer"}, r":1 has no field 'answer'"),
         ({"text": "a", "metadata": "[]"}, {}, r":1: metadata is list, expected an object"),
         ({"text": "a", "tools": "{"}, {"tool_key": "tools"}, r":1: tools are not valid JSON"),
         ({"text": [{"no": "role"}]}, {}, r":1: {'no': 'role'} in field 'text' is no message with a role"),

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from slime.observability.jsonl import read_metrics
+from slime.utils.exclusive import DirectoryInUse, exclusive
 from tools.quickstart.layout import Layout
 from tools.quickstart.phases import environment, plan, write_eval_config, write_summary
 from tools.quickstart.runner import PhaseFailed, run_phase
@@ -38,10 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--seed {args.seed}: wanted 0 or more")
     signal.signal(signal.SIGTERM, _exit_on_signal)
     layout = Layout(args.output.resolve())
+    lock = layout.root.with_name(f".{layout.root.name}.in_use")
     try:
-        prepare_output(layout.root)
-        run(layout, args.seed, Console())
-    except (PhaseFailed, OSError, ValueError) as error:
+        with exclusive(lock, f"--output {args.output}"):
+            prepare_output(layout.root)
+            run(layout, args.seed, Console())
+    except (PhaseFailed, DirectoryInUse, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -107,7 +110,7 @@ Time: {summary["wall_s"]:.0f} s
 [bold]Next[/bold]
   open {report}
   bash scripts/quickstart.sh --seed 1
-  python train.py --help
+  {_shortest(Path(sys.executable))} train.py --help
   read docs/quickstart.md and examples/calculator_tool/README.md, then change the task
 The trained model is in {_shortest(layout.rl_model)}; AutoModelForCausalLM loads it.""",
         highlight=False,

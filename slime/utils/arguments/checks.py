@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 
 from slime.utils.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
-from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES
+from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES, SFT_ROLLOUT_FUNCTION
 
 Rule = Callable[[Namespace], Iterator[str]]
 
@@ -87,7 +87,7 @@ def _engines(args: Namespace) -> Iterator[str]:
     if has_gpu() and not args.debug_rollout_only:
         yield (
             "--rollout-engine embedded (also auto where SGLang is missing): a trainer on GPUs sends weights "
-            "in ways that it does not speak (wanted: pip install 'slime[sglang]')"
+            "in ways that it does not speak (wanted: pip install -e '.[sglang]')"
         )
 
 
@@ -161,10 +161,24 @@ def _sampling(args: Namespace) -> Iterator[str]:
     known = args.max_position_embeddings
     if limit is not None and limit > known:
         yield f"--rollout-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
-    scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path or args.eval_config
-    default = args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION
-    if default and not scored and not args.debug_train_only:
+    if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only:
+        yield from _default_rollout(args)
+    if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
+        yield f"--n-samples-per-prompt {args.n_samples_per_prompt}: SFT takes each row once (wanted: 1)"
+    if args.group_rm and args.eval_interval is not None:
+        yield "--group-rm: evaluation scores samples one by one (wanted: without --eval-interval)"
+
+
+def _default_rollout(args: Namespace) -> Iterator[str]:
+    scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path
+    if not scored and args.num_rollout != 0:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
+    for dataset in args.eval_datasets if args.eval_interval is not None else []:
+        own = dataset.rm_type or dataset.custom_rm_path or dataset.custom_generate_function_path
+        if not (scored or own):
+            yield f"eval dataset {dataset.name}: no reward (wanted: rm_type or custom_rm_path)"
+    if not args.rollout_global_dataset and args.num_rollout != 0:
+        yield "--disable-rollout-global-dataset: needs a --rollout-function-path of your own"
 
 
 def _rewards(args: Namespace) -> Iterator[str]:

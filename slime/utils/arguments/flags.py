@@ -66,7 +66,7 @@ def path_flag(help: str, default: str | None = None, **options: Any) -> Any:
 
 
 def refused(default: Any = None, *, help: str, wanted: str = "leave it out", **options: Any) -> Any:
-    """A flag of the reference that this version refuses unless it has its default value."""
+    """A known flag that this version refuses unless it has its default value."""
     return flag(default, help=help, supported=(default,), wanted=wanted, **options)
 
 

@@ -118,7 +118,7 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
         action.required = False  # a misspelt flag is named as such before the one that it leaves missing
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        raise UsageError(_unknown(unknown[0], parser))
+        raise UsageError(_unknown(unknown[0], parser, specs, engine))
     apply_custom_config(args, specs)
     for action in required:
         if getattr(args, action.dest) is None:
@@ -142,11 +142,15 @@ def _engine_of(words: list[str]) -> str:
     return sglang.choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
 
 
-def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag], engine: str) -> str:
     if not word.startswith("-"):
         return f"{word!r}: not expected here (wanted: a flag)"
     name = word.split("=")[0]
-    known = [option for action in parser._actions for option in action.option_strings]
+    if name.startswith("--sglang-") and engine == "embedded":
+        return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
+    refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
+    options = {option for action in parser._actions for option in action.option_strings}
+    known = sorted(options - refused)
     close = difflib.get_close_matches(name, known, n=1)
     return f"{name}: unknown flag" + (f" (did you mean {close[0]}?)" if close else "")
 

@@ -137,14 +137,10 @@ def _data_files(args: Namespace) -> Iterator[str]:
 
 def _data_file(flag: str, path: str, input_key: str | None, label_key: str | None) -> Iterator[str]:
     """Reads the whole file: a malformed line is reported now and not after hours."""
-    from slime.utils.data import DataError, read_records  # imports transformers and pyarrow
+    from slime.utils.data import DataError, check_record, read_records  # imports transformers and pyarrow
 
     try:
         for where, record in read_records(path):
-            for key in (input_key, label_key):
-                if key is not None and key not in record:
-                    found = ", ".join(sorted(record))
-                    yield f"{flag}: {where} has no field {key!r} (found: {found})"
-                    return
+            check_record(where, record, input_key, label_key)
     except (DataError, OSError) as error:
         yield f"{flag}: {error}"

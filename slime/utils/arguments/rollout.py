@@ -7,6 +7,7 @@ from slime.utils.arguments.flags import flag, path_flag, refused
 # Names that slime.rollout.rm_hub scores by; any of them may follow "boxed_".
 RM_TYPES = ("math", "deepscaler", "dapo", "f1", "gpqa", "random", "remote_rm")
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
+SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def choose_engine(requested: str) -> str:
     installed = importlib.util.find_spec("sglang") is not None
     if requested == "sglang" and not installed:
         raise UsageError(
-            "--rollout-engine sglang: sglang is not installed (wanted: pip install 'slime[sglang]')"
+            "--rollout-engine sglang: sglang is not installed (wanted: pip install -e '.[sglang]')"
         )
     if requested != "auto":
         return requested
@@ -108,7 +108,7 @@ def _router_group(parser: argparse.ArgumentParser, action: argparse.Action) -> N
 
 
 def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    """``--router-*`` for every option of sglang_router, with the reference's defaults."""
+    """``--router-*`` for every option of sglang_router, with our defaults."""
     from sglang_router.router_args import RouterArgs
 
     original = argparse.ArgumentParser(add_help=False)

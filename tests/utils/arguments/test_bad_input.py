@@ -50,7 +50,7 @@ def test_a_bad_eval_file_is_named_with_its_dataset(words, refusal, tmp_path):
 def test_a_missing_checkpoint_is_named(words, refusal, tmp_path):
     assert refusal(words(hf_checkpoint=tmp_path / "none")) == (
         f"--hf-checkpoint {tmp_path}/none: {tmp_path}/none/config.json: not found "
-        "(wanted: a Hugging Face checkpoint directory)"
+        "(wanted: a local Hugging Face checkpoint directory)"
     )
 
 
@@ -227,6 +227,16 @@ CONTRADICTIONS = [
         "--use-rollout-entropy: --use-rollout-logprobs",
     ),
     (dict(rm_type=None), "--rm-type: missing"),
+    (dict(group_rm=True, eval_interval=1, eval_prompt_data=["a", "{data}"]), "--group-rm: evaluation scores"),
+    (
+        dict(rollout_function_path="slime.rollout.sft_rollout.generate_rollout"),
+        "--n-samples-per-prompt 4: SFT takes each row once",
+    ),
+    (dict(disable_rollout_global_dataset=True), "--disable-rollout-global-dataset: needs a --rollout"),
+    (
+        dict(sglang_mem_fraction_static=0.7),
+        "--sglang-mem-fraction-static: not an option of the embedded engine",
+    ),
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
     (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
