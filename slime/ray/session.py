@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from slime.utils.arguments import parse_args
-from slime.utils.exclusive import exclusive
+from slime.utils.exclusive import DirectoryUnusable, exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ def _run(args: Namespace, loop: Loop) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except DirectoryUnusable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except Exception as error:
         traceback.print_exc()
         print(f"\nerror: {cause(error)}", file=sys.stderr)

@@ -10,8 +10,8 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 
-class DirectoryInUse(RuntimeError):
-    """Another process holds the lock."""
+class DirectoryUnusable(RuntimeError):
+    """Another process holds its lock, or nothing can be written to it."""
 
 
 @contextmanager
@@ -22,20 +22,19 @@ def exclusive(lock: Path, what: str) -> Iterator[None]:
         what: named in messages, such as ``--save DIR``.
 
     Raises:
-        DirectoryInUse: by which process.
-        OSError: the file cannot be made.
+        DirectoryUnusable: with the reason, or the process that holds it.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a+")
     except OSError as error:
-        raise OSError(f"{what}: cannot be written to ({error.strerror})") from error
+        raise DirectoryUnusable(f"{what}: cannot be written to ({error.strerror})") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise DirectoryInUse(
+            raise DirectoryUnusable(
                 f"{what}: in use by process {file.read().strip() or '?'} (wanted: another directory, or wait)"
             ) from error
         except OSError as error:  # some network file systems have no locks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.exclusive import DirectoryInUse, exclusive
+from slime.utils.exclusive import DirectoryUnusable, exclusive
 
 HOLDER = """
 import sys, time
@@ -23,7 +23,7 @@ def test_one_process_at_a_time_and_none_after_its_death(tmp_path):
     try:
         assert holder.stdout.readline() == "held\n"
         with (
-            pytest.raises(DirectoryInUse, match=f"--save x: in use by process {holder.pid} "),
+            pytest.raises(DirectoryUnusable, match=f"--save x: in use by process {holder.pid} "),
             exclusive(lock, "--save x"),
         ):
             pass
@@ -36,7 +36,7 @@ def test_one_process_at_a_time_and_none_after_its_death(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named():
     with (
-        pytest.raises(OSError, match=r"--save /proc/x: cannot be written to \("),
+        pytest.raises(DirectoryUnusable, match=r"--save /proc/x: cannot be written to \("),
         exclusive(Path("/proc/x/.in_use"), "--save /proc/x"),
     ):
         pass

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from slime.observability.jsonl import read_metrics
-from slime.utils.exclusive import DirectoryInUse, exclusive
+from slime.utils.exclusive import DirectoryUnusable, exclusive
 from tools.quickstart.layout import Layout
 from tools.quickstart.phases import environment, plan, write_eval_config, write_summary
 from tools.quickstart.runner import PhaseFailed, run_phase
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with exclusive(lock, f"--output {args.output}"):
             prepare_output(layout.root)
             run(layout, args.seed, Console())
-    except (PhaseFailed, DirectoryInUse, OSError, ValueError) as error:
+    except (PhaseFailed, DirectoryUnusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
