@@ -11,15 +11,18 @@ The ranks are forked from a server process that has imported the trainer already
 of a second.
 """
 
+import contextlib
 import io
 import multiprocessing
 import os
+import signal
 import socket
 import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,8 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
     """Calls ``function(rank, *args)`` in ``world_size`` processes with torch.distributed's environment set.
 
+    What a rank has started and left running, as saving a checkpoint does, is killed with it.
+
     Raises:
         RuntimeError: a rank raised or died; the message holds its traceback. The others are killed.
         TimeoutError: a rank gave no result within ``timeout`` seconds.
@@ -114,16 +119,22 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         pipes[receiver] = rank
     try:
         return _collect(pipes, world_size, time.monotonic() + timeout)
-    except Exception:
+    except BaseException:
         for process in processes:
             process.kill()
         raise
     finally:
         for process in processes:
             process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            _kill_group(process)
+            process.join()
+
+
+def _kill_group(rank: BaseProcess) -> None:
+    """Kills a rank and its children, which are found even if the rank has died before them."""
+    rank.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(rank.pid, signal.SIGKILL)
 
 
 def _collect(pipes: dict[Connection, int], world_size: int, deadline: float) -> list[Any]:
@@ -145,6 +156,8 @@ def _collect(pipes: dict[Connection, int], world_size: int, deadline: float) -> 
 
 
 def _rank_main(sender: Connection, function: Callable, rank: int, world_size: int, port: int, args) -> None:
+    # Children belong to this group, and to nothing else that is known once this process is gone.
+    os.setpgid(0, 0)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -48,10 +48,11 @@ def rollout_metrics(
         if key in rollout_data:
             sums[key] = _masked_sum(rollout_data, key)
     for key in _SAMPLE_KEYS:
-        # The shard keeps the whole batch's raw rewards beside its own.
-        values = rollout_data.get("local_raw_reward" if key == "raw_reward" else key)
+        values = rollout_data.get(key)
+        # Raw rewards may be anything. The shard keeps those of the whole batch beside its own, and only
+        # they tell: ranks that judged their own would reduce different numbers of sums.
         if values is not None and all(isinstance(value, int | float) for value in values):
-            sums[key] = float(sum(values))
+            sums[key] = float(sum(rollout_data["local_raw_reward"] if key == "raw_reward" else values))
     totals = torch.tensor([float(len(rollout_data["tokens"])), *sums.values()], dtype=torch.float64)
     if group is not None:
         device = rollout_data["tokens"][0].device

@@ -1,9 +1,10 @@
-"""The trainer on one GPU: its numbers, and its memory while it sleeps."""
+"""The trainer on one GPU: its numbers, its memory while it sleeps, and its checkpoints."""
 
 import pytest
 import torch
 
 from slime.backends.megatron_utils.actor import MegatronTrainActor
+from tests.backends.megatron_utils.test_checkpoint import FLAGS, _run
 from tests.backends.megatron_utils.test_model_logits import LENGTHS, _packed_logits
 from tests.megatron_harness import MODEL_TYPES, make_args, run_ranks, save_tiny_hf, tiny_hf_model
 from tests.trainer_batches import random_rollout, split, trainer_args
@@ -59,3 +60,26 @@ def test_sleep_empties_the_gpu_and_changes_nothing(tmp_path, dtype):
     assert slept["losses"] == pytest.approx(awake["losses"], rel=1e-3)
     for before, asleep in slept["memory"]:
         assert asleep < 0.1 * before
+
+
+def _run_on_gpu(rank, args, rollouts, save_after):
+    result = _run(rank, args, rollouts, save_after)
+    weights = {name: weight.float().cpu() for name, weight in result["weights"].items()}
+    return {**result, "weights": weights}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_resuming_equals_never_having_stopped(tmp_path, dtype):
+    path = save_tiny_hf(tmp_path / "hf", "qwen3", hidden_size=256, head_dim=32)
+    flags = {"params_dtype": dtype, "bf16": dtype == torch.bfloat16}
+    saves = str(tmp_path / "saves")
+    args = trainer_args(path, save=saves, load=saves, **FLAGS, **flags)
+    rollouts = {i: random_rollout(256, seed=i) for i in range(4)}
+    (through,) = run_ranks(_run_on_gpu, 1, args, rollouts, 1)
+    (resumed,) = run_ranks(_run_on_gpu, 1, args, rollouts, -1)
+    assert (resumed["start"], resumed["version"]) == (2, 5)
+    for left, right in zip(resumed["steps"], through["steps"][2:], strict=True):
+        assert left["train/grad_norm"] == pytest.approx(right["train/grad_norm"], rel=TOLERANCE[dtype])
+    for name, weight in through["weights"].items():
+        # Sums on a GPU have no fixed order; without its moments Adam would move a weight by about lr.
+        torch.testing.assert_close(resumed["weights"][name], weight, rtol=TOLERANCE[dtype], atol=2e-4)

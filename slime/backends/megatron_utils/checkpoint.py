@@ -38,6 +38,8 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
+# What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
+_OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -157,7 +159,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     loaded = dist_checkpointing.load(template, str(path))
     _load_model(state, loaded["model"])
     if with_optimizer:
-        state.optimizer.load_state_dict(loaded["optimizer"])
+        _load_optimizer(args, state, loaded["optimizer"])
         _load_schedule(state, saved["scheduler"], root)
     else:
         state.optimizer.reload_model_params()
@@ -267,6 +269,20 @@ def _publish(temporary: Path, final: Path, iteration: int) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:
+    """Moments and step count are the checkpoint's, hyperparameters the flags' unless told otherwise.
+
+    megatron-core's schedule prefers the learning rates of a parameter group to its own.
+    """
+    of_flags = [
+        {key: group[key] for key in _OF_FLAGS if key in group} for group in state.optimizer.param_groups
+    ]
+    state.optimizer.load_state_dict(saved)
+    if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
+        for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
+            group.update(values)
+
+
 def _load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:
     """megatron-core asserts that flags and checkpoint agree; the user should hear which flags decide."""
     try:
@@ -277,3 +293,5 @@ def _load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -
             "flags and --num-rollout, --override-opt-param-scheduler for the flags' schedule or "
             "--use-checkpoint-opt-param-scheduler for the checkpoint's"
         ) from error
+    # It takes the decay of weights from the checkpoint only after it has set that of the groups.
+    state.scheduler.step(increment=0)

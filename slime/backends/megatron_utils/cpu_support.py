@@ -10,8 +10,8 @@ are the places that name CUDA. Everything is replaced from outside, at import ti
 3. The global ``torch`` of ``megatron.core`` modules: a proxy that maps ``device="cuda"`` and
    ``pin_memory=True`` in factory functions to CPU (schedules.py:596, optimizer.py:481, clip_grads.py:103,
    utils.py:1207, ...). A proxy, so that transformers or Ray in the same process see the real torch.
-4. Single names in single modules (`_module_fixes`): the RNG accessors; the JIT, because torch.compile needs
-   a C++ compiler and costs half a minute; and Adam (see `CpuFusedAdam`).
+4. Single names in single modules (`_module_fixes`): the RNG accessors; and the JIT, because torch.compile
+   needs a C++ compiler and costs half a minute.
 
 A meta-path hook treats each megatron.core module right after it was executed; modules that were imported
 before `install` are treated at once.
@@ -24,7 +24,7 @@ import importlib.machinery
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -200,8 +200,6 @@ def _module_fixes() -> dict[str, Callable[[types.ModuleType], None]]:
     return {
         "megatron.core.jit": lambda module: module.disable_jit_fuser(),
         "megatron.core.tensor_parallel.random": _use_cpu_rng,
-        "megatron.core.optimizer": _use_fused_adam,
-        "megatron.core.optimizer.distrib_optimizer": _use_fused_adam,
     }
 
 
@@ -213,18 +211,6 @@ def _use_cpu_rng(module: types.ModuleType) -> None:
     logging.getLogger(module.__name__).addFilter(
         lambda record: "CPU RNG state changed within GPU RNG" not in record.getMessage()
     )
-
-
-def _use_fused_adam(module: types.ModuleType) -> None:
-    """Selects the branches that megatron-core takes when TransformerEngine provides Adam."""
-    vars(module)["Adam"] = CpuFusedAdam
-    for name, value in (
-        ("USING_PYTORCH_OPTIMIZER", False),
-        ("HAVE_APEX_OR_TE", True),
-        ("USING_TE_OPTIMIZER", True),
-    ):
-        if hasattr(module, name):
-            setattr(module, name, value)
 
 
 class _TreatedLoader(importlib.abc.Loader):
@@ -255,72 +241,3 @@ class _MegatronFinder(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _TreatedLoader(spec.loader)
         return spec
-
-
-class CpuFusedAdam(torch.optim.Optimizer):
-    """Adam with the interface and the state layout of TransformerEngine's FusedAdam, on torch's CPU kernel.
-
-    ``step`` is kept in the parameter group and the state holds ``exp_avg`` and ``exp_avg_sq`` only, as the
-    distributed optimizer expects: its branches for ``torch.optim.AdamW`` cannot load their own checkpoints.
-
-    Raises:
-        ValueError: ``amsgrad`` or no bias correction, which the kernel does not offer.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        adam_w_mode: bool = True,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        **_: Any,
-    ) -> None:
-        if amsgrad or not bias_correction:
-            raise ValueError("CpuFusedAdam: wanted bias_correction=True and amsgrad=False")
-        self.adam_w_mode = adam_w_mode
-        defaults = {
-            **{"lr": lr, "bias_correction": bias_correction, "betas": betas},
-            **{"eps": eps, "weight_decay": weight_decay},
-        }
-        super().__init__(params, defaults)
-
-    def initialize_state(self, param: torch.Tensor, store_param_remainders: bool = False) -> None:
-        self.state[param]["exp_avg"] = torch.zeros_like(param.data)
-        self.state[param]["exp_avg_sq"] = torch.zeros_like(param.data)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            if group["params"]:
-                group["step"] = int(group.get("step", 0)) + 1
-                self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None and p.numel()]
-        if not params:
-            return
-        for param in params:
-            if not self.state[param]:
-                self.initialize_state(param)
-        kernel = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
-        kernel(
-            params,
-            [p.grad for p in params],
-            [self.state[p]["exp_avg"] for p in params],
-            [self.state[p]["exp_avg_sq"] for p in params],
-            [],
-            [torch.tensor(float(group["step"])) for _ in params],
-            lr=float(group["lr"]),
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )

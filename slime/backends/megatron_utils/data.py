@@ -40,6 +40,7 @@ def tensorize(shard: RolloutBatch, device: torch.device) -> RolloutBatch:
 
 def _check_lengths(batch: RolloutBatch) -> None:
     per_response = [key for key in ("loss_masks", "rollout_log_probs") if key in batch]
+    numbers = batch.get("sample_indices", range(len(batch["tokens"])))
     for i, (total, response) in enumerate(
         zip(batch["total_lengths"], batch["response_lengths"], strict=True)
     ):
@@ -48,9 +49,11 @@ def _check_lengths(batch: RolloutBatch) -> None:
             **{key: len(batch[key][i]) for key in per_response},
         }
         wanted: dict[str, int] = {"tokens": total, **dict.fromkeys(per_response, response)}
-        if found != wanted or not 0 <= response < total:
-            sample = batch["sample_indices"][i]
-            raise ValueError(f"sample {sample}: lengths {found}, wanted {wanted} and a prompt")
+        sample = numbers[i]
+        if not 0 <= response < total:
+            raise ValueError(f"sample {sample}: {response} response tokens of {total} in all, wanted fewer")
+        if found != wanted:
+            raise ValueError(f"sample {sample}: lengths {found}, wanted {wanted}")
 
 
 class DataIterator:

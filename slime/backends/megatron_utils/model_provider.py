@@ -2,10 +2,11 @@
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -14,7 +15,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.named_params import named_params
 from slime.utils.misc import load_function
+
+_EMBEDDING = "embedding.word_embeddings.weight"
 
 
 def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
@@ -75,19 +79,54 @@ def layer_spec(args: Namespace, config: TransformerConfig) -> TransformerBlockSu
 
 
 def freeze_model_params(args: Namespace, model: torch.nn.Module) -> None:
-    """Freezes by regular expressions over parameter names (``re.search``).
+    """Freezes by regular expressions over the parameters' global names (``re.search``). Collective.
+
+    Where the output layer shares the embedding's weight, both copies go by the name of the embedding.
 
     Raises:
-        ValueError: both lists are given.
+        ValueError: both lists are given, a pattern matches nothing in the whole model, or nothing trains.
     """
     only = getattr(args, "only_train_params_name_list", None)
     frozen = getattr(args, "freeze_params_name_list", None)
     if only and frozen:
         raise ValueError("--only-train-params-name-list and --freeze-params-name-list exclude each other")
-    if not only and not frozen:
+    patterns = only or frozen
+    if not patterns:
         return
-    for name, param in model.named_parameters():
-        param.requires_grad = _any_match(only, name) if only else not _any_match(frozen or (), name)
+    params = list(_names_to_match(model))
+    for name, param in params:
+        param.requires_grad = _any_match(patterns, name) == bool(only)
+    flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
+    _check_freezing(flag, patterns, params)
+
+
+def _check_freezing(
+    flag: str, patterns: Sequence[str], params: Sequence[tuple[str, torch.nn.Parameter]]
+) -> None:
+    """Over all model-parallel ranks: a stage may have no match, and none may give up alone."""
+    matches = [sum(_any_match([pattern], name) for name, _ in params) for pattern in patterns]
+    trained, *matches = _model_parallel_sum([sum(param.requires_grad for _, param in params), *matches])
+    for pattern, count in zip(patterns, matches, strict=True):
+        if not count:
+            raise ValueError(
+                f"{flag} {pattern!r}: matches no parameter (wanted: a regular expression for names such as "
+                "decoder.layers.0.mlp.linear_fc1.weight)"
+            )
+    if not trained:
+        raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
+
+
+def _names_to_match(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """`named_params`, where a tied weight has the same name on both stages that keep a copy of it."""
+    tied = getattr(model, "share_embeddings_and_output_weights", False)
+    for name, param in named_params([model]):
+        yield (_EMBEDDING if tied and name == "output_layer.weight" else name), param
+
+
+def _model_parallel_sum(counts: Sequence[int]) -> list[int]:
+    total = torch.tensor(counts, device=torch.cuda.current_device())
+    dist.all_reduce(total, group=mpu.get_model_parallel_group())
+    return total.tolist()
 
 
 def _any_match(patterns: Iterable[str], name: str) -> bool:

@@ -88,7 +88,8 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
     wsd_iters = getattr(args, "lr_wsd_decay_iters", None)
     # A constant schedule is the same for every length of the run: extending it is no contradiction.
     constant = args.lr_decay_style == "constant" and not warmup_iters
-    override = getattr(args, "override_opt_param_scheduler", False) or constant
+    from_checkpoint = getattr(args, "use_checkpoint_opt_param_scheduler", False)
+    override = getattr(args, "override_opt_param_scheduler", False) or (constant and not from_checkpoint)
     start_wd, end_wd = getattr(args, "start_weight_decay", None), getattr(args, "end_weight_decay", None)
     return OptimizerParamScheduler(
         optimizer,
@@ -102,7 +103,7 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
         end_wd=args.weight_decay if end_wd is None else end_wd,
         wd_incr_steps=total_optimizer_steps(args) * batch,
         wd_incr_style=getattr(args, "weight_decay_incr_style", "constant"),
-        use_checkpoint_opt_param_scheduler=getattr(args, "use_checkpoint_opt_param_scheduler", False),
+        use_checkpoint_opt_param_scheduler=from_checkpoint,
         override_opt_param_scheduler=override,
         wsd_decay_steps=None if wsd_iters is None else wsd_iters * batch,
         lr_wsd_decay_style=getattr(args, "lr_wsd_decay_style", None),

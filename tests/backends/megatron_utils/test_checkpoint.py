@@ -177,3 +177,32 @@ def test_a_run_can_be_extended_if_its_learning_rate_is_constant(checkpoint, roll
     decaying = trainer_args(checkpoint, **{**flags, "lr_decay_style": "linear", "num_rollout": 8})
     (answer,) = run_ranks(_start, 1, decaying)
     assert "--override-opt-param-scheduler" in str(answer)
+
+
+def _groups_after_resume(rank, args):
+    """Rate, bounds and decay of each parameter group before the first step."""
+    actor = MegatronTrainActor(args)
+    actor.init()
+    keys = ("lr", "max_lr", "min_lr", "betas", "eps", "weight_decay")
+    return [{key: group[key] for key in keys} for group in actor._state.optimizer.param_groups]
+
+
+def test_hyperparameters_are_those_of_the_flags_unless_the_checkpoint_is_to_decide(
+    checkpoint, rollouts, tmp_path
+):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path), "lr_decay_style": "constant"}
+    changed = {"lr": 2e-3, "min_lr": 1e-5, "adam_beta2": 0.9, "adam_eps": 1e-6, "weight_decay": 0.2}
+    run_ranks(_run, 1, trainer_args(checkpoint, **flags), {0: rollouts[0]}, 0)
+    expected = {
+        **{"lr": 2e-3, "max_lr": 2e-3, "min_lr": 1e-5, "betas": (0.9, 0.9), "eps": 1e-6},
+        **{"weight_decay": 0.2},
+    }
+    (found,) = run_ranks(_groups_after_resume, 1, trainer_args(checkpoint, **{**flags, **changed}))
+    assert expected in found and all(group["max_lr"] == group["lr"] == 2e-3 for group in found)
+    flags["use_checkpoint_opt_param_scheduler"] = True
+    (found,) = run_ranks(_groups_after_resume, 1, trainer_args(checkpoint, **{**flags, **changed}))
+    expected = {
+        **{"lr": 1e-3, "max_lr": 1e-3, "min_lr": 0.0, "betas": (0.9, 0.98), "eps": 1e-8},
+        **{"weight_decay": 0.1},
+    }
+    assert expected in found and all(group["max_lr"] == group["lr"] == 1e-3 for group in found)

@@ -1,8 +1,5 @@
-"""Packing of segments for attention, and freezing of parameters."""
+"""Packing of segments for attention."""
 
-from argparse import Namespace
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,31 +50,3 @@ def test_equal_segments_need_no_reordering():
 def test_groups_start_with_the_longest():
     groups = _similar_lengths([(0, 3), (3, 13), (13, 22)])
     assert groups == [[(3, 13), (13, 22)], [(0, 3)]]
-
-
-def _tiny_module():
-    return torch.nn.ModuleDict({"router": torch.nn.Linear(2, 2), "mlp": torch.nn.Linear(2, 2)})
-
-
-@pytest.mark.parametrize(
-    ("flags", "trainable"),
-    [
-        ({}, {"router.weight", "router.bias", "mlp.weight", "mlp.bias"}),
-        ({"freeze_params_name_list": ["^router"]}, {"mlp.weight", "mlp.bias"}),
-        ({"only_train_params_name_list": ["bias", "mlp"]}, {"router.bias", "mlp.weight", "mlp.bias"}),
-    ],
-)
-def test_parameters_freeze_by_regular_expression(flags, trainable):
-    from slime.backends.megatron_utils.model_provider import freeze_model_params
-
-    module = _tiny_module()
-    freeze_model_params(Namespace(**flags), module)
-    assert {name for name, param in module.named_parameters() if param.requires_grad} == trainable
-
-
-def test_both_freezing_flags_are_refused():
-    from slime.backends.megatron_utils.model_provider import freeze_model_params
-
-    args = Namespace(freeze_params_name_list=["a"], only_train_params_name_list=["b"])
-    with pytest.raises(ValueError, match="exclude each other"):
-        freeze_model_params(args, _tiny_module())

@@ -66,3 +66,15 @@ def test_only_float16_may_skip_steps_with_nan():
     assert ddp_config(_args()).check_for_nan_in_grad
     assert not ddp_config(_args(no_check_for_nan_in_loss_and_grad=True)).check_for_nan_in_grad
     assert not ddp_config(_args(params_dtype=torch.float16)).check_for_nan_in_grad
+
+
+def test_a_constant_rate_may_come_from_the_checkpoint():
+    """Such a schedule overrides the checkpoint's unless told otherwise, and megatron-core refuses both."""
+    flags = {"lr_decay_style": "constant", "use_checkpoint_opt_param_scheduler": True}
+    scheduler = build_scheduler(_args(**flags), _optimizer())
+    scheduler.load_state_dict({**scheduler.state_dict(), "max_lr": 0.25, "lr_decay_steps": 7})
+    assert (scheduler.max_lr, scheduler.lr_decay_steps) == (0.25, 7)
+    flags["use_checkpoint_opt_param_scheduler"] = False
+    scheduler = build_scheduler(_args(**flags), _optimizer())
+    scheduler.load_state_dict({**scheduler.state_dict(), "max_lr": 0.25})
+    assert scheduler.max_lr == 1.0

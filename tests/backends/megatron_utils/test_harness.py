@@ -1,0 +1,42 @@
+"""Ranks of tests leave no process behind, however they end."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from slime.utils.run_reaper import living, read_processes
+from tests.megatron_harness import run_ranks
+
+
+def _leave_a_child(rank, directory, end):
+    # As multiprocessing's manager does, it outlives its parent.
+    child = subprocess.Popen(["sleep", "100"])
+    (directory / f"{rank}.partial").write_text(str(child.pid))
+    (directory / f"{rank}.partial").rename(directory / f"{rank}")
+    if end == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while end == "raises" and rank == 1:
+        time.sleep(1)  # is killed because of the other
+    while not (directory / "1").exists():
+        time.sleep(0.01)
+    if end == "raises":
+        raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(("end", "message"), [("returns", None), ("raises", "on purpose"), ("dies", "died")])
+def test_what_a_rank_started_ends_with_it(tmp_path, end, message):
+    if message is None:
+        assert run_ranks(_leave_a_child, 2, tmp_path, end) == [None, None]
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            run_ranks(_leave_a_child, 2, tmp_path, end)
+    children = [int(path.read_text()) for path in tmp_path.glob("[01]")]
+    assert children
+    known = {pid: start for pid, (_, start) in read_processes().items() if pid in children}
+    deadline = time.monotonic() + 5
+    while living(known):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
