@@ -1,5 +1,6 @@
 """The trainer as the driver sees it: one object for a group of Ray actors."""
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,14 @@ from slime.ray.train_actor import TrainRayActor
 from slime.ray.waiting import wait_all, wait_one
 from slime.utils.types import EngineEndpoint
 
+logger = logging.getLogger(__name__)
+
 # A colocated engine takes part of the same GPU: 0.4 + 0.2 leaves room for both and for probes.
 GPU_PER_ACTOR = 0.4
+
+
+Engines = tuple[list[EngineEndpoint], int]
+"""Where they serve, and a number that changes when one of them was replaced."""
 
 
 class RayTrainGroup:
@@ -40,7 +47,7 @@ class RayTrainGroup:
     ) -> None:
         self._args, self._rollout, self._log = args, rollout, log
         self._role, self._with_ref, self._needs_offload = role, with_ref, needs_offload
-        self._connected: tuple[list[EngineEndpoint], int] = ([], 0)
+        self._connected: Engines = ([], 0)
         self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
         self._pending_init = self._start()
         self.start_rollout_id = args.start_rollout_id or 0
@@ -77,16 +84,29 @@ class RayTrainGroup:
             self._update_weights()
 
     def _update_weights(self) -> None:
-        if not self._actors:
+        engines = self._rollout.updatable_engines() if self._actors else ([], 0)
+        if not engines[0]:
             return
-        engines = endpoints, _ = self._rollout.updatable_engines()
-        if not endpoints:
-            return
-        if engines != self._connected:
-            self._call_all("connecting trainer and engines", "connect_rollout_engines", endpoints)
-            self._connected = engines
-        versions = self._call_all("updating the weights", "update_weights")
+        try:
+            versions = self._send_weights(engines)
+        except ray.exceptions.RayTaskError as error:
+            replaced = self._rollout.updatable_engines()
+            if replaced[1] == engines[1]:
+                raise
+            # An engine died meanwhile, and fault tolerance has put another in its place.
+            logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
+            versions = self._send_weights(replaced)
         self._rollout.weights_updated(max(versions))
+
+    def _send_weights(self, engines: Engines) -> list[int]:
+        """The new version, by each rank."""
+        if engines != self._connected:
+            # Nothing counts as connected until an update has succeeded.
+            self._connected = ([], 0)
+            self._call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
+        versions = self._call_all("updating the weights", "update_weights")
+        self._connected = engines
+        return versions
 
     def onload(self) -> None:
         if self._needs_offload:

@@ -1,13 +1,16 @@
 """With ``--use-fault-tolerance`` a run goes on after an engine was killed, with as many engines as before."""
 
+import itertools
 import os
 import signal
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 from slime.utils.types import Sample
 from tests.e2e.plugins import token_parity_reward
 
@@ -25,6 +28,22 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
         note.write_text(str(pid))
         os.kill(pid, signal.SIGKILL)
     return await token_parity_reward(args, sample, **kwargs)
+
+
+def deadly_updates(args: Namespace) -> None:
+    """Makes the trainer kill an engine in the middle of the second weight update (it stays version 2)."""
+    buckets, updates = HfWeightIterator.buckets, itertools.count()
+
+    def killing(self: HfWeightIterator, size: int) -> Iterator[Any]:
+        note, update = Path(os.environ[VICTIM]), next(updates)
+        for index, bucket in enumerate(buckets(self, size)):
+            if args.rank == 0 and update == 1 and index == 1:
+                pid = max(_engines())
+                note.write_text(str(pid))
+                os.kill(pid, signal.SIGKILL)
+            yield bucket
+
+    HfWeightIterator.buckets = killing
 
 
 def _engines() -> list[int]:
@@ -46,14 +65,24 @@ def _engines() -> list[int]:
     [[], ["--colocate", "--actor-num-gpus-per-node", 2]],
     ids=["disaggregated", "colocated"],
 )
+@pytest.mark.parametrize(
+    "killer",
+    [
+        ["--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"],
+        [
+            *("--custom-megatron-init-path", "tests.e2e.test_recovery.deadly_updates"),
+            *("--update-weight-buffer-size", 100_000),
+        ],
+    ],
+    ids=["while generating", "during an update"],
+)
 def test_a_killed_engine_is_replaced_and_updated(
-    layout: list[object], start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: list[object], killer, start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = tmp_path / "victim"
     monkeypatch.setenv(VICTIM, str(note))
     flags = ["--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 5]
-    reward = ["--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"]
-    run = start([*rl_flags, *flags, *layout, *reward])
+    run = start([*rl_flags, *flags, *layout, *killer])
     run.wait_for(note.exists, "the death of an engine")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it")
     assert len(_engines()) == 2

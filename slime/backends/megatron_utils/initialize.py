@@ -26,6 +26,9 @@ def init(args: Namespace) -> None:
     """
     # megatron-core overlaps communication by the order of launches, which one hardware queue preserves.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if getattr(args, "deterministic_mode", False):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be
+        torch.use_deterministic_algorithms(True)
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _init_process_group(args)
     args.rank, args.world_size = dist.get_rank(), dist.get_world_size()

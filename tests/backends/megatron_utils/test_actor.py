@@ -31,6 +31,11 @@ def _train(rank, args, num_rollouts=1):
     return {"reports": reports}
 
 
+def _is_deterministic(rank, args):
+    MegatronTrainActor(args).init()
+    return torch.are_deterministic_algorithms_enabled()
+
+
 def _main_reports(args, world_size=1, num_rollouts=1):
     results = run_ranks(_train, world_size, args, num_rollouts)
     (reports,) = [r["reports"] for r in results if r["reports"][0]]
@@ -44,6 +49,13 @@ def test_the_first_step_starts_on_policy(checkpoint):
     assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
     assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
+
+
+def test_deterministic_mode_is_torchs_too(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint, deterministic_mode=True))
+    (usual,) = _main_reports(trainer_args(checkpoint))
+    assert report["train"][0]["train/grad_norm"] == usual["train"][0]["train/grad_norm"]
+    assert run_ranks(_is_deterministic, 1, trainer_args(checkpoint, deterministic_mode=True)) == [True]
 
 
 LAYOUTS = [

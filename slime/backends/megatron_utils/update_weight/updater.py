@@ -12,6 +12,7 @@ from slime.backends.megatron_utils.update_weight.engines import EngineGroup
 from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator, NamedTensors
 from slime.backends.megatron_utils.update_weight.ranks import RankAgreement, wait_limit
 from slime.backends.megatron_utils.update_weight.sender import Sender
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.types import EngineEndpoint
 
 
@@ -29,6 +30,7 @@ class WeightUpdater:
         self._ranks = RankAgreement(wait_limit(args))
         self._engines = EngineGroup([], 0.0)
         self._check_pending = bool(getattr(args, "check_weight_update_equal", False))
+        self._interrupted = False
 
     def connect_rollout_engines(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Replaces the engines to be updated. ``endpoints`` must be the same on every rank.
@@ -46,6 +48,9 @@ class WeightUpdater:
                 remaining = [endpoint for endpoint in remaining if not sender.accepts(endpoint)]
             if remaining:
                 raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
+            if self._interrupted:
+                self._on_main_rank(lambda: self._engines.each(_end_interrupted))
+            self._interrupted = False
 
     def update_weights(self, version: int) -> dict[str, float]:
         """Gives every engine the current weights under the version ``str(version)``.
@@ -53,18 +58,21 @@ class WeightUpdater:
         Returns:
             On every rank: seconds in total, and bytes that this rank handed over.
 
+        After a failure the engines that are left stay paused; connect again before the next update.
+
         Raises:
             EngineError: an engine refused or did not answer in time.
             RuntimeError: another rank failed.
         """
         started = time.monotonic()
+        self._interrupted = True  # until it is done
         with self._ranks.step("pause engines and open the update"):
             self._on_main_rank(self._open)
         with self._ranks.step("send weights"):
             sent = self._send_all(str(version))
         with self._ranks.step("close the update and continue"):
             self._on_main_rank(self._close)
-        self._check_pending = False
+        self._check_pending = self._interrupted = False
         return {"update_weights_time": time.monotonic() - started, "update_weights_bytes": float(sent)}
 
     def disconnect(self) -> None:
@@ -109,6 +117,15 @@ class WeightUpdater:
         if failure is not None:
             raise failure
         return sent
+
+
+def _end_interrupted(engine: EngineClient) -> None:
+    """Ends the update that a failure left open; an engine that was started since then has none."""
+    try:
+        engine.end_weight_update()
+    except EngineError as error:
+        if error.status is None:
+            raise
 
 
 def _with_last(buckets: Iterator[NamedTensors]) -> Iterator[tuple[NamedTensors, bool]]:
