@@ -20,6 +20,7 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
     epoch = rollout.num_rollout_per_epoch
 
     def sync_weights() -> None:
+        actor.offload_training_state()
         rollout.onload_weights()
         actor.update_weights()
         actor.offload()

@@ -113,6 +113,12 @@ class RayTrainGroup:
             with self._log.phase("wake_up"):
                 self._call_all("loading the trainer back", "wake_up")
 
+    def offload_training_state(self) -> None:
+        """Makes room for the weights of the engines; a weight update needs no more than the trainer's own."""
+        if self._needs_offload:
+            with self._log.phase("sleep"):
+                self._call_all("offloading the optimizer", "offload_training_state")
+
     def offload(self) -> None:
         if self._needs_offload:
             with self._log.phase("sleep"):

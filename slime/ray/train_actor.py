@@ -58,6 +58,9 @@ class TrainRayActor:
         """Sends the weights to the connected engines and returns their new version."""
         return self._worker.update_weights()
 
+    def offload_training_state(self) -> None:
+        self._worker.offload_training_state()
+
     def sleep(self) -> None:
         self._worker.sleep()
 

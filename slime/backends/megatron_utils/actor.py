@@ -131,14 +131,12 @@ class MegatronTrainActor:
             On the main rank {"train": metrics of each optimizer step, "rollout": metrics of the batch,
             "perf": seconds and throughput}; empty elsewhere.
         """
-        self._memory.require("train")
+        self._memory.require_all("train")
         self._writer.poll()
         with self._timer.measure("train"):
             with self._timer.measure("data_preprocess"):
                 batch = tensorize(rollout_data, next(self._state.model[0].parameters()).device)
             steps = self._trainer.train(rollout_id, batch)
-        if self._args.offload_train:
-            empty_cache()  # engines take their weights back before this process gives up its own
         seconds = self._timer.take()
         if not self._context.is_last_stage:
             return {}
@@ -150,7 +148,7 @@ class MegatronTrainActor:
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
-        self._memory.require("save_model")
+        self._memory.require_all("save_model")
         if self._args.save:
             moving_ref = self._with_ref and self._args.ref_update_interval is not None
             extra: dict[str, ModelContext] = {_REF: self._reference_state} if moving_ref else {}
@@ -187,19 +185,27 @@ class MegatronTrainActor:
         Raises:
             RuntimeError: no engines were connected, or the weights are offloaded.
         """
-        self._memory.require("update_weights")
+        self._memory.require_weights("update_weights")
         if self._updater is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
         self._updater.update_weights(self._weight_version + 1)
         self._weight_version += 1
         return self._weight_version
 
+    def offload_training_state(self) -> None:
+        """The first half of `sleep`: leaves the weights, which the engines are to be given."""
+        self._memory.offload_training_state()
+        self._release_cache()
+
     def sleep(self) -> None:
         """Moves weights and optimizer state to host memory and drops the gradients."""
         self._memory.offload()
-        gc.collect()
-        empty_cache()
+        self._release_cache()
 
     def wake_up(self) -> None:
         """Undoes `sleep`."""
         self._memory.onload()
+
+    def _release_cache(self) -> None:
+        gc.collect()
+        empty_cache()

@@ -15,34 +15,47 @@ from slime.utils.accelerator import has_gpu, synchronize
 
 
 class TrainerMemory:
-    """Weights, gradients and optimizer state of one rank."""
+    """Weights, gradients and optimizer state of one rank.
+
+    They leave in two steps: an engine that takes its weights back, to be given new ones, needs room while
+    the trainer still needs its own.
+    """
 
     def __init__(self, model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._on_host: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        self._has_training_state = self._has_weights = True
 
-    @property
-    def is_offloaded(self) -> bool:
-        return bool(self._on_host)
+    def offload_training_state(self) -> None:
+        """Copies optimizer state to the host and frees it here; gradients are dropped.
 
-    def offload(self) -> None:
-        """Copies weights and optimizer state to the host and frees them here; gradients are dropped.
-
-        Nothing may read or write them until `onload`. Does nothing if they are offloaded already.
+        Only the weights may be read then, until `onload`. Does nothing if the state is away already.
         """
-        if self.is_offloaded:
+        if not self._has_training_state:
             return
+        self._has_training_state = False
         for chunk in self._model:
             chunk.offload_grad_buffers()
-        self._on_host = [(storage, _copy_to_host(storage)) for storage in _distinct(self._tensors())]
-        synchronize()
-        for storage, _ in self._on_host:
-            storage.resize_(0)
+        weights = {storage.data_ptr() for storage in _distinct(self._weights())}
+        self._move(s for s in _distinct(self._optimizer_tensors()) if s.data_ptr() not in weights)
 
-    def require(self, what: str) -> None:
-        """Raises RuntimeError if the memory that ``what`` needs is away: reading it would be a segfault."""
-        if self.is_offloaded:
-            raise RuntimeError(f"{what}: the trainer's memory is offloaded (wanted: wake_up first)")
+    def offload(self) -> None:
+        """The same with the weights too. Does nothing if they are away already."""
+        self.offload_training_state()
+        if self._has_weights:
+            self._has_weights = False
+            self._move(_distinct(self._weights()))
+
+    def require_all(self, what: str) -> None:
+        """Raises RuntimeError if anything is away: reading it would be a segfault."""
+        self.require_weights(what)
+        if not self._has_training_state:
+            raise RuntimeError(f"{what}: the optimizer state is offloaded (wanted: wake_up first)")
+
+    def require_weights(self, what: str) -> None:
+        """Raises RuntimeError if the weights are away."""
+        if not self._has_weights:
+            raise RuntimeError(f"{what}: the weights are offloaded (wanted: wake_up first)")
 
     def onload(self) -> None:
         """Undoes `offload`; gradients are zero."""
@@ -53,10 +66,20 @@ class TrainerMemory:
         self._on_host = []
         for chunk in self._model:
             chunk.restore_grad_buffers()
+        self._has_training_state = self._has_weights = True
 
-    def _tensors(self) -> Iterator[torch.Tensor]:
+    def _move(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        moved = [(storage, _copy_to_host(storage)) for storage in storages]
+        synchronize()
+        for storage, _ in moved:
+            storage.resize_(0)
+        self._on_host += moved
+
+    def _weights(self) -> Iterator[torch.Tensor]:
         for chunk in self._model:
             yield from chunk.parameters()
+
+    def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
         for part in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
             # A rank without parameters of some kind has no optimizer for them.
             if part.optimizer is None:

@@ -26,7 +26,12 @@ def _tensors(actor):
 
 
 def _held_bytes(actor):
-    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in _tensors(actor)}.values())
+    return _bytes_of(_tensors(actor))
+
+
+def _bytes_of(tensors):
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _train(rank, args, sleeps):
@@ -37,11 +42,15 @@ def _train(rank, args, sleeps):
         batch = split(args, random_rollout(256, seed=rollout_id), actor.parallel_config())
         actor.train(rollout_id, batch)
         if sleeps:
-            before = _held_bytes(actor)
+            before, weights = _held_bytes(actor), _bytes_of(actor._state.model[0].parameters())
+            actor.offload_training_state()
+            assert _held_bytes(actor) == weights
+            with pytest.raises(RuntimeError, match="train: the optimizer state is offloaded"):
+                actor.train(rollout_id, batch)
             actor.sleep()
             actor.sleep()
             held.append((before, _held_bytes(actor)))
-            with pytest.raises(RuntimeError, match="update_weights: the trainer's memory is offloaded"):
+            with pytest.raises(RuntimeError, match="update_weights: the weights are offloaded"):
                 actor.update_weights()
             actor.wake_up()
             actor.wake_up()
