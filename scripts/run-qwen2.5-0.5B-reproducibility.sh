@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# GRPO of Qwen2.5-0.5B-Instruct on GSM8K with deterministic engines and trainer: run it twice and the
-# metrics are the same. One node of 8 GPUs.
+# GRPO of Qwen2.5-0.5B-Instruct on GSM8K with every switch for determinism on: SGLang's deterministic
+# inference, Megatron-core's --deterministic-mode, and NCCL and cuBLAS settings. One node of 8 GPUs.
+# Run it with RUN=1 and with RUN=2 and compare the two metrics files; only times should differ. This
+# comparison has not been made on GPUs yet.
 # Needs $MODELS/Qwen2.5-0.5B-Instruct, $DATASETS/gsm8k/train.parquet and $DATASETS/gsm8k/test.parquet.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
@@ -70,6 +72,7 @@ SGLANG_ARGS=(
 )
 
 MISC_ARGS=(
+    --metrics-file "$RUNS/qwen2.5-0.5B-reproducibility/${RUN:-1}.jsonl"
     --deterministic-mode
     --train-env-vars '{"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}'
     --attention-dropout 0.0
@@ -79,4 +82,4 @@ MISC_ARGS=(
 )
 
 launch "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${EVAL_ARGS[@]}" "${PERF_ARGS[@]}" \
-    "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${WANDB_ARGS[@]}" "${SGLANG_ARGS[@]}" "${MISC_ARGS[@]}"
+    "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${WANDB_ARGS[@]}" "${SGLANG_ARGS[@]}" "${MISC_ARGS[@]}" "$@"

@@ -65,4 +65,4 @@ MISC_ARGS=(
 )
 
 launch "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${SFT_ARGS[@]}" "${PERF_ARGS[@]}" \
-    "${OPTIMIZER_ARGS[@]}" "${WANDB_ARGS[@]}" "${MISC_ARGS[@]}"
+    "${OPTIMIZER_ARGS[@]}" "${WANDB_ARGS[@]}" "${MISC_ARGS[@]}" "$@"

@@ -9,6 +9,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 use_environment dev docs test
 share_cores_politely
 cd "$REPOSITORY"
+export NO_MKDOCS_2_WARNING=1 # else Material for MkDocs prints a notice about its own future
 
 run() {
     echo "+ $*"

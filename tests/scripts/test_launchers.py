@@ -20,7 +20,7 @@ def name(path):
     return str(path.relative_to(ROOT / "scripts"))
 
 
-def flags_of(launcher, tmp_path):
+def flags_of(launcher, tmp_path, *extra):
     """What a launcher passes to train.py, caught by a program named python that comes first in PATH."""
     fake = tmp_path / "bin" / "python"
     fake.parent.mkdir()
@@ -30,7 +30,8 @@ def flags_of(launcher, tmp_path):
     env = (
         os.environ | places | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "SEED": "3", "NUM_ROLLOUT": "4"}
     )
-    done = subprocess.run(["bash", str(launcher)], env=env, capture_output=True, text=True, check=True)
+    command = ["bash", str(launcher), *extra]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     script, *flags = done.stdout.rstrip("\0").split("\0")
     assert script == "train.py"
     return flags
@@ -126,3 +127,8 @@ def test_pages_name_only_files_that_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     named = {path for page in pages for path in pattern.findall(page.read_text())}
     assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize("launcher", [path for path in LAUNCHERS if path.name.startswith("run-")], ids=name)
+def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
+    assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]

@@ -1,6 +1,7 @@
 """The phases of the quickstart: which command runs, and how far it is."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,9 @@ def plan(layout: Layout, seed: int) -> list[Phase]:
 
 
 def environment(layout: Layout, seed: int, phase: Phase) -> dict[str, str]:
-    """What the scripts of the phases expect."""
-    return {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total)}
+    """What the scripts of the phases expect, ``python`` being the interpreter that runs the quickstart."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total), "PATH": path}
 
 
 def write_eval_config(layout: Layout) -> None:
