@@ -115,7 +115,7 @@ def _zero_std_metrics(args: Namespace, samples: Sequence[Sample], rewards: Seque
     if getattr(args, "advantage_estimator", "grpo") == "ppo":
         return {}
     groups: dict[int | None, list[Any]] = defaultdict(list)
-    for sample, reward in zip(samples, rewards, strict=True):
+    for sample, reward in zip(samples, rewards, strict=False):  # a user's evaluation may score otherwise
         groups[sample.group_index].append(reward)
     flat = [group[0] for group in groups.values() if group.count(group[0]) == len(group)]
     counts = Counter(str(round(reward, 1)) for reward in flat if isinstance(reward, Real))

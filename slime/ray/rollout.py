@@ -17,7 +17,7 @@ from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.train_data import flatten_samples, samples_to_train_data, split_train_data_by_dp
 from slime.rollout.weight_versions import check_weight_versions
-from slime.utils.http_utils import init_http_client
+from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, Sample
 
@@ -48,6 +48,7 @@ class RolloutManager:
         self._fleet.start()
         if self._fleet.engines:
             init_http_client(self._args)
+            self._share_key()
 
     def num_rollout_per_epoch(self) -> int | None:
         if not self._args.rollout_global_dataset:
@@ -111,6 +112,7 @@ class RolloutManager:
         self._fleet.check()
         if self._args.use_fault_tolerance:
             self._fleet.recover()
+            self._share_key()
         return self._fleet.endpoints, self._fleet.launches
 
     def weights_updated(self, version: int) -> None:
@@ -126,6 +128,11 @@ class RolloutManager:
 
     def dispose(self) -> None:
         self._fleet.stop()
+
+    def _share_key(self) -> None:
+        """User code may talk to engines directly."""
+        for endpoint in self._fleet.endpoints:
+            share_key_with(endpoint.url)
 
     def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
         if self._args.load_debug_rollout_data:

@@ -222,7 +222,13 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                 f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups "
                 f"(wanted: at most {num_samples})"
             )
-        self.ledger.dropped += before - len(self.buffer) - len(groups)
+        removed = before - len(self.buffer)
+        if removed < len(groups):
+            raise ValueError(
+                f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups and "
+                f"removed {removed} from the buffer (wanted: what it returns removed)"
+            )
+        self.ledger.dropped += removed - len(groups)
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:

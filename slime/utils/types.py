@@ -89,6 +89,8 @@ def _plain(value: Any) -> Any:
     """``value`` without the numpy types that ``torch.load(weights_only=True)`` refuses; arrays as tensors."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OSUMmV":
+        return _plain(value.tolist())
     if isinstance(value, np.ndarray):
         import torch  # not for every process that knows what a sample is
 

@@ -148,3 +148,7 @@ def all_of_it(args, rollout_id, buffer, num_samples):
     groups = list(buffer)
     buffer.clear()
     return groups
+
+
+def first_left(args, rollout_id, buffer, num_samples):
+    return buffer[:1]

@@ -130,3 +130,10 @@ def test_numpy_rewards_in_the_buffer_come_back(make_args):
     sample = again.buffer[0][0]
     assert sample.reward == {"score": 0.5, "ok": True}
     assert sample.metadata["scores"].tolist() == [0, 1, 2]
+
+
+def test_a_buffer_filter_that_leaves_what_it_returns_is_named(make_args):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.first_left"))
+    source.add_samples(source.get_samples(2))
+    with pytest.raises(ValueError, match=r"first_left: returned 1 groups and removed 0"):
+        source.get_samples(1)

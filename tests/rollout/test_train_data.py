@@ -4,6 +4,7 @@ import pytest
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.train_data import (
+    REQUIRED_KEYS,
     convert_samples_to_train_data,
     fill_rollout_ids,
     flatten_samples,
@@ -50,7 +51,11 @@ def make_samples(rewards):
 
 
 def custom_convert(args, samples):
-    return {"tokens": [s.tokens for s in samples], "mine": True}
+    return {key: [] for key in REQUIRED_KEYS} | {"mine": True}
+
+
+def half_convert(args, samples):
+    return {"tokens": [s.tokens for s in samples]}
 
 
 def custom_post_process(args, samples):
@@ -148,6 +153,9 @@ def test_user_functions_take_the_place_of_ours():
     path = "tests.rollout.test_train_data."
     args = train_args(custom_convert_samples_to_train_data_path=path + "custom_convert")
     assert samples_to_train_data(args, make_samples([None]))["mine"] is True
+    args = train_args(custom_convert_samples_to_train_data_path=path + "half_convert")
+    with pytest.raises(RolloutError, match="half_convert: its result lacks loss_masks, raw_reward, "):
+        samples_to_train_data(args, make_samples([None]))
     args = train_args(custom_reward_post_process_path=path + "custom_post_process")
     assert post_process_rewards(args, []) == ([7.0], [8.0])
 

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 
 from slime.utils.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
+from slime.utils.arguments.data import BUILT_IN_DATA_SOURCES
 from slime.utils.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, RM_TYPES, SFT_ROLLOUT_FUNCTION
 
 Rule = Callable[[Namespace], Iterator[str]]
@@ -96,7 +97,8 @@ def _data(args: Namespace) -> Iterator[str]:
         yield "--num-rollout: missing (wanted: a number of rollouts, or --num-epoch)"
     if args.num_rollout is None and not args.rollout_global_dataset:
         yield "--num-epoch: needs the global dataset (wanted: without --disable-rollout-global-dataset)"
-    needs_data = args.rollout_global_dataset and args.load_debug_rollout_data is None
+    built_in = args.data_source_path.startswith(BUILT_IN_DATA_SOURCES)
+    needs_data = args.rollout_global_dataset and args.load_debug_rollout_data is None and built_in
     if args.prompt_data is None and needs_data and args.num_rollout != 0:
         yield "--prompt-data: missing (wanted: a .jsonl or .parquet file)"
     if args.eval_interval is not None and not args.eval_datasets:
@@ -165,7 +167,7 @@ def _sampling(args: Namespace) -> Iterator[str]:
         yield from _default_rollout(args)
     if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
         yield f"--n-samples-per-prompt {args.n_samples_per_prompt}: SFT takes each row once (wanted: 1)"
-    if args.group_rm and args.eval_interval is not None:
+    if args.group_rm and _default_evaluation(args):
         yield "--group-rm: evaluation scores samples one by one (wanted: without --eval-interval)"
 
 
@@ -173,12 +175,17 @@ def _default_rollout(args: Namespace) -> Iterator[str]:
     scored = args.custom_rm_path or args.rm_type or args.custom_generate_function_path
     if not scored and args.num_rollout != 0:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
-    for dataset in args.eval_datasets if args.eval_interval is not None else []:
-        own = dataset.rm_type or dataset.custom_rm_path or dataset.custom_generate_function_path
+    for dataset in args.eval_datasets if _default_evaluation(args) else []:
+        own = dataset.rm_type or dataset.metadata_overrides.get("rm_type")
+        own = own or dataset.custom_rm_path or dataset.custom_generate_function_path
         if not (scored or own):
             yield f"eval dataset {dataset.name}: no reward (wanted: rm_type or custom_rm_path)"
     if not args.rollout_global_dataset and args.num_rollout != 0:
         yield "--disable-rollout-global-dataset: needs a --rollout-function-path of your own"
+
+
+def _default_evaluation(args: Namespace) -> bool:
+    return args.eval_interval is not None and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION
 
 
 def _rewards(args: Namespace) -> Iterator[str]:
@@ -228,9 +235,9 @@ def _without_effect(args: Namespace) -> Iterator[str]:
             "--disable-compute-advantages-and-returns: the policy loss needs advantages "
             "(wanted: --rollout-data-postprocess-path that makes them, or without)"
         )
-    if args.use_rollout_entropy and args.use_rollout_logprobs:
+    if args.use_rollout_entropy and args.use_rollout_logprobs and not args.get_mismatch_metrics:
         yield "--use-rollout-entropy: --use-rollout-logprobs leaves out the pass that would compute it"
-    if args.custom_advantage_function_path is None:
+    if args.compute_advantages_and_returns and args.custom_advantage_function_path is None:
         yield from _estimator_without_effect(args)
 
 
@@ -242,11 +249,22 @@ def _estimator_without_effect(args: Namespace) -> Iterator[str]:
         yield f"--gamma {args.gamma}: {estimator} does not discount (wanted: 1)"
     centred = estimator in GROUP_CENTRED and args.rewards_normalization
     learns = args.num_rollout != 0 and not args.debug_rollout_only
-    if centred and learns and args.n_samples_per_prompt == 1 and not args.custom_reward_post_process_path:
+    if args.n_samples_per_prompt == 1 and centred and learns and not _makes_own_groups(args):
         yield (
             f"--n-samples-per-prompt 1: {estimator} compares the samples of a prompt, so every advantage "
             "would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
         )
+
+
+def _makes_own_groups(args: Namespace) -> bool:
+    """Whether user code may compare rewards otherwise, or make several samples of one prompt."""
+    return bool(
+        args.custom_reward_post_process_path
+        or args.custom_convert_samples_to_train_data_path
+        or args.custom_generate_function_path
+        or args.rollout_data_postprocess_path
+        or args.rollout_function_path != DEFAULT_ROLLOUT_FUNCTION
+    )
 
 
 def _gradients(args: Namespace) -> Iterator[str]:

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from slime.utils.arguments.flags import flag, path_flag, refused
 
+BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
+"""Where those classes live that read ``--prompt-data``; another one may bring its own data."""
+
 
 @dataclass(frozen=True)
 class DataArgs:

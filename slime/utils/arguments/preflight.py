@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from slime.utils.arguments.data import BUILT_IN_DATA_SOURCES
 from slime.utils.arguments.derive import CHECKPOINT_MARKER
 from slime.utils.arguments.flags import Flag
 from slime.utils.misc import load_function
@@ -127,7 +128,8 @@ def _data_files(args: Namespace) -> Iterator[str]:
         yield f"--load-debug-rollout-data {dump}: {reason}"
     elif dump is not None and first is not None and not Path(dump.format(rollout_id=first)).is_file():
         yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
-    if args.prompt_data is not None and args.rollout_global_dataset:
+    built_in = args.data_source_path.startswith(BUILT_IN_DATA_SOURCES)
+    if args.prompt_data is not None and args.rollout_global_dataset and built_in:
         yield from _data_file("--prompt-data", args.prompt_data, args.input_key, args.label_key)
     for dataset in args.eval_datasets:
         yield from _data_file(

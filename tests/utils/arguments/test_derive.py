@@ -156,3 +156,16 @@ def test_a_bad_custom_config_is_refused(words, tmp_path, text, message):
         (tmp_path / "more.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):
         validated_args(words(custom_config_path=tmp_path / "more.yaml"))
+
+
+def test_a_data_source_of_ones_own_needs_no_file(words):
+    validated_args(words(data_source_path="tests.rollout.plugins.BareSource", prompt_data=None))
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["custom_convert_samples_to_train_data_path", "custom_generate_function_path", "rollout_function_path"],
+)
+def test_one_sample_per_prompt_is_enough_for_user_code_that_makes_its_own_groups(words, own):
+    path = "tests.rollout.plugins.split_generate"
+    assert validated_args(words(n_samples_per_prompt=1, **{own: path})).n_samples_per_prompt == 1

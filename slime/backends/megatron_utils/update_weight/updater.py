@@ -49,6 +49,7 @@ class WeightUpdater:
             if remaining:
                 raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
             if self._interrupted:
+                self._check_pending = False  # what there was to compare with is gone
                 self._on_main_rank(lambda: self._engines.each(_end_interrupted))
             self._interrupted = False
 
