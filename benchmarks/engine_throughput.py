@@ -100,7 +100,9 @@ class Server:
 
     async def _wave(self, prompts: list[list[int]], new_tokens: int) -> None:
         sampling = {"max_new_tokens": new_tokens, "temperature": 1.0, "ignore_eos": True}
-        async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=REQUESTS)) as client:
+        limits = httpx.Limits(max_connections=REQUESTS)
+        # Without certificates, whose loading would be measured as if the engine took that time.
+        async with httpx.AsyncClient(timeout=3600, limits=limits, verify=False) as client:
 
             async def one(prompt: list[int]) -> None:
                 body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
