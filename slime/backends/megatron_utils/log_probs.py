@@ -18,7 +18,7 @@ def get_log_probs_and_entropy(
     args: Namespace,
     logits: torch.Tensor,
     batch: Mapping[str, Any],
-    context: ParallelContext,
+    context: ParallelContext | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -27,11 +27,13 @@ def get_log_probs_and_entropy(
     Args:
         logits: [1, T, V / tp], this rank's slice of the vocabulary.
         batch: a micro-batch of `get_batch`.
+        context: that of this rank, if not given.
         entropy_gradient: whether entropies are differentiated.
 
     Returns:
         Per sample [R] float32 log-probs and entropies.
     """
+    context = context or ParallelContext.default()
     rows, targets = _response_rows(batch, logits.device)
     # At least one chunk, even of no rows: a micro-batch of empty responses still has to reach the logits.
     num_rows = max(len(rows), 1)

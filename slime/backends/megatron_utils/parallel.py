@@ -26,6 +26,11 @@ class ParallelContext:
     pad_multiple: int = 1
 
     @classmethod
+    def default(cls) -> "ParallelContext":
+        """`current` in a trainer process, a single process elsewhere: what a caller means who gives none."""
+        return cls.current() if mpu.model_parallel_is_initialized() else cls()
+
+    @classmethod
     def current(cls, data_pad_size_multiplier: int = 1) -> "ParallelContext":
         """The context of this rank, after `initialize.init`."""
         tp_size, dp_size = mpu.get_tensor_model_parallel_world_size(), mpu.get_data_parallel_world_size()

@@ -43,7 +43,7 @@ def policy_loss_function(
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
     """
     new, entropies = get_log_probs_and_entropy(
-        args, logits, batch, context or ParallelContext(), entropy_gradient=args.entropy_coef != 0
+        args, logits, batch, context, entropy_gradient=args.entropy_coef != 0
     )
     old = _old_log_probs(args, batch, new)
     pg, ppo_kl, pg_metrics, opsm_clipfrac = _policy_gradient(args, batch, new, old)

@@ -3,7 +3,6 @@
 import argparse
 import copy
 import importlib.util
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
@@ -119,8 +118,3 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
         adopted = copy.copy(action)
         group._add_action(adopted)
         _router_group(parser, adopted)
-
-
-def option_names(specs: Sequence[Flag]) -> set[str]:
-    """All option strings of some flags."""
-    return {name for spec in specs for name in spec.names}

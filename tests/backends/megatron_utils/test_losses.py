@@ -8,12 +8,12 @@ import torch
 from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
 from slime.backends.megatron_utils.data import DataIterator, get_batch, tensorize
 from slime.backends.megatron_utils.log_probs import get_log_probs_and_entropy
-from slime.backends.megatron_utils.loss import loss_function
+from slime.backends.megatron_utils.loss import loss_function, sft_loss_function
 from slime.backends.megatron_utils.parallel import ParallelContext
 from slime.backends.megatron_utils.reducers import get_sum_of_sample_mean
 from slime.backends.megatron_utils.training import needs_own_log_probs
 from slime.backends.megatron_utils.vocab_parallel import vocab_parallel_log_prob_entropy
-from tests.megatron_harness import run_ranks
+from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.trainer_batches import _FLAGS, random_rollout, split
 
 VOCAB = 32
@@ -102,6 +102,28 @@ def test_gradients_of_log_prob_and_entropy():
         return vocab_parallel_log_prob_entropy(z, targets, None, entropy_gradient=True)
 
     assert torch.autograd.gradcheck(both, (logits,))
+
+
+def _losses_of_user_code(rank, checkpoint, logits):
+    """As a plug-in calls them: without a context."""
+    from slime.backends.megatron_utils.initialize import init
+
+    init(make_args(checkpoint, tensor_model_parallel_size=2))
+    _, micro_batch = _micro_batch(keys=("rollout_log_probs",))
+    local = logits.chunk(2, -1)[rank].clone().requires_grad_()
+    loss, _ = sft_loss_function(_args(), micro_batch, local, lambda values: values.mean())
+    loss.backward()
+    return loss.detach(), local.grad
+
+
+def test_a_loss_without_a_context_knows_the_other_ranks(tmp_path):
+    logits = _logits(_micro_batch()[1]).requires_grad_()
+    loss, _ = sft_loss_function(_args(), _micro_batch()[1], logits, lambda values: values.mean(), ALONE)
+    loss.backward()
+    halves = run_ranks(_losses_of_user_code, 2, save_tiny_hf(tmp_path, "qwen3"), logits.detach())
+    for found, _ in halves:
+        torch.testing.assert_close(found, loss.detach())
+    torch.testing.assert_close(torch.cat([grad for _, grad in halves], -1), logits.grad)
 
 
 def _tp_log_probs(rank, logits, targets):
