@@ -10,9 +10,9 @@ before them: unlike train.py, this loop does not repeat such a run bit for bit.
 from argparse import Namespace
 
 from slime.observability.run_log import RunLog
-from slime.ray.actor_group import RayTrainGroup
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
+from slime.ray.train_group import RayTrainGroup
 from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime.utils.arguments.flags import Flag, without_none
-from slime.utils.arguments.parser import FlagGroup, build_parser, documented_groups
+from slime.arguments.flags import Flag, without_none
+from slime.arguments.parser import FlagGroup, build_parser, documented_groups
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """\

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import ray
 
+from slime.processes.reaper import start_run_reaper
 from slime.utils.accelerator import has_gpu
-from slime.utils.run_reaper import start_run_reaper
 
 # Logical CPUs beside one per GPU: the rollout manager and Ray's own bookkeeping tasks.
 _SPARE_CPUS = 4

@@ -10,7 +10,7 @@ import ray
 from slime.observability.run_log import RunLog
 from slime.ray.env import worker_env
 from slime.ray.placement_group import Slots
-from slime.ray.rollout import RolloutManager
+from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
 

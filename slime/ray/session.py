@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 
-from slime.utils.arguments import parse_args
-from slime.utils.exclusive import DirectoryUnusable, exclusive
+from slime.arguments import parse_args
+from slime.processes.exclusive import DirectoryUnusable, exclusive
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slime.observability.run_log import RunLog
-from slime.ray.actor_group import RayTrainGroup
 from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
+from slime.ray.train_group import RayTrainGroup
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from slime.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
 from slime.rollout.base_types import RolloutError, name_samples
-from slime.utils.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
 from slime.utils.dp_schedule import build_dp_schedule
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch, Sample

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from slime.utils.arguments.errors import UsageError
+from slime.arguments.errors import UsageError
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.run_reaper import Known, living
+from slime.processes.reaper import Known, living
 
 ROOT = Path(__file__).parents[2]
 TAG = "SLIME_TEST_RUN"

@@ -29,7 +29,16 @@ ROLLOUTS = HERE / "rollouts" / "{rollout_id}.pt"
 
 COMMON = [
     *("--fp32", "--num-gpus-per-node", 8, "--seed", 7, "--load-debug-rollout-data", ROLLOUTS),
-    *("--num-rollout", 3, "--rollout-batch-size", 4, "--n-samples-per-prompt", 4, "--rollout-max-response-len", 12),
+    *(
+        "--num-rollout",
+        3,
+        "--rollout-batch-size",
+        4,
+        "--n-samples-per-prompt",
+        4,
+        "--rollout-max-response-len",
+        12,
+    ),
     *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 128, "--lr", 3e-4, "--lr-decay-style", "constant"),
     # With its usual epsilon Adam would make full steps of gradients that are rounding errors.
     *("--weight-decay", 0.01, "--adam-eps", 1e-6, "--global-batch-size", 8, "--eps-clip", 0.05),
@@ -85,9 +94,18 @@ CASES: dict[str, tuple[int, tuple[object, ...]]] = {
     ),
     "icepop": (
         1,
-        ("--use-tis", "--custom-tis-function-path", "slime.utils.ppo_utils.icepop_function", "--tis-clip-low", 0.9),
+        (
+            "--use-tis",
+            "--custom-tis-function-path",
+            "slime.utils.ppo_utils.icepop_function",
+            "--tis-clip-low",
+            0.9,
+        ),
     ),
-    "sft": (1, ("--loss-type", "sft_loss", "--disable-compute-advantages-and-returns", "--log-probs-chunk-size", 32)),
+    "sft": (
+        1,
+        ("--loss-type", "sft_loss", "--disable-compute-advantages-and-returns", "--log-probs-chunk-size", 32),
+    ),
 }
 
 
@@ -95,7 +113,9 @@ def compute(model: str, name: str) -> dict[str, Any]:
     """``{"steps": metrics of each optimizer step, "rollouts": of each rollout, "weights": digests}``."""
     world_size, flags = CASES[name]
     base = [
-        flag for flag in COMMON if "--micro-batch-size" not in flags or flag not in ("--use-dynamic-batch-size",)
+        flag
+        for flag in COMMON
+        if "--micro-batch-size" not in flags or flag not in ("--use-dynamic-batch-size",)
     ]
     argv = [str(word) for word in (*base, "--actor-num-gpus-per-node", 1, "--hf-checkpoint", model, *flags)]
     results = run_ranks(train_recorded, world_size, argv, 3)
@@ -122,7 +142,9 @@ def recorded() -> dict[str, Any]:
     return json.loads(CURVES.read_text())
 
 
-def differences(found: Any, wanted: Any, path: str = "", relative: float = 0.0, absolute: float = 0.0) -> list[str]:
+def differences(
+    found: Any, wanted: Any, path: str = "", relative: float = 0.0, absolute: float = 0.0
+) -> list[str]:
     """One line per leaf that differs by more than the tolerance."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         lines = [f"{path}: {sorted(wanted.keys() ^ found.keys())}"] if wanted.keys() != found.keys() else []
@@ -131,7 +153,11 @@ def differences(found: Any, wanted: Any, path: str = "", relative: float = 0.0, 
         return lines
     if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
         pairs = zip(found, wanted, strict=True)
-        return [line for i, (f, w) in enumerate(pairs) for line in differences(f, w, f"{path}[{i}]", relative, absolute)]
+        return [
+            line
+            for i, (f, w) in enumerate(pairs)
+            for line in differences(f, w, f"{path}[{i}]", relative, absolute)
+        ]
     if isinstance(wanted, float) and isinstance(found, float):
         equal = abs(found - wanted) <= max(absolute, relative * abs(wanted))
     else:
@@ -140,7 +166,9 @@ def differences(found: Any, wanted: Any, path: str = "", relative: float = 0.0, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="replace curves.json")
     parser.add_argument("--output", type=Path, help="write the curves to this file")
     parser.add_argument("--exact", type=Path, help="compare with this file, to the last bit")

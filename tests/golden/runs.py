@@ -4,8 +4,8 @@
     python -m tests.golden.runs outputs/golden/after            # in another, on the same machine
     python -m tests.golden.runs --compare outputs/golden/before outputs/golden/after
 
-Everything but the clocks has to be equal, to the last bit. It takes some minutes; the suite holds the trainer's part
-of it (test_curves.py).
+Everything but the clocks has to be equal, to the last bit. It takes some minutes; the suite holds the
+trainer's part of it (test_curves.py).
 """
 
 import argparse
@@ -76,16 +76,27 @@ def run(output: Path) -> None:
     for name, (script, flags) in RUNS.items():
         work = output / name.replace(" ", "_").replace(",", "")
         prompts = data / ("sft.jsonl" if name == "sft" else "rl.jsonl")
-        common = [flag for flag in COMMON if name != "sft" or flag not in ("--apply-chat-template", "--label-key", "label")]
-        evaluation = [] if name == "sft" else [
-            *("--eval-interval", 2, "--eval-prompt-data", "calc", f"{data}/eval.jsonl@[:8]"),
+        common = [
+            flag
+            for flag in COMMON
+            if name != "sft" or flag not in ("--apply-chat-template", "--label-key", "label")
         ]
+        evaluation = (
+            []
+            if name == "sft"
+            else [
+                *("--eval-interval", 2, "--eval-prompt-data", "calc", f"{data}/eval.jsonl@[:8]"),
+            ]
+        )
         files = [
             *("--hf-checkpoint", model, "--prompt-data", prompts, "--metrics-file", work / "metrics.jsonl"),
             *("--dump-details", work / "dump"),
         ]
         _call(script, *common, *files, *evaluation, *flags)
-        result = {"metrics": _metrics(work / "metrics.jsonl"), "samples": _samples(work / "dump" / "rollout_data")}
+        result = {
+            "metrics": _metrics(work / "metrics.jsonl"),
+            "samples": _samples(work / "dump" / "rollout_data"),
+        }
         work.with_suffix(".json").write_text(json.dumps(result, indent=1, sort_keys=True))
         print(f"{name}: {len(result['metrics'])} rows, {len(result['samples'])} recordings", flush=True)
 
@@ -104,7 +115,9 @@ def _metrics(path: Path) -> dict[str, dict[str, Any]]:
     for line in path.read_text().splitlines():
         row = json.loads(line)
         key = f"{row['axis']} {row['step']}"
-        rows.setdefault(key, {}).update({k: v for k, v in row.items() if not any(word in k for word in VARYING)})
+        rows.setdefault(key, {}).update(
+            {k: v for k, v in row.items() if not any(word in k for word in VARYING)}
+        )
     return rows
 
 
@@ -134,7 +147,9 @@ def compare(before: Path, after: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", nargs="?", type=Path)
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     args = parser.parse_args(argv)

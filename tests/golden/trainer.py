@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from slime.arguments import validated_args
 from slime.backends.megatron_utils.actor import MegatronTrainActor
 from slime.backends.megatron_utils.named_params import named_params
 from slime.observability.rollout_data_utils import load_debug_rollout_data
 from slime.rollout.train_data import samples_to_train_data, split_train_data_by_dp
-from slime.utils.arguments import validated_args
 
 _CLOCKS = ("perf/",)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.arguments.errors import UsageError
-from slime.utils.arguments.parser import build_parser, parse
+from slime.arguments.errors import UsageError
+from slime.arguments.parser import build_parser, parse
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))

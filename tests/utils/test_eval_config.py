@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime.utils.arguments import UsageError
+from slime.arguments import UsageError
 from slime.utils.eval_config import EvalDatasetConfig, resolve_eval_datasets
 
 FLAGS = {

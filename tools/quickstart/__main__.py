@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from slime.observability.jsonl import read_metrics
-from slime.utils.exclusive import DirectoryUnusable, exclusive
+from slime.processes.exclusive import DirectoryUnusable, exclusive
 from tools.quickstart.layout import Layout
 from tools.quickstart.phases import environment, plan, write_eval_config, write_summary
 from tools.quickstart.runner import PhaseFailed, run_phase

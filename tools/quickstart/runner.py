@@ -14,7 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from slime.utils.process import ManagedProcess
+from slime.processes.child import ManagedProcess
 from tools.quickstart.phases import Phase
 
 POLL_SECONDS = 0.5

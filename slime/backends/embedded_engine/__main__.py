@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 import uvicorn
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.http.app import create_app
 from slime.backends.embedded_engine.parent_watch import watch_parent
 from slime.backends.embedded_engine.sequence import abort_reason
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 
 _DRAIN_SECONDS = 5
 _SWITCH_SECONDS = 0.0005

@@ -4,6 +4,7 @@ import random
 
 import psutil
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
 from slime.backends.embedded_engine.engine import Engine
@@ -19,7 +20,6 @@ from slime.backends.embedded_engine.stopping import StopChecker
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024

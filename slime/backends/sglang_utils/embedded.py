@@ -4,9 +4,9 @@ import argparse
 import os
 from collections.abc import Mapping
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.flags import add_flags, flags_of
 from slime.backends.sglang_utils.server_engine import ServerEngine
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
-from slime.utils.arguments.flags import add_flags, flags_of
 
 
 class EmbeddedEngine(ServerEngine):

@@ -24,8 +24,8 @@ import httpx
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import HttpStatusError, bearer_header, http_url
-from slime.utils.process import ManagedProcess
 
 STARTUP_TIMEOUT_S = 60.0
 REGISTER_TIMEOUT_S = 60.0

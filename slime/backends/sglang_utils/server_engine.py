@@ -16,8 +16,8 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from slime.backends.rollout_engine import EngineStartError, RolloutEngine
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import http_url, is_loopback
-from slime.utils.process import ManagedProcess
 from slime.utils.types import EngineEndpoint
 
 SHUTDOWN_GRACE_S = 5.0

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.http.responses import ResponseBuilder
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 
 
 def make_state(checkpoint, **changes) -> ServerState:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.http.openai_routes import ChatDialect, _events
 from slime.backends.embedded_engine.http.prompts import Generation
@@ -15,7 +16,6 @@ from slime.backends.embedded_engine.http.streaming import TextStream, stream_gen
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from slime.backends.embedded_engine.stopping import StopChecker
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 
 LENGTH = 8
 PRINTABLE = 94

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from slime.utils.run_reaper import living, read_processes
+from slime.processes.reaper import living, read_processes
 from tests.megatron_harness import run_ranks
 
 

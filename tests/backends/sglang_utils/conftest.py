@@ -13,8 +13,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from slime.backends.sglang_utils.factory import create_engine
 from slime.backends.sglang_utils.server_engine import ServerEngine
+from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import bearer_header, find_available_port, http_url
-from slime.utils.process import ManagedProcess
 from tests.backends.sglang_utils.engine_under_test import CONTEXT, EngineUnderTest
 from tools.make_tiny_model import make_config, make_model, make_tokenizer, save_checkpoint
 

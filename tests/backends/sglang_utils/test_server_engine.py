@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.embedded import EmbeddedEngine
 from slime.backends.sglang_utils.factory import create_engine, engine_api_key, engine_host
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 from slime.utils.types import EngineEndpoint
 from tests.backends.sglang_utils.conftest import free_port
 

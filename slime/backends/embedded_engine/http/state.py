@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model_config import ModelConfig
@@ -13,7 +14,6 @@ from slime.backends.embedded_engine.parameters import Parameters
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
-from slime.utils.arguments.embedded_engine import EmbeddedServerArgs
 
 _DETERMINISTIC_SEED = 42
 _MASK = 2**64 - 1

@@ -1,0 +1,74 @@
+"""Arguments of the embedded engine: the part of SGLang's ``ServerArgs`` that it honours.
+
+Names and defaults are SGLang's, so that ``--sglang-<name>`` on the trainer's command line means the
+same with either server. ``args.sglang_<name>`` carries them to the launcher.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.arguments.flags import add_flags, flag, flags_of
+
+
+@dataclass
+class EmbeddedServerArgs:
+    """What ``python -m slime.backends.embedded_engine`` accepts; None lets the engine choose."""
+
+    model_path: str = flag(required=True, help="HF checkpoint directory to serve")
+    tokenizer_path: str | None = flag(help="HF tokenizer directory; default model_path")
+    host: str = flag("127.0.0.1", help="address to listen on")
+    port: int = flag(30000, help="port to listen on")
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = flag(
+        "auto", help="dtype of weights and KV cache; auto is the dtype in config.json"
+    )
+    load_format: Literal["auto", "safetensors", "dummy"] = flag(
+        "auto", help="how weights are read; dummy initialises them at random"
+    )
+    tp_size: int = flag(
+        1, names=("--tp-size", "--tensor-parallel-size"), supported=(1,), help="tensor parallel size"
+    )
+    context_length: int | None = flag(
+        help="longest prompt plus response, in tokens; default from config.json"
+    )
+    max_running_requests: int | None = flag(help="requests decoded together at most")
+    max_total_tokens: int | None = flag(help="tokens the KV cache holds at most")
+    chunked_prefill_size: int | None = flag(
+        help="prompt tokens of one prefill step at most; -1 for no chunks"
+    )
+    random_seed: int | None = flag(help="seed of sampling for requests that bring none")
+    served_model_name: str | None = flag(help="model name of the OpenAI endpoints; default model_path")
+    api_key: str | None = flag(help="key that normal endpoints ask for")
+    admin_api_key: str | None = flag(help="key that control endpoints ask for")
+    weight_version: str = flag("default", help="version reported until the first weight update")
+    log_level: Literal["debug", "info", "warning", "error", "critical"] = flag(
+        "warning", help="level of the server's own log"
+    )
+    enable_deterministic_inference: bool = flag(
+        False, help="results that do not depend on batch composition or timing; honours sampling_seed"
+    )
+    enable_memory_saver: bool = flag(False, help="free memory on /release_memory_occupation")
+    enable_weights_cpu_backup: bool = flag(False, help="keep weights over a release of their memory")
+    skip_tokenizer_init: bool = flag(False, help="load no tokenizer: ids in, ids out")
+    enable_metrics: bool = flag(False, help="serve /metrics and add timings to meta_info")
+    stream_interval: int = flag(1, help="tokens between two messages of a stream")
+    incremental_streaming_output: bool = flag(False, help="stream deltas instead of the text so far")
+    allow_auto_truncate: bool = flag(
+        False, help="cut requests that exceed the context instead of refusing them"
+    )
+    trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
+
+    @classmethod
+    def from_cli(cls, argv: Sequence[str] | None = None) -> "EmbeddedServerArgs":
+        """Parses a command line; prints the problem and exits with code 2 if it is wrong."""
+        parser = argparse.ArgumentParser(
+            "python -m slime.backends.embedded_engine",
+            description="Serves a language model on CPU over SGLang's HTTP protocol.",
+            allow_abbrev=False,
+        )
+        add_flags(parser, list(flags_of(cls)))
+        namespace = parser.parse_args(argv)
+        if namespace.tp_size != 1:
+            parser.error(f"--tp-size {namespace.tp_size}: not supported (wanted: 1)")
+        return cls(**vars(namespace))

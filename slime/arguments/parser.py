@@ -1,0 +1,175 @@
+"""The parser: every flag of every group, by its full name only."""
+
+import argparse
+import difflib
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from slime.arguments import (
+    algorithm,
+    checkpointing,
+    cluster,
+    data,
+    model_shape,
+    optimizer,
+    parallelism,
+    rollout,
+    sglang,
+    tracking,
+    training,
+)
+from slime.arguments.custom_config import apply_custom_config
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import Flag, add_flags, flags_of, without_none
+from slime.arguments.megatron import megatron_flags
+
+GROUPS: tuple[tuple[str, type], ...] = (
+    ("cluster", cluster.ClusterArgs),
+    ("fault tolerance", cluster.FaultToleranceArgs),
+    ("rollout", rollout.RolloutArgs),
+    ("reward", rollout.RewardArgs),
+    ("data", data.DataArgs),
+    ("batch", data.BatchArgs),
+    ("evaluation", data.EvalArgs),
+    ("training", training.TrainingArgs),
+    ("weight sync", training.WeightSyncArgs),
+    ("trainer hooks", training.HookArgs),
+    ("loss", algorithm.LossArgs),
+    ("advantages", algorithm.AdvantageArgs),
+    ("off-policy corrections", algorithm.OffPolicyArgs),
+    ("checkpoints", checkpointing.CheckpointArgs),
+    ("optimizer", optimizer.OptimizerArgs),
+    ("learning-rate schedule", optimizer.ScheduleArgs),
+    ("precision", optimizer.PrecisionArgs),
+    ("parallelism", parallelism.ParallelArgs),
+    ("compute", parallelism.ComputeArgs),
+    ("model shape", model_shape.ModelShapeArgs),
+    ("vocabulary", model_shape.VocabularyArgs),
+    ("tracking", tracking.TrackingArgs),
+    ("debug", tracking.DebugArgs),
+    ("self-checks", tracking.CiArgs),
+    ("engines", sglang.EngineFleetArgs),
+)
+AddArguments = Callable[[argparse.ArgumentParser], Any]
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """Flags under one heading of ``--help`` and of the flag page."""
+
+    title: str
+    about: str
+    flags: tuple[Flag, ...]
+
+
+def declared_groups() -> list[FlagGroup]:
+    """Every group declared by hand, then what megatron-core's configs add."""
+    groups = [
+        FlagGroup(title, (cls.__doc__ or "").splitlines()[0], tuple(flags_of(cls))) for title, cls in GROUPS
+    ]
+    dests = {spec.dest for group in groups for spec in group.flags}
+    names = {name for group in groups for spec in group.flags for name in spec.names}
+    generated = megatron_flags(dests, names)
+    about = "Fields of megatron-core's config dataclasses that no other group declares."
+    return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
+
+
+def documented_groups() -> list[FlagGroup]:
+    """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
+    flags = tuple(sglang.embedded_server_flags())
+    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
+
+
+def build_parser(
+    engine: str, add_custom_arguments: AddArguments | None = None
+) -> tuple[argparse.ArgumentParser, dict[str, Flag]]:
+    """The parser, and our flags by dest (those of SGLang's and the router's own parsers are not in it).
+
+    Args:
+        engine: "sglang" or "embedded": whose server options ``--sglang-*`` are.
+        add_custom_arguments: registers a user's own options first.
+    """
+    parser = _Parser(description="RL post-training of language models", allow_abbrev=False)
+    if add_custom_arguments is not None:
+        add_custom_arguments(parser)
+    groups = documented_groups() if engine == "embedded" else declared_groups()
+    for group in groups:
+        add_flags(parser.add_argument_group(group.title, group.about), group.flags)
+    if engine == "sglang":
+        sglang.add_sglang_server_flags(parser.add_argument_group("sglang", "Server options of SGLang."))
+    sglang.add_router_flags(parser, parser.add_argument_group("router", "Options of sglang-router."))
+    return parser, {spec.dest: spec for group in groups for spec in group.flags}
+
+
+def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None) -> Namespace:
+    """Flags as given, nothing derived yet.
+
+    Raises:
+        UsageError: an unknown flag, an unreadable value, or a value that this version does not support.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    engine = _engine_of(words)
+    parser, specs = build_parser(engine, add_custom_arguments)
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = False  # a misspelt flag is named as such before the one that it leaves missing
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise UsageError(_unknown(unknown[0], parser, specs, engine))
+    apply_custom_config(args, specs)
+    for action in required:
+        if getattr(args, action.dest) is None:
+            raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
+    for message in _unsupported(args, specs):
+        raise UsageError(message)
+    if sglang.choose_engine(args.rollout_engine) != engine:
+        raise UsageError(
+            f"--custom-config-path {args.custom_config_path}: rollout_engine is {args.rollout_engine!r}, but "
+            f"flags were read for {engine!r} (wanted: --rollout-engine {args.rollout_engine})"
+        )
+    args.rollout_engine = engine
+    return args
+
+
+def _engine_of(words: list[str]) -> str:
+    """Which server's options to offer has to be known before the rest can be parsed."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--rollout-engine", default="auto")
+    requested = early.parse_known_args(words)[0].rollout_engine
+    return sglang.choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag], engine: str) -> str:
+    if not word.startswith("-"):
+        return f"{word!r}: not expected here (wanted: a flag)"
+    name = word.split("=")[0]
+    if name.startswith("--sglang-") and engine == "embedded":
+        return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
+    refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
+    options = {option for action in parser._actions for option in action.option_strings}
+    known = sorted(options - refused)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name}: unknown flag" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _unsupported(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
+    for spec in specs.values():
+        value = getattr(args, spec.dest)
+        if spec.supported is None or value in spec.supported or value == spec.default:
+            continue
+        wanted = spec.wanted or " or ".join(map(str, spec.supported))
+        shown = "" if isinstance(value, bool) else f" {value}"
+        name = spec.names[0]
+        if value is False and without_none(spec.type)[1]:
+            name = f"--no-{name.removeprefix('--')}"
+        yield f"{name}{shown}: not supported (wanted: {wanted})"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing a page of usage: the error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))

@@ -1,0 +1,186 @@
+"""The rollout manager: one Ray actor that turns prompts into train batches."""
+
+import logging
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import ray
+
+from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
+from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
+from slime.ray.engine_fleet import EngineFleet
+from slime.ray.placement_group import Slots
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from slime.rollout.train_data import flatten_samples, samples_to_train_data, split_train_data_by_dp
+from slime.rollout.weight_versions import check_weight_versions
+from slime.utils.http_utils import init_http_client, share_key_with
+from slime.utils.misc import load_function, should_run_periodic_action
+from slime.utils.types import EngineEndpoint, Sample
+
+POLL = 0.5  # seconds between two looks at the fleet while a rollout runs
+
+
+class RolloutManager:
+    """Composes a fleet of engines, a data source and a rollout function.
+
+    It decides nothing about sampling (the rollout function does) and nothing about batches
+    (``slime.rollout.train_data`` does).
+    """
+
+    def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
+        self._args = args
+        self._fleet = EngineFleet(args, slots, trainer_gpus)
+        self._rollout_fn = load_function(args.rollout_function_path)
+        self._eval_fn = load_function(args.eval_function_path)
+        self._data_source = load_function(args.data_source_path)(args)
+        self._parallel_config: dict[str, int] | None = None
+        self._weight_version: str | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+
+    def start(self) -> None:
+        """Brings up engines and router; returns when they serve."""
+        self._fleet.start()
+        if self._fleet.engines:
+            init_http_client(self._args)
+            self._share_key()
+
+    def num_rollout_per_epoch(self) -> int | None:
+        if not self._args.rollout_global_dataset:
+            return None
+        # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
+        return len(self._data_source) // self._args.rollout_batch_size or None
+
+    def set_num_rollout(self, num_rollout: int) -> None:
+        """Settles ``--num-rollout`` where the flags gave ``--num-epoch``."""
+        self._args.num_rollout = num_rollout
+
+    def set_train_parallel_config(self, config: dict[str, int]) -> None:
+        self._parallel_config = config
+
+    def load(self, rollout_id: int) -> None:
+        """Restores the data position as it was after ``rollout_id``; -1 is the beginning."""
+        if rollout_id >= 0:
+            self._data_source.load(rollout_id)
+
+    def generate(self, rollout_id: int) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
+        """One rollout.
+
+        Returns:
+            A reference to the train shard of each data-parallel rank (none without a trainer), and
+            the rollout's metrics.
+        """
+        start = time.monotonic()
+        output = self._samples(rollout_id)
+        seconds = time.monotonic() - start
+        samples = flatten_samples(output.samples)
+        self._check_versions(samples)
+        save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
+        metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
+        refs = self._to_train_refs(samples)
+        self._save_state(rollout_id)
+        return refs, metrics
+
+    def eval(self, rollout_id: int) -> dict[str, Any]:
+        """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
+        call = lambda: call_rollout_fn(
+            self._eval_fn, self._args, rollout_id, self._data_source, evaluation=True
+        )
+        start = time.monotonic()
+        output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
+        seconds = time.monotonic() - start
+        samples = [s for result in output.data.values() for s in flatten_samples(result.get("samples") or [])]
+        self._check_versions(samples)
+        save_debug_rollout_data(self._args, rollout_id, samples, evaluation=True)
+        metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
+        return metrics | {"perf/eval_time": seconds}
+
+    def check(self) -> None:
+        """Raises what the fleet's watcher has found, if anything."""
+        self._fleet.check()
+
+    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send weights to, after dead ones have been replaced, and a number.
+
+        The number changes when an engine was replaced, even by one at the same address.
+        """
+        self._fleet.check()
+        if self._args.use_fault_tolerance:
+            self._fleet.recover()
+            self._share_key()
+        return self._fleet.endpoints, self._fleet.launches
+
+    def weights_updated(self, version: int) -> None:
+        """All engines have been sent ``version``; refuses to go on if one serves another."""
+        self._fleet.admit(str(version))
+        self._weight_version = str(version)
+
+    def offload(self) -> None:
+        self._fleet.release()
+
+    def onload(self, tags: list[str]) -> None:
+        self._fleet.resume(tags)
+
+    def dispose(self) -> None:
+        self._fleet.stop()
+
+    def _share_key(self) -> None:
+        """User code may talk to engines directly."""
+        for endpoint in self._fleet.endpoints:
+            share_key_with(endpoint.url)
+
+    def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
+        if self._args.load_debug_rollout_data:
+            return RolloutFnTrainOutput(load_debug_rollout_data(self._args, rollout_id))
+        call = lambda: call_rollout_fn(
+            self._rollout_fn, self._args, rollout_id, self._data_source, evaluation=False
+        )
+        return self._watched(call, f"rollout {rollout_id}")
+
+    def _watched(self, call: Callable[[], Any], what: str) -> Any:
+        """Runs ``call`` beside the fleet's watcher: a dead engine ends it, and so does the deadline."""
+        with self._fleet.serving():
+            return self._await(self._pool.submit(call), what)
+
+    def _await(self, future: Future[Any], what: str) -> Any:
+        deadline = time.monotonic() + self._args.rollout_timeout
+        while True:
+            try:
+                return future.result(timeout=POLL)
+            except FutureTimeout:
+                if future.done():  # its own TimeoutError, or it ended just now
+                    return future.result()
+                self._fleet.check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{what}: not finished after {self._args.rollout_timeout:.0f} s"
+                    ) from None
+
+    def _check_versions(self, samples: list[Sample]) -> None:
+        if self._weight_version is not None:
+            check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
+
+    def _to_train_refs(self, samples: list[Sample]) -> list[ray.ObjectRef]:
+        if self._parallel_config is None:
+            return []
+        batch = samples_to_train_data(self._args, samples)
+        shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
+        return [ray.put(shard) for shard in shards]
+
+    def _save_state(self, rollout_id: int) -> None:
+        """Saves the data position with the rollout whose checkpoint will need it.
+
+        Here and not in the loop, because the asynchronous loop draws the prompts of the next rollout
+        before it saves this one.
+        """
+        args = self._args
+        per_epoch = self.num_rollout_per_epoch()
+        if args.save and should_run_periodic_action(
+            rollout_id, args.save_interval, per_epoch, args.num_rollout
+        ):
+            self._data_source.save(rollout_id)

@@ -1,0 +1,156 @@
+"""The trainer as the driver sees it: one object for a group of Ray actors."""
+
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from slime.observability.run_log import RunLog
+from slime.ray.env import worker_env
+from slime.ray.placement_group import Slots
+from slime.ray.rollout_group import RolloutGroup
+from slime.ray.train_worker import TrainRayActor
+from slime.ray.waiting import wait_all, wait_one
+from slime.utils.types import EngineEndpoint
+
+logger = logging.getLogger(__name__)
+
+# A colocated engine takes part of the same GPU: 0.4 + 0.2 leaves room for both and for probes.
+GPU_PER_ACTOR = 0.4
+
+
+Engines = tuple[list[EngineEndpoint], int]
+"""Where they serve, and a number that changes when one of them was replaced."""
+
+
+class RayTrainGroup:
+    """``len(slots)`` trainer processes that work in step.
+
+    Args:
+        slots: one slot per rank; an empty group (rollout-only runs) answers every call with nothing.
+        rollout: where the weights go.
+        needs_offload: whether engines share these GPUs; if not, ``onload`` and ``offload`` do nothing.
+    """
+
+    def __init__(
+        self,
+        args: Namespace,
+        slots: Slots,
+        rollout: RolloutGroup,
+        log: RunLog,
+        *,
+        role: str = "actor",
+        with_ref: bool = False,
+        needs_offload: bool = False,
+    ) -> None:
+        self._args, self._rollout, self._log = args, rollout, log
+        self._role, self._with_ref, self._needs_offload = role, with_ref, needs_offload
+        self._connected: Engines = ([], 0)
+        self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
+        self._pending_init = self._start()
+        self.start_rollout_id = args.start_rollout_id or 0
+
+    def wait_ready(self) -> None:
+        """Waits until every rank has loaded its model, and learns where the run starts."""
+        starts = self._gather(self._pending_init, "building and loading the model")
+        if not starts:
+            return
+        if len(set(starts)) != 1:
+            raise RuntimeError(f"trainer ranks disagree about the first rollout: {starts}")
+        if self._args.start_rollout_id is None:
+            self.start_rollout_id = starts[0]
+        config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
+        self._rollout.set_train_parallel_config(config)
+
+    def train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef]) -> None:
+        """Trains on one rollout and logs what the main rank reports."""
+        with self._log.phase("train_wait"):
+            self._train(rollout_id, data_refs)
+
+    def _train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef]) -> None:
+        refs = [actor.train.remote(rollout_id, list(data_refs)) for actor in self._actors]
+        reports = self._gather(refs, f"training on rollout {rollout_id}")
+        self._log.train(rollout_id, next((report for report in reports if report), {}))
+
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
+        with self._log.phase("save_model"):
+            self._call_all(f"saving rollout {rollout_id}", "save_model", rollout_id, force_sync)
+
+    def update_weights(self) -> None:
+        """Gives every engine the current weights, reconnecting first if the engines have changed."""
+        with self._log.phase("update_weights"):
+            self._update_weights()
+
+    def _update_weights(self) -> None:
+        engines = self._rollout.updatable_engines() if self._actors else ([], 0)
+        if not engines[0]:
+            return
+        try:
+            versions = self._send_weights(engines)
+        except ray.exceptions.RayTaskError as error:
+            replaced = self._rollout.updatable_engines()
+            if replaced[1] == engines[1]:
+                raise
+            # An engine died meanwhile, and fault tolerance has put another in its place.
+            logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
+            versions = self._send_weights(replaced)
+        self._rollout.weights_updated(max(versions))
+
+    def _send_weights(self, engines: Engines) -> list[int]:
+        """The new version, by each rank."""
+        if engines != self._connected:
+            # Nothing counts as connected until an update has succeeded.
+            self._connected = ([], 0)
+            self._call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
+        versions = self._call_all("updating the weights", "update_weights")
+        self._connected = engines
+        return versions
+
+    def onload(self) -> None:
+        if self._needs_offload:
+            with self._log.phase("wake_up"):
+                self._call_all("loading the trainer back", "wake_up")
+
+    def offload_training_state(self) -> None:
+        """Makes room for the weights of the engines; a weight update needs no more than the trainer's own."""
+        if self._needs_offload:
+            with self._log.phase("sleep"):
+                self._call_all("offloading the optimizer", "offload_training_state")
+
+    def offload(self) -> None:
+        if self._needs_offload:
+            with self._log.phase("sleep"):
+                self._call_all("offloading the trainer", "sleep")
+
+    def shutdown(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _spawn(self, rank: int, slots: Slots) -> Any:
+        env = worker_env(self._args.train_env_vars, trainer=True)
+        return (
+            ray.remote(TrainRayActor)
+            .options(
+                num_gpus=GPU_PER_ACTOR,
+                num_cpus=GPU_PER_ACTOR,
+                scheduling_strategy=slots.strategy(rank),
+                runtime_env={"env_vars": env},
+            )
+            .remote(self._args, self._role, rank, len(slots))
+        )
+
+    def _start(self) -> list[ray.ObjectRef]:
+        if not self._actors:
+            return []
+        found = self._actors[0].address_and_free_port.remote()
+        address, port = wait_one(found, "start of the trainer processes", self._args.cluster_timeout)
+        return [actor.init.remote(address, port, self._with_ref) for actor in self._actors]
+
+    def _call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:
+        return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)
+
+    def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
+        """Waits for all ranks; an engine or a router that dies meanwhile ends the wait by name."""
+        return wait_all(refs, f"{self._role}: {what}", self._args.train_timeout, self._rollout.check)

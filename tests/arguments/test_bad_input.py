@@ -1,0 +1,313 @@
+"""Bad input is answered with one line that names what was found and what was wanted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_missing_data_file_is_named(words, refusal, tmp_path):
+    assert refusal(words(prompt_data=tmp_path / "no.jsonl")) == (
+        f"--prompt-data: {tmp_path}/no.jsonl: no such data file"
+    )
+
+
+def test_a_malformed_line_is_named_with_its_number(words, refusal, data):
+    data.write_text('{"input": "1", "label": "1"}\n\n{"input": "2", \n')
+    assert refusal(words()).startswith(f"--prompt-data: {data}:3: not valid JSON")
+
+
+def test_a_line_that_is_no_object_is_named(words, refusal, data):
+    data.write_text('{"input": "1", "label": "1"}\n[1, 2]\n')
+    assert refusal(words()) == f"--prompt-data: {data}:2: expected a JSON object, found list"
+
+
+def test_a_record_without_the_field_is_named_with_the_fields_it_has(words, refusal, data):
+    data.write_text('{"input": "1", "label": "1"}\n{"prompt": "2", "label": "2"}\n')
+    assert refusal(words()) == f"--prompt-data: {data}:2 has no field 'input' (found: label, prompt)"
+
+
+def test_a_data_file_of_another_kind_is_refused(words, refusal, tmp_path):
+    (tmp_path / "data.csv").write_text("a,b\n")
+    assert "expected .jsonl or .parquet" in refusal(words(prompt_data=tmp_path / "data.csv"))
+
+
+def test_a_broken_parquet_file_is_refused(words, refusal, tmp_path):
+    (tmp_path / "data.parquet").write_text("no parquet")
+    assert "not a parquet file" in refusal(words(prompt_data=tmp_path / "data.parquet"))
+
+
+def test_a_bad_eval_file_is_named_with_its_dataset(words, refusal, tmp_path):
+    line = words(eval_interval=1, eval_prompt_data=["held_out", tmp_path / "no.jsonl"])
+    assert refusal(line) == f"eval dataset held_out: {tmp_path}/no.jsonl: no such data file"
+
+
+def test_a_missing_checkpoint_is_named(words, refusal, tmp_path):
+    assert refusal(words(hf_checkpoint=tmp_path / "none")) == (
+        f"--hf-checkpoint {tmp_path}/none: {tmp_path}/none/config.json: not found "
+        "(wanted: a local Hugging Face checkpoint directory)"
+    )
+
+
+def test_a_checkpoint_without_weights_is_refused(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "model.safetensors").unlink()
+    assert refusal(words(hf_checkpoint=path)) == f"--hf-checkpoint {path}: holds no .safetensors file"
+
+
+def test_an_unsupported_model_type_is_refused_with_those_that_are(words, refusal, altered_checkpoint):
+    message = refusal(words(hf_checkpoint=altered_checkpoint(model_type="gpt2")))
+    assert message.endswith("model_type 'gpt2' is not supported (wanted: llama, qwen2, qwen3)")
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(words, refusal, altered_checkpoint):
+    message = refusal(words(hf_checkpoint=altered_checkpoint(vocab_size=256)))
+    assert message.endswith("does not fit the model: token id 269, but vocab_size 256 (config.json)")
+
+
+def test_a_broken_tokenizer_is_refused(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "tokenizer.json").write_text("{}")
+    assert "its tokenizer does not load" in refusal(words(hf_checkpoint=path))
+
+
+def test_a_chat_template_that_the_tokenizer_lacks_is_refused(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "chat_template.jinja").unlink()
+    assert refusal(words(hf_checkpoint=path, apply_chat_template=True)).startswith("--apply-chat-template:")
+
+
+@pytest.mark.parametrize("flag", ["load", "ref_load"])
+def test_a_directory_without_a_checkpoint_is_refused(words, refusal, tmp_path, flag):
+    name = "--" + flag.replace("_", "-")
+    assert refusal(words(**{flag: tmp_path})).startswith(f"{name} {tmp_path}: no checkpoint there")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("num_layers", 4, "3"),
+        ("hidden_size", 64, "128"),
+        ("rotary_base", 5e5, "10000.0"),
+        ("vocab_size", 9, "320"),
+    ],
+)
+def test_a_shape_flag_that_contradicts_the_checkpoint_shows_both_values(words, refusal, flag, value, said):
+    name = "--" + flag.replace("_", "-")
+    assert refusal(words(**{flag: value})) == f"{name} {value}: config.json of --hf-checkpoint says {said}"
+
+
+def test_an_unknown_flag_is_named_with_the_one_it_resembles(words, refusal):
+    line = [*words(), "--global-batchsize", "4"]
+    assert refusal(line) == "--global-batchsize: unknown flag (did you mean --global-batch-size?)"
+
+
+def test_a_misspelt_required_flag_is_named_and_not_the_one_that_is_missing(words, refusal):
+    line = [*words(rollout_batch_size=None), "--rollout-batchsize", "4"]
+    assert refusal(line).startswith("--rollout-batchsize: unknown flag")
+
+
+def test_an_abbreviation_is_an_unknown_flag(words, refusal):
+    assert refusal([*words(), "--rollout-temp", "1"]).startswith("--rollout-temp: unknown flag")
+
+
+def test_a_stray_word_is_named(words, refusal):
+    assert refusal(["stray", *words()]) == "'stray': not expected here (wanted: a flag)"
+
+
+def test_a_missing_required_flag_is_named(words, refusal):
+    assert refusal(words(rollout_batch_size=None)) == (
+        "--rollout-batch-size: missing (wanted: prompts of one rollout)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module.f", "cannot import 'no_such_module'"),
+        ("slime.utils.misc.nothing", "module 'slime.utils.misc' has no attribute 'nothing'"),
+        ("nodots", "expected package.module.name"),
+        ("slime.arguments.rollout.RM_TYPES", "is tuple (wanted: something to call)"),
+        ("raising_plugin.f", "its import fails: RuntimeError: no key"),
+        ("misspelt_plugin.f", "its import fails: SyntaxError"),
+    ],
+)
+def test_a_wrong_dotted_path_is_named(words, refusal, tmp_path, monkeypatch, path, reason):
+    (tmp_path / "raising_plugin.py").write_text("raise RuntimeError('no key')\n")
+    (tmp_path / "misspelt_plugin.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal(words(custom_rm_path=path)).startswith(f"--custom-rm-path {path}: {reason}")
+
+
+def test_a_repeatable_dotted_path_is_resolved_each_time(words, refusal):
+    line = [*words(rollout_sample_hook_path="json.dumps"), "--rollout-sample-hook-path", "json.no"]
+    assert refusal(line).startswith("--rollout-sample-hook-path json.no:")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["save", "save_hf", "metrics_file", "dump_details", "save_debug_rollout_data", "save_debug_train_data"],
+)
+def test_an_output_below_a_file_is_refused(words, refusal, tmp_path, flag):
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "below"
+    name = "--" + flag.replace("_", "-")
+    changes = {"save_interval": 1} if flag in ("save", "save_hf") else {}
+    expected = f"{name} {path}: {tmp_path}/file is a file (wanted: a directory)"
+    assert refusal(words(**{flag: path}, **changes)) == expected
+
+
+def test_a_directory_flag_that_names_a_file_is_refused(words, refusal, data):
+    assert refusal(words(save=data, save_interval=1)).endswith("is a file (wanted: a directory)")
+
+
+def test_a_file_flag_that_names_a_directory_is_refused(words, refusal, tmp_path):
+    assert refusal(words(metrics_file=tmp_path)).endswith("is a directory (wanted: a file)")
+
+
+def test_an_unknown_placeholder_in_an_output_is_refused(words, refusal, tmp_path):
+    message = refusal(words(save_hf=f"{tmp_path}/{{step}}", save_interval=1))
+    assert message.endswith("cannot fill in 'step' (wanted: no braces but {rollout_id})")
+
+
+def test_a_dump_that_is_not_there_is_refused(words, refusal, tmp_path):
+    line = words(load_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    assert refusal(line).endswith("no such file for rollout 0")
+
+
+CONTRADICTIONS = [
+    (dict(global_batch_size=5), "--global-batch-size 5: does not divide 16 samples of a rollout"),
+    (dict(num_steps_per_rollout=3), "--num-steps-per-rollout 3: does not divide 16 samples"),
+    (dict(num_steps_per_rollout=2, global_batch_size=4), "--global-batch-size 4: 16 samples of a rollout"),
+    (dict(micro_batch_size=3), "--global-batch-size 16: not a multiple of --micro-batch-size 3"),
+    (dict(actor_num_gpus_per_node=3), "--global-batch-size 16: not a multiple of the data-parallel size 3"),
+    (dict(over_sampling_batch_size=2), "--over-sampling-batch-size 2"),
+    (dict(use_dynamic_batch_size=True), "--use-dynamic-batch-size: needs --max-tokens-per-gpu"),
+    (
+        dict(tensor_model_parallel_size=2),
+        "--tensor-model-parallel-size 2 x --pipeline-model-parallel-size 1: does not divide 1 trainer GPUs",
+    ),
+    (
+        dict(tensor_model_parallel_size=3, actor_num_gpus_per_node=3, rollout_num_gpus=1, colocate=None),
+        "--tensor-model-parallel-size 3 does not divide num_attention_heads 4 (config.json)",
+    ),
+    (
+        dict(pipeline_model_parallel_size=2, actor_num_gpus_per_node=2),
+        "--pipeline-model-parallel-size 2 does not divide num_layers 3 (config.json)",
+    ),
+    (dict(sequence_parallel=True), "--sequence-parallel: needs --tensor-model-parallel-size above 1"),
+    (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
+    (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
+    (dict(num_rollout=None), "--num-rollout: missing"),
+    (dict(prompt_data=None), "--prompt-data: missing"),
+    (dict(colocate=None), "--rollout-num-gpus: missing"),
+    (dict(colocate=None, rollout_num_gpus=3, rollout_num_gpus_per_engine=2), "--rollout-num-gpus 3: not a"),
+    (dict(eval_interval=1), "--eval-interval: needs --eval-prompt-data or --eval-config"),
+    (dict(eval_interval=1, eval_prompt_data=["a", "b", "c"]), "--eval-prompt-data a b c: wanted pairs"),
+    (dict(save_interval=1), "--save-interval: needs --save or --save-hf"),
+    (dict(save_hf="out/{rollout_id}"), "--save-hf: needs --save-interval"),
+    (dict(rollout_max_context_len=10**6), "--rollout-max-context-len 1000000: above max_position_embeddings"),
+    (dict(kl_loss_coef=0.1), "--kl-loss-coef 0.1: needs --use-kl-loss"),
+    (dict(use_unbiased_kl=True), "--use-unbiased-kl: needs --use-kl-loss"),
+    (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards"),
+    (dict(gamma=0.9), "--gamma 0.9: grpo does not discount"),
+    (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
+    (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
+    (
+        dict(disable_compute_advantages_and_returns=True),
+        "--disable-compute-advantages-and-returns: the policy",
+    ),
+    (
+        dict(use_rollout_entropy=True, use_rollout_logprobs=True),
+        "--use-rollout-entropy: --use-rollout-logprobs",
+    ),
+    (dict(rm_type=None), "--rm-type: missing"),
+    (dict(group_rm=True, eval_interval=1, eval_prompt_data=["a", "{data}"]), "--group-rm: evaluation scores"),
+    (
+        dict(rollout_function_path="slime.rollout.sft_rollout.generate_rollout"),
+        "--n-samples-per-prompt 4: SFT takes each row once",
+    ),
+    (dict(disable_rollout_global_dataset=True), "--disable-rollout-global-dataset: needs a --rollout"),
+    (
+        dict(sglang_mem_fraction_static=0.7),
+        "--sglang-mem-fraction-static: not an option of the embedded engine",
+    ),
+    (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
+    (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
+    (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
+    (dict(rollout_max_response_len=None), "--rollout-max-response-len: missing"),
+    (dict(rollout_max_context_len=16, rollout_max_prompt_len=16), "--rollout-max-prompt-len 16: above"),
+    (dict(n_samples_per_prompt=0), "--n-samples-per-prompt 0: wanted more than 0"),
+    (dict(num_rollout=-1), "--num-rollout -1: wanted 0 or more"),
+    (dict(kl_coef=0.1, kl_loss_coef=0.1), "--kl-coef 0.1 and --kl-loss-coef 0.1: only one"),
+    (dict(advantage_estimator="reinforce_plus_plus"), "--advantage-estimator reinforce_plus_plus: needs"),
+    (dict(use_rollout_logprobs=True, use_tis=True), "--use-rollout-logprobs and --use-tis"),
+    (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted above 1"),
+    (dict(loss_type="custom_loss"), "--loss-type custom_loss and --custom-loss-function-path"),
+    (dict(debug_rollout_only=True, debug_train_only=True), "--debug-train-only and --debug-rollout-only"),
+    (dict(rollout_batch_size="many"), "--rollout-batch-size: invalid int value: 'many'"),
+    (dict(loss_type="value_loss"), "--loss-type: invalid choice: 'value_loss'"),
+    (
+        dict(apply_chat_template_kwargs="[1]"),
+        "--apply-chat-template-kwargs: wanted a JSON object, found '[1]'",
+    ),
+    (dict(sglang_admin_api_key="k"), "--sglang-admin-api-key: not supported"),
+    (dict(max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32), "--log-probs-max-tokens-per-gpu 32:"),
+    (dict(lr_warmup_fraction=0.1, lr_warmup_iters=1), "--lr-warmup-fraction and --lr-warmup-iters"),
+    (dict(lr_warmup_iters=2), "--lr-warmup-iters 2: wanted less than the 2 steps of the decay"),
+    (dict(lr=1e-6, min_lr=1e-5), "--min-lr 1e-05: above --lr 1e-06"),
+    (dict(lr_decay_style="WSD"), "--lr-decay-style WSD: needs --lr-wsd-decay-iters"),
+    (dict(weight_decay_incr_style="linear"), "--weight-decay-incr-style linear: needs"),
+    (dict(fp32=True, grad_reduce_in_bf16=True), "--grad-reduce-in-bf16: needs --bf16"),
+    (
+        dict(accumulate_allreduce_grads_in_fp32=True, grad_reduce_in_bf16=True),
+        "--accumulate-allreduce-grads-in-fp32 and --grad-reduce-in-bf16",
+    ),
+    (dict(no_use_distributed_optimizer=True), "--no-use-distributed-optimizer: not supported"),
+    (dict(rollout_engine="vllm"), "--rollout-engine: invalid choice: 'vllm'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "start"), CONTRADICTIONS, ids=[start for _, start in CONTRADICTIONS])
+def test_a_contradiction_is_named(words, refusal, changes, start):
+    assert refusal(words(**changes)).startswith(start)
+
+
+def run_train(line):
+    """``python train.py`` as a user starts it: (exit status, last line on the screen)."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *line],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_train_py_refuses_an_unknown_flag(words):
+    assert run_train([*words(), "--bogus"]) == (2, "error: --bogus: unknown flag")
+
+
+def test_train_py_refuses_a_malformed_line_of_data(words, data):
+    data.write_text(json.dumps({"input": "1", "label": "1"}) + "\n{\n")
+    status, last = run_train(words())
+    assert status == 2
+    assert last.startswith(f"error: --prompt-data: {data}:2: not valid JSON")
+
+
+def test_train_py_refuses_a_tokenizer_that_does_not_fit(words, altered_checkpoint):
+    status, last = run_train(words(hf_checkpoint=altered_checkpoint(vocab_size=200)))
+    assert status == 2
+    assert last.endswith("token id 269, but vocab_size 200 (config.json)")
+
+
+def test_train_py_refuses_a_wrong_dotted_path(words):
+    status, last = run_train(words(custom_generate_function_path="slime.utils.misc.nothing"))
+    assert status == 2
+    assert last.startswith("error: --custom-generate-function-path slime.utils.misc.nothing: module")

@@ -1,0 +1,173 @@
+"""What is accepted is used; what cannot be honoured is refused."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from slime.arguments import UsageError
+from slime.arguments.flags import without_none
+from slime.arguments.megatron import HONOURED, megatron_flags
+from slime.arguments.megatron_source import config_flags
+from slime.arguments.parser import build_parser, declared_groups, documented_groups, parse
+from slime.arguments.rollout import RM_TYPES
+from slime.rollout.rm_hub.registry import _SCORERS
+from tools.generate_flag_docs import is_refused
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
+REFUSED = [spec for group in documented_groups() for spec in group.flags if is_refused(spec)]
+
+
+def words_for_another_value(spec):
+    """The flag with a value that is not its default, or None where its choices leave no other."""
+    base, optional = without_none(spec.type)
+    if spec.const is not None or base is bool:
+        return [spec.names[0]] if not (optional and spec.default) else [f"--no-{spec.names[0][2:]}"]
+    if get_origin(base) is list:
+        base = get_args(base)[0]
+    if get_origin(base) is Literal:
+        others = [choice for choice in get_args(base) if choice not in (spec.default, [spec.default])]
+        others = [choice for choice in others if [choice] != spec.default]
+        return [spec.names[0], str(others[0])] if others else None
+    if base is dict or get_origin(base) is dict:
+        return [spec.names[0], '{"a": 1}']
+    value = "other" if base is str else base((spec.default or 0) + 7)
+    return [spec.names[0], str(value)]
+
+
+@pytest.mark.parametrize("spec", REFUSED, ids=[spec.names[0] for spec in REFUSED])
+def test_a_refused_flag_is_named_when_it_has_another_value(spec):
+    words = words_for_another_value(spec)
+    if words is None:
+        pytest.skip("its choices hold only the default")
+    with pytest.raises(UsageError) as error:
+        parse([*REQUIRED, *words], None)
+    message = str(error.value)
+    assert message.startswith(words[0]) or message.startswith(spec.names[0])
+    assert "not supported (wanted: " in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--advantage-estimator", "ppo"], "--advantage-estimator ppo: not supported (wanted: grpo or gspo"),
+        (["--context-parallel-size", "2"], "--context-parallel-size 2: not supported (wanted: 1)"),
+        (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
+        (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
+        (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
+        (["--expert-model-parallel-size", "2"], "--expert-model-parallel-size 2: not supported (wanted: 1)"),
+    ],
+)
+def test_the_refusal_says_what_is_wanted(words, message):
+    with pytest.raises(UsageError) as error:
+        parse([*REQUIRED, *words], None)
+    assert str(error.value).startswith(message)
+
+
+def test_a_refused_flag_with_its_default_is_accepted():
+    assert parse([*REQUIRED, "--context-parallel-size", "1"], None).context_parallel_size == 1
+
+
+def read_generically():
+    """Flags handed on by the field names of a config class, or as ``sglang_`` and a server option."""
+    megatron = {spec.dest for spec in config_flags()}
+    return megatron | {
+        spec.dest for g in documented_groups() if g.title == "embedded engine" for spec in g.flags
+    }
+
+
+# Megatron-LM's launch scripts pass these; they say what is so anyway.
+ALWAYS_TRUE = {
+    "attention_backend",
+    "attention_softmax_in_fp32",
+    "no_bias_dropout_fusion",
+    "no_bias_swiglu_fusion",
+    "no_gradient_accumulation_fusion",
+    "no_masked_softmax_fusion",
+    "no_persist_layer_norm",
+    "no_rope_fusion",
+    "ckpt_format",
+    "tokenizer_type",
+    "train_backend",
+    "transformer_impl",
+    "seq_length",
+}
+
+
+def test_every_accepted_flag_is_read():
+    """By name, somewhere in slime outside its declaration; else it would be accepted and ignored."""
+    declarations = {Path(importlib.util.find_spec(spec).origin) for spec in _declaring_modules()}
+    files = [path for path in (ROOT / "slime").rglob("*.py") if path not in declarations]
+    words = set()
+    for path in [*files, ROOT / "train.py", ROOT / "train_async.py"]:
+        words |= set(re.findall(r"\w+", path.read_text()))
+    accepted = {s.dest for g in declared_groups() for s in g.flags if not is_refused(s)}
+    assert sorted(accepted - words - read_generically() - ALWAYS_TRUE) == []
+
+
+def _declaring_modules():
+    from slime.arguments.parser import GROUPS
+
+    return {cls.__module__ for _, cls in GROUPS}
+
+
+def test_every_megatron_field_that_is_honoured_exists():
+    assert sorted(HONOURED - {spec.dest for spec in config_flags()}) == []
+
+
+def test_generated_flags_carry_megatrons_docstrings_and_names():
+    flags = {spec.dest: spec for spec in megatron_flags((), ())}
+    assert flags["tensor_model_parallel_size"].names == ("--tensor-model-parallel-size",)
+    assert flags["tensor_model_parallel_size"].help.startswith("Intra-layer model parallelism")
+    assert flags["bucket_size"].names == ("--ddp-bucket-size",)
+    assert (flags["adam_beta2"].type, flags["adam_beta2"].default) == (float, 0.999)
+
+
+def test_a_declared_flag_is_not_generated_again():
+    declared = {spec.dest for spec in megatron_flags((), ())}
+    assert "tensor_model_parallel_size" in declared
+    assert "tensor_model_parallel_size" not in {
+        spec.dest for spec in megatron_flags({"tensor_model_parallel_size"}, ())
+    }
+
+
+def test_reward_types_are_those_that_rollouts_score_by():
+    assert set(RM_TYPES) == set(_SCORERS)
+
+
+def test_no_dest_and_no_option_belongs_to_two_flags():
+    flags = [spec for group in documented_groups() for spec in group.flags]
+    dests, names = [spec.dest for spec in flags], [name for spec in flags for name in spec.names]
+    assert len(dests) == len(set(dests))
+    assert len(names) == len(set(names))
+
+
+def test_reference_defaults_of_the_router_hold():
+    args = parse(REQUIRED, None)
+    assert (args.router_log_level, args.router_balance_abs_threshold) == ("warn", 10)
+    assert args.router_balance_rel_threshold == 1.2
+
+
+def test_custom_arguments_are_parsed_beside_ours():
+    args = parse([*REQUIRED, "--mine", "3"], lambda parser: parser.add_argument("--mine", type=int))
+    assert args.mine == 3
+
+
+def test_every_flag_explains_itself():
+    parser, _ = build_parser("embedded")
+    assert "--rollout-batch-size" in parser.format_help()
+    assert [spec.dest for group in declared_groups()[:-1] for spec in group.flags if not spec.help] == []
+
+
+def test_the_arguments_import_neither_ray_nor_a_room_above():
+    for path in (ROOT / "slime/arguments").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
+                assert not re.match(r"ray\b|slime\.(?!utils|arguments)", module), f"{path}: {module}"

@@ -1,0 +1,209 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.processes.child import ManagedProcess
+
+SLEEPER = "import time; time.sleep(600)"
+# A command that detaches a daemon into a session of its own and writes both process ids to a file.
+WITH_DAEMON = """
+import os, subprocess, sys, time
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+with open(sys.argv[1] + ".part", "w") as file:
+    file.write(f"{os.getpid()} {daemon.pid}")
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+time.sleep(600)
+"""
+IGNORES_SIGTERM = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+print("armed", flush=True)
+while True:
+    time.sleep(1)
+"""
+ENDS_ON_SIGTERM = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("goodbye", flush=True), sys.exit(3)))
+print("armed", flush=True)
+time.sleep(600)
+"""
+
+
+def start(code: str, tmp_path: Path, *arguments: str, **options) -> ManagedProcess:
+    argv = [sys.executable, "-c", code, *arguments]
+    return ManagedProcess(argv, name="thing", log_path=tmp_path / "logs" / "thing.log", **options)
+
+
+def wait_for(condition, timeout: float = 20.0):
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.02)
+    return result
+
+
+def pids_in(path: Path) -> list[int]:
+    wait_for(path.exists)
+    return [int(word) for word in path.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    wait_for(lambda: not any(is_running(pid) for pid in pids))
+
+
+def test_output_goes_to_the_log_and_the_exit_status_is_reported(tmp_path):
+    code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr); sys.exit(7)"
+    process = start(code, tmp_path)
+    assert process.wait(20) == 7
+    assert not process.is_alive()
+    assert process.log_tail() == "out\nerr"
+    assert process.log_tail(lines=1) == "err"
+    reason = process.exit_reason()
+    assert reason.startswith("thing: exit status 7") and reason.endswith("out\nerr")
+
+
+def test_a_running_process_has_no_exit_reason(tmp_path):
+    with start(SLEEPER, tmp_path) as process:
+        assert process.is_alive()
+        assert process.exit_reason() is None
+        with pytest.raises(TimeoutError, match=r"thing: still running after 0\.1 s"):
+            process.wait(0.1)
+
+
+def test_a_command_killed_by_a_signal_is_reported_with_its_name(tmp_path):
+    process = start("import os; os.kill(os.getpid(), 11)", tmp_path)
+    assert process.wait(20) == -signal.SIGSEGV
+    assert "killed by SIGSEGV" in process.exit_reason()
+
+
+def test_a_missing_command_is_named_in_the_log(tmp_path):
+    process = ManagedProcess(["/no/such/command"], name="thing", log_path=tmp_path / "log")
+    assert process.wait(20) == 127
+    assert "cannot start '/no/such/command'" in process.exit_reason()
+
+
+def test_environment_changes_add_replace_and_remove(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIME_TEST_REMOVED", "1")
+    monkeypatch.setenv("SLIME_TEST_KEPT", "2")
+    code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('SLIME_TEST_')))"
+    process = start(code, tmp_path, env={"SLIME_TEST_REMOVED": None, "SLIME_TEST_NEW": "3"})
+    process.wait(20)
+    assert process.log_tail() == "[('SLIME_TEST_KEPT', '2'), ('SLIME_TEST_NEW', '3')]"
+
+
+def test_terminate_lets_the_command_end_by_itself(tmp_path):
+    process = start(ENDS_ON_SIGTERM, tmp_path)
+    wait_for(lambda: "armed" in process.log_tail())
+    process.terminate(grace_s=20)
+    assert process.poll() == 3
+    assert "goodbye" in process.log_tail()
+
+
+def test_terminate_kills_what_ignores_sigterm_after_the_grace_period(tmp_path):
+    process = start(IGNORES_SIGTERM, tmp_path)
+    wait_for(lambda: "armed" in process.log_tail())
+    started = time.monotonic()
+    process.terminate(grace_s=0.5)
+    assert 0.4 < time.monotonic() - started < 10
+    assert process.poll() == -signal.SIGKILL
+    assert "not yet" in process.log_tail()
+    process.terminate()
+
+
+def test_descendants_that_left_the_process_group_die_with_the_command(tmp_path):
+    process = start(WITH_DAEMON, tmp_path, str(tmp_path / "pids"))
+    command, daemon = pids_in(tmp_path / "pids")
+    os.kill(command, signal.SIGKILL)
+    wait_until_gone([daemon])
+    assert process.wait(20) == -signal.SIGKILL
+
+
+def children_but_supervisors(pid: int) -> list[int]:
+    children = psutil.Process(pid).children()
+    return [child.pid for child in children if "processes/supervisor" not in " ".join(child.cmdline())]
+
+
+def parent_script(tmp_path: Path, after: str) -> subprocess.Popen:
+    """A Python process that owns a ManagedProcess and then does ``after``."""
+    code = f"""
+    import os, sys, time, threading
+    from slime.processes.child import ManagedProcess
+    process = ManagedProcess(
+        [sys.executable, "-c", {WITH_DAEMON!r}, {str(tmp_path / "pids")!r}],
+        name="thing", log_path={str(tmp_path / "log")!r},
+    )
+    while not os.path.exists({str(tmp_path / "pids")!r}):
+        time.sleep(0.02)
+    """
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code) + after])
+
+
+def test_the_tree_dies_when_the_parent_is_killed(tmp_path):
+    parent = parent_script(tmp_path, "time.sleep(600)")
+    pids = pids_in(tmp_path / "pids")
+    assert all(is_running(pid) for pid in pids)
+    parent.kill()
+    parent.wait()
+    wait_until_gone(pids)
+
+
+def test_the_tree_dies_when_the_parent_ends_normally(tmp_path):
+    parent = parent_script(tmp_path, "")
+    assert parent.wait(20) == 0
+    wait_until_gone(pids_in(tmp_path / "pids"))
+
+
+def test_the_tree_dies_although_a_forked_sibling_keeps_the_pipe_open(tmp_path):
+    sibling = "if os.fork() == 0:\n    time.sleep(600)\nprint(1)\ntime.sleep(600)"
+    parent = parent_script(tmp_path, sibling)
+    pids = pids_in(tmp_path / "pids")
+    siblings = wait_for(lambda: children_but_supervisors(parent.pid))
+    parent.kill()
+    parent.wait()
+    try:
+        wait_until_gone(pids)
+        assert is_running(siblings[0])
+    finally:
+        os.kill(siblings[0], signal.SIGKILL)
+
+
+def test_the_command_survives_the_thread_that_started_it(tmp_path):
+    started = []
+    thread = threading.Thread(target=lambda: started.append(start(SLEEPER, tmp_path)))
+    thread.start()
+    thread.join()
+    time.sleep(1.0)
+    assert started[0].is_alive()
+    started[0].terminate(grace_s=0)
+
+
+def test_the_command_dies_when_the_supervisor_is_killed(tmp_path):
+    process = start(WITH_DAEMON, tmp_path, str(tmp_path / "pids"))
+    command, daemon = pids_in(tmp_path / "pids")
+    os.kill(process.pid, signal.SIGKILL)
+    try:
+        wait_until_gone([command])
+        assert process.wait(20) == -signal.SIGKILL
+    finally:
+        os.kill(daemon, signal.SIGKILL)
+
+
+def test_starting_is_fast(tmp_path):
+    started = time.monotonic()
+    assert start("pass", tmp_path).wait(20) == 0
+    assert time.monotonic() - started < 5

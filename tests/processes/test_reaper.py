@@ -1,0 +1,50 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slime.processes.reaper import POLL_S, living, read_processes
+
+# A child that has forgotten where it comes from: no environment, a session of its own, its parent gone.
+DRIVER = """
+import subprocess, sys, time
+from slime.processes.reaper import start_run_reaper
+reaper = start_run_reaper()
+sleeper = [sys.executable, "-c", "import time; time.sleep(100)"]
+code = f"import subprocess, time; p = subprocess.Popen({sleeper}, start_new_session=True, env={{}}); " \\
+    "print(p.pid, flush=True); time.sleep(2.5)"
+subprocess.run([sys.executable, "-c", code])
+print("orphaned", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def driver():
+    process = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_nothing_outlives_a_killed_driver(driver):
+    sleeper = int(driver.stdout.readline())
+    assert driver.stdout.readline() == "orphaned\n"
+    time.sleep(2 * POLL_S)
+    left = {**living({}, driver.pid), sleeper: read_processes()[sleeper][1]}
+    assert len(left) == 2  # the reaper and the orphan
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    deadline = time.monotonic() + 20
+    while living(left):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_later_process_with_a_known_id_is_not_the_known_one():
+    start = read_processes()[os.getppid()][1]
+    assert os.getppid() in living({os.getppid(): start}) or os.getppid() == 1
+    assert living({os.getppid(): start + 1}) == {}
