@@ -1,0 +1,45 @@
+"""What becomes known only when a run starts: addresses, ranks, the length of the data.
+
+``args`` is never written after it was parsed. A process that learns a fact makes a copy that has it, and
+hands that to users' hooks, which read facts like flags.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The names and types of all facts.
+
+    Attributes:
+        rank: of this trainer process; 0 elsewhere.
+        world_size: trainer processes of this role.
+        num_rollout: where ``--num-epoch`` was given.
+        sglang_model_routers: host and port of the router of each served model.
+        sglang_router_ip: host of the default model's router; likewise its port.
+        sglang_api_key: the key of all servers of the run; None on loopback.
+    """
+
+    rank: int
+    world_size: int
+    num_rollout: int | None
+    sglang_model_routers: dict[str, tuple[str, int]]
+    sglang_router_ip: str | None
+    sglang_router_port: int | None
+    sglang_api_key: str | None
+
+
+_NAMES = frozenset(field.name for field in fields(Facts))
+
+
+def with_facts(args: Namespace, **facts: Any) -> Namespace:
+    """A copy of ``args`` that has these facts.
+
+    Raises:
+        TypeError: a name that is no fact.
+    """
+    if unknown := facts.keys() - _NAMES:
+        raise TypeError(f"no facts: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})")
+    return Namespace(**{**vars(args), **facts})
