@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.ray.train_worker import TrainWorker
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "trainer_packing.json"
@@ -87,12 +87,12 @@ def packed_step(directory: str, batch: dict) -> Callable[[], None]:
         lr=1e-5,
         clip_grad=1.0,
     )
-    actor = MegatronTrainActor(args)
-    actor.init()
-    shard = split(args, batch, actor.parallel_config())
+    worker = TrainWorker(args)
+    worker.start()
+    shard = split(args, batch, worker.parallel_config())
 
     def step() -> None:
-        actor.train(0, shard)
+        worker.train_shard(0, shard)[0]
 
     return step
 

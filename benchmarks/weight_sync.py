@@ -141,11 +141,11 @@ def _cpu_seconds(engine: psutil.Process) -> float:
 
 
 def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
-    from slime.backends.megatron_utils.update_weight import (
-        UpdateWeightFromDistributed,
-        UpdateWeightFromTensor,
-    )
+    from slime.backends.megatron_utils.hf_weights import HfWeights
     from slime.utils.types import EngineEndpoint
+    from slime.weight_sync.broadcast import BroadcastTransport
+    from slime.weight_sync.handle import HandleTransport
+    from slime.weight_sync.update import WeightUpdate
 
     checkpoint = directory / size
     make_checkpoint(checkpoint, size)
@@ -153,17 +153,18 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     model = load_model(args)
     process, url = start_engine(checkpoint)
     try:
-        tensor = UpdateWeightFromTensor(args, model)
-        tensor.connect_rollout_engines([EngineEndpoint(url, None, 1, 0)])
-        distributed = UpdateWeightFromDistributed(args, model)
-        distributed.connect_rollout_engines([EngineEndpoint(url, None, 1, None)])
+        weights = HfWeights(args, model)
+        handle = WeightUpdate(args, weights, [HandleTransport(args)])
+        handle.connect([EngineEndpoint(url, None, 1, 0)])
+        broadcast = WeightUpdate(args, weights, [BroadcastTransport(args)])
+        broadcast.connect([EngineEndpoint(url, None, 1, None)])
         actions = {
             "plain_copy": plain_copy(model),
-            "tensor": lambda: tensor.update_weights(1),
-            "distributed": lambda: distributed.update_weights(1),
+            "tensor": lambda: handle.run(1),
+            "distributed": lambda: broadcast.run(1),
         }
         rows = measure(actions, repeats, psutil.Process(process.pid))
-        distributed.disconnect()
+        broadcast.disconnect()
     finally:
         process.kill()
         process.wait()

@@ -91,6 +91,8 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "seed": 1234,
         "distributed_timeout_minutes": 1,
         "calculate_per_token_loss": False,
+        "train_backend": "megatron",
+        "colocate": False,
         "update_weight_buffer_size": 512 * 1024**2,
         "train_timeout": 120,
     }

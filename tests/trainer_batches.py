@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from slime.utils.dp_schedule import build_dp_schedule
+from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 
 _FLAGS = {
@@ -57,7 +57,7 @@ def random_rollout(vocab_size: int, num_samples: int = 8, seed: int = 0) -> dict
 
 
 def split(args: Namespace, batch: dict, parallel_config: dict) -> dict:
-    """The shard of one rank, in the form that `slime.rollout.train_data` makes."""
+    """The shard of one rank, in the form that `slime.training.conversion` makes."""
     total_lengths = [len(tokens) for tokens in batch["tokens"]]
     schedule = build_dp_schedule(
         args,

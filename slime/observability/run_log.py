@@ -18,7 +18,7 @@ class RunLog:
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._of_step: dict[str, float] = defaultdict(float)
         self._step_start = time.monotonic()
 
     @contextmanager
@@ -28,7 +28,11 @@ class RunLog:
         try:
             yield
         finally:
-            self._seconds[f"perf/{name}_time"] += time.monotonic() - start
+            self.count(f"{name}_time", time.monotonic() - start)
+
+    def count(self, name: str, amount: float) -> None:
+        """Adds to ``perf/<name>`` of the current step."""
+        self._of_step[f"perf/{name}"] += amount
 
     def rollout(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         self._tracker.log(metrics, axis="rollout", step=rollout_id)
@@ -45,13 +49,13 @@ class RunLog:
         self.rollout(rollout_id, {**report.get("rollout", {}), **report.get("perf", {})})
 
     def start_loop(self) -> None:
-        """Forgets the phases of the start, so that the first step counts only its own."""
-        self._seconds.clear()
+        """Forgets what the start took, so that the first step counts only its own."""
+        self._of_step.clear()
         self._step_start = time.monotonic()
 
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next."""
         now = time.monotonic()
-        self.rollout(rollout_id, {**self._seconds, "perf/step_time": now - self._step_start})
-        self._seconds.clear()
+        self.rollout(rollout_id, {**self._of_step, "perf/step_time": now - self._step_start})
+        self._of_step.clear()
         self._step_start = now

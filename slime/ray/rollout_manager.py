@@ -15,8 +15,8 @@ from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_me
 from slime.ray.engine_fleet import EngineFleet
 from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
-from slime.rollout.train_data import flatten_samples, samples_to_train_data, split_train_data_by_dp
 from slime.rollout.weight_versions import check_weight_versions
+from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, Sample
@@ -28,7 +28,7 @@ class RolloutManager:
     """Composes a fleet of engines, a data source and a rollout function.
 
     It decides nothing about sampling (the rollout function does) and nothing about batches
-    (``slime.rollout.train_data`` does).
+    (``slime.training.conversion`` does).
     """
 
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:

@@ -40,7 +40,6 @@ def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
             placement.actor,
             rollout,
             log,
-            with_ref=args.kl_coef != 0 or args.use_kl_loss,
             needs_offload=args.offload_train,
         )
         rollout.wait_ready()

@@ -24,9 +24,12 @@ GPU_PER_ACTOR = 0.4
 Engines = tuple[list[EngineEndpoint], int]
 """Where they serve, and a number that changes when one of them was replaced."""
 
+Given = list[ray.ObjectRef]
+"""What a role gives to others of a rollout, by rank."""
+
 
 class RayTrainGroup:
-    """``len(slots)`` trainer processes that work in step.
+    """The ranks of one role: ``len(slots)`` trainer processes that work in step.
 
     Args:
         slots: one slot per rank; an empty group (rollout-only runs) answers every call with nothing.
@@ -42,11 +45,10 @@ class RayTrainGroup:
         log: RunLog,
         *,
         role: str = "actor",
-        with_ref: bool = False,
         needs_offload: bool = False,
     ) -> None:
         self._args, self._rollout, self._log = args, rollout, log
-        self._role, self._with_ref, self._needs_offload = role, with_ref, needs_offload
+        self._role, self._needs_offload = role, needs_offload
         self._connected: Engines = ([], 0)
         self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
         self._pending_init = self._start()
@@ -64,15 +66,13 @@ class RayTrainGroup:
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
 
-    def train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef]) -> None:
-        """Trains on one rollout and logs what the main rank reports."""
+    def train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], given: Given | None = None) -> Given:
+        """Trains on one rollout, logs the main rank's report, and returns what the role gives to others."""
         with self._log.phase("train_wait"):
-            self._train(rollout_id, data_refs)
-
-    def _train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef]) -> None:
-        refs = [actor.train.remote(rollout_id, list(data_refs)) for actor in self._actors]
-        reports = self._gather(refs, f"training on rollout {rollout_id}")
-        self._log.train(rollout_id, next((report for report in reports if report), {}))
+            refs = [actor.train.remote(rollout_id, list(data_refs), given) for actor in self._actors]
+            outcomes = self._gather(refs, f"training on rollout {rollout_id}")
+        self._log.train(rollout_id, next((report for report, _ in outcomes if report), {}))
+        return [ref for _, ref in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         with self._log.phase("save_model"):
@@ -88,25 +88,26 @@ class RayTrainGroup:
         if not engines[0]:
             return
         try:
-            versions = self._send_weights(engines)
+            version = self._send_weights(engines)
         except ray.exceptions.RayTaskError as error:
             replaced = self._rollout.updatable_engines()
             if replaced[1] == engines[1]:
                 raise
             # An engine died meanwhile, and fault tolerance has put another in its place.
             logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
-            versions = self._send_weights(replaced)
-        self._rollout.weights_updated(max(versions))
+            version = self._send_weights(replaced)
+        self._rollout.weights_updated(version)
 
-    def _send_weights(self, engines: Engines) -> list[int]:
-        """The new version, by each rank."""
+    def _send_weights(self, engines: Engines) -> int:
+        """The new version."""
         if engines != self._connected:
             # Nothing counts as connected until an update has succeeded.
             self._connected = ([], 0)
             self._call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
-        versions = self._call_all("updating the weights", "update_weights")
+        outcomes = self._call_all("updating the weights", "update_weights")
         self._connected = engines
-        return versions
+        self._log.count("update_weights_wire_bytes", sum(sent for _, sent in outcomes))
+        return max(version for version, _ in outcomes)
 
     def onload(self) -> None:
         if self._needs_offload:
@@ -146,7 +147,7 @@ class RayTrainGroup:
             return []
         found = self._actors[0].address_and_free_port.remote()
         address, port = wait_one(found, "start of the trainer processes", self._args.cluster_timeout)
-        return [actor.init.remote(address, port, self._with_ref) for actor in self._actors]
+        return [actor.init.remote(address, port) for actor in self._actors]
 
     def _call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:
         return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)

@@ -1,22 +1,148 @@
-"""One trainer process: a Ray actor around the backend's worker."""
+"""One trainer process: a backend, the trainer of its role, and the way of its weights to the engines."""
 
+import gc
 import os
 import socket
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 
+from slime.arguments.facts import with_facts
+from slime.observability.timer import Timer
+from slime.observability.train_metric_utils import perf_metrics
+from slime.training.backend import TrainBackend
+from slime.training.metrics import rollout_metrics
+from slime.training.micro_batches import tensorize
+from slime.training.passes import REFERENCE, needs_reference
+from slime.training.roles import ROLES
+from slime.training.trainer import Trained, Trainer
+from slime.utils.accelerator import empty_cache
+from slime.utils.flops_utils import calculate_fwd_flops
+from slime.utils.misc import load_function
+from slime.utils.types import EngineEndpoint, RolloutBatch
+from slime.weight_sync.update import WeightUpdate
 
-class TrainRayActor:
-    """Rank ``rank`` of a training group.
+BACKENDS = {"megatron": "slime.backends.megatron_utils.worker.MegatronBackend"}
+"""The class of each ``--train-backend``; imported in the trainer's own process only."""
 
-    Ray decides where it runs; the backend's plain worker class (``MegatronTrainActor``) does the work.
+
+class TrainWorker:
+    """One rank of a role, in the process group that RANK, WORLD_SIZE and MASTER_* describe.
+
+    The methods are collective over all ranks.
     """
 
+    def __init__(self, args: Namespace, role: str = "actor") -> None:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._args = with_facts(args, rank=rank, world_size=world_size)
+        self._role = ROLES[role]
+        self._timer = Timer()
+        self._update: WeightUpdate | None = None
+
+    def start(self) -> int:
+        """Builds and loads the model.
+
+        Returns:
+            The rollout id to start from.
+        """
+        args = self._args
+        self.backend: TrainBackend = load_function(BACKENDS[args.train_backend])(args, self._role.name)
+        start = self.backend.load()
+        self._weight_version = int(start.common.get("weight_version", 0))
+        if needs_reference(args):
+            self.backend.load_version(REFERENCE, args.ref_load or args.hf_checkpoint)
+        self._trainer = Trainer(args, self._role, self.backend, self._timer)
+        return start.rollout_id
+
+    def parallel_config(self) -> dict[str, int]:
+        """What splitting a rollout over the ranks needs to know, and this rank's share of it."""
+        return self.backend.parallel_config()
+
+    def train_shard(
+        self, rollout_id: int, shard: RolloutBatch, given: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], Trained]:
+        """Trains on this rank's shard of a rollout.
+
+        Args:
+            given: what another role has computed for the shard's samples.
+
+        Returns:
+            On the main rank {"train": metrics of each optimizer step, "rollout": metrics of the batch,
+            "perf": seconds and throughput}, empty elsewhere; and the outcome.
+        """
+        self.backend.memory.require_all("train")
+        self.backend.poll()
+        with self._timer.measure("train"):
+            with self._timer.measure("data_preprocess"):
+                batch = tensorize(shard, self.backend.device)
+            trained = self._trainer.train(rollout_id, batch, given)
+        seconds = self._timer.take()
+        context = self.backend.context
+        if not context.is_last_stage:
+            return {}, trained
+        rollout = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+        lengths = shard["total_lengths"]
+        flops = calculate_fwd_flops(lengths, self._args)
+        perf = perf_metrics(seconds, flops, sum(lengths), self._args.world_size)
+        report = {"train": trained.steps, "rollout": rollout, "perf": perf} if context.is_main else {}
+        return report, trained
+
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
+        """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
+        args = self._args
+        self.backend.memory.require_all("save_model")
+        if args.save:
+            moving = needs_reference(args) and args.ref_update_interval is not None
+            common = {"weight_version": self._weight_version}
+            self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
+        if args.save_hf:
+            self.backend.save_hf(args.save_hf.format(rollout_id=rollout_id))
+
+    def connect_rollout_engines(self, endpoints: list[EngineEndpoint]) -> None:
+        """Prepares weight sync with these engines, in place of those before."""
+        if self._update is None:
+            self._update = WeightUpdate(self._args, self.backend.hf_tensors())
+        self._update.connect(endpoints)
+
+    def update_weights(self) -> tuple[int, int]:
+        """Sends the weights to the connected engines.
+
+        Returns:
+            Their new version, and the bytes that this rank handed over.
+
+        Raises:
+            RuntimeError: no engines were connected, or the weights are offloaded.
+        """
+        self.backend.memory.require_weights("update_weights")
+        if self._update is None:
+            raise RuntimeError("update_weights before connect_rollout_engines")
+        sent = self._update.run(self._weight_version + 1)
+        self._weight_version += 1
+        return self._weight_version, sent
+
+    def offload_training_state(self) -> None:
+        """The first half of `sleep`: leaves the weights, which the engines are to be given."""
+        self.backend.memory.offload_training_state()
+        _release_cache()
+
+    def sleep(self) -> None:
+        """Moves weights and optimizer state to host memory and drops the gradients."""
+        self.backend.memory.offload()
+        _release_cache()
+
+    def wake_up(self) -> None:
+        """Undoes `sleep`."""
+        self.backend.memory.onload()
+
+
+class TrainRayActor(TrainWorker):
+    """The same as a Ray actor. Ray decides where it runs; the first rank offers the meeting point."""
+
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
-        self._args, self._role = args, role
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(_local_gpu()))
+        super().__init__(args, role)
 
     def address_and_free_port(self) -> tuple[str, int]:
         """Where rank 0 will host the rendezvous of the group."""
@@ -24,48 +150,31 @@ class TrainRayActor:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
-    def init(self, master_addr: str, master_port: int, with_ref: bool) -> int:
-        """Joins the group, builds and loads the model.
+    def init(self, master_addr: str, master_port: int) -> int:
+        """Joins the others, builds and loads the model; returns the rollout id to start from."""
+        os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
+        return self.start()
+
+    def train(
+        self, rollout_id: int, data_refs: list[ray.ObjectRef], given: list[ray.ObjectRef] | None = None
+    ) -> tuple[dict[str, Any], ray.ObjectRef | None]:
+        """Trains on this rank's shard.
+
+        The references come inside lists, which Ray does not resolve: each rank fetches its own shard and
+        what another role's same rank gave, and no other.
 
         Returns:
-            The rollout id to start from.
+            The main rank's metrics, and a reference to what this role gives to others, if it does.
         """
-        os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
-        from slime.backends.megatron_utils.actor import MegatronTrainActor
+        shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
+        values = None if given is None else ray.get(given[self._args.rank])
+        report, trained = self.train_shard(rollout_id, shard, values)
+        return report, ray.put(trained.gives) if self._role.gives else None
 
-        self._worker = MegatronTrainActor(self._args, role=self._role, with_ref=with_ref)
-        return self._worker.init()
 
-    def parallel_config(self) -> dict[str, int]:
-        return self._worker.parallel_config()
-
-    def train(self, rollout_id: int, data_refs: list[ray.ObjectRef]) -> dict[str, Any]:
-        """Trains on this rank's shard; only the main rank returns metrics.
-
-        The references come inside a list, which Ray does not resolve: each rank fetches its own
-        shard and no other.
-        """
-        shard = ray.get(data_refs[self._worker.parallel_config()["dp_rank"]])
-        return self._worker.train(rollout_id, shard)
-
-    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
-        self._worker.save_model(rollout_id, force_sync=force_sync)
-
-    def connect_rollout_engines(self, endpoints: list[Any]) -> None:
-        self._worker.connect_rollout_engines(endpoints)
-
-    def update_weights(self) -> int:
-        """Sends the weights to the connected engines and returns their new version."""
-        return self._worker.update_weights()
-
-    def offload_training_state(self) -> None:
-        self._worker.offload_training_state()
-
-    def sleep(self) -> None:
-        self._worker.sleep()
-
-    def wake_up(self) -> None:
-        self._worker.wake_up()
+def _release_cache() -> None:
+    gc.collect()
+    empty_cache()
 
 
 def _local_gpu() -> int:

@@ -5,7 +5,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from slime.utils.types import Sample
+from slime.utils.types import Sample, name_samples
+
+__all__ = [
+    "RolloutError",
+    "RolloutFnEvalOutput",
+    "RolloutFnTrainOutput",
+    "blame",
+    "call_rollout_fn",
+    "describe",
+    "name_samples",
+]
 
 
 class RolloutError(RuntimeError):
@@ -59,10 +69,3 @@ def blame(fn: Callable[..., Any], samples: Sample | list[Sample]) -> Iterator[No
         raise RolloutError(
             f"{describe(fn)} failed on {name_samples(samples)}: {type(error).__name__}: {error}"
         ) from error
-
-
-def name_samples(samples: Sample | list[Sample]) -> str:
-    """``sample 17 of group 2``, or a list of samples in short."""
-    if isinstance(samples, Sample):
-        return f"sample {samples.index} of group {samples.group_index}"
-    return f"samples {[sample.index for sample in samples]}"

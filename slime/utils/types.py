@@ -285,3 +285,10 @@ class Sample:
             raise ValueError(
                 f"sample {self.index}: {len(offsets)} top-p offsets for {self.response_length} tokens"
             )
+
+
+def name_samples(samples: Sample | list[Sample]) -> str:
+    """``sample 17 of group 2``, or a list of samples in short."""
+    if isinstance(samples, Sample):
+        return f"sample {samples.index} of group {samples.group_index}"
+    return f"samples {[sample.index for sample in samples]}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
+from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.utils.types import Sample
 from tests.e2e.plugins import token_parity_reward
 
@@ -32,9 +32,9 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
 
 def deadly_updates(args: Namespace) -> None:
     """Makes the trainer kill an engine in the middle of the second weight update (it stays version 2)."""
-    buckets, updates = HfWeightIterator.buckets, itertools.count()
+    buckets, updates = HfWeights.buckets, itertools.count()
 
-    def killing(self: HfWeightIterator, size: int) -> Iterator[Any]:
+    def killing(self: HfWeights, size: int) -> Iterator[Any]:
         note, update = Path(os.environ[VICTIM]), next(updates)
         for index, bucket in enumerate(buckets(self, size)):
             if args.rank == 0 and update == 1 and index == 1:
@@ -43,7 +43,7 @@ def deadly_updates(args: Namespace) -> None:
                 os.kill(pid, signal.SIGKILL)
             yield bucket
 
-    HfWeightIterator.buckets = killing
+    HfWeights.buckets = killing
 
 
 def _engines() -> list[int]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.ray.train_worker import TrainWorker
 from tests.backends.megatron_utils.test_checkpoint import FLAGS, _run
 from tests.backends.megatron_utils.test_model_logits import LENGTHS, _packed_logits
 from tests.megatron_harness import MODEL_TYPES, make_args, run_ranks, save_tiny_hf, tiny_hf_model
@@ -36,17 +36,17 @@ def test_packed_logits_equal_those_of_transformers(tmp_path, model_type, dtype):
 
 
 def _train(rank, args, sleeps):
-    actor = MegatronTrainActor(args)
-    actor.init()
+    worker = TrainWorker(args)
+    worker.start()
     memory, losses = [], []
     for rollout_id in range(3):
-        batch = split(args, random_rollout(256, seed=rollout_id), actor.parallel_config())
-        losses.append(actor.train(rollout_id, batch)["train"][0]["train/grad_norm"])
+        batch = split(args, random_rollout(256, seed=rollout_id), worker.parallel_config())
+        losses.append(worker.train_shard(rollout_id, batch)[0]["train"][0]["train/grad_norm"])
         if sleeps:
             awake = torch.cuda.memory_allocated()
-            actor.sleep()
+            worker.sleep()
             memory.append((awake, torch.cuda.memory_allocated()))
-            actor.wake_up()
+            worker.wake_up()
     return {"memory": memory, "losses": losses}
 
 

@@ -1,8 +1,7 @@
-import pytest
 import torch
 
 from slime.observability.timer import Timer
-from slime.observability.train_metric_utils import perf_metrics, reduce_train_step_metrics, rollout_metrics
+from slime.observability.train_metric_utils import perf_metrics, reduce_train_step_metrics
 
 
 def _result(tokens, loss, kl):
@@ -17,27 +16,6 @@ def test_a_step_is_the_mean_over_its_rollouts():
 def test_a_per_token_step_is_the_mean_over_its_tokens():
     metrics = reduce_train_step_metrics([_result(3.0, 4.0, 1.0), _result(5.0, 2.0, 0.0)], 4, None, True)
     assert metrics == {"loss": 0.75, "ppo_kl": 0.125}
-
-
-def test_a_rollout_is_averaged_over_tokens_then_rollouts():
-    data = {
-        "tokens": [torch.zeros(4), torch.zeros(3), torch.zeros(3)],
-        "log_probs": [torch.tensor([-1.0, -3.0]), torch.tensor([-9.0]), torch.tensor([-4.0])],
-        "loss_masks": [torch.tensor([1, 1]), torch.tensor([0]), torch.tensor([1])],
-        # The last two samples are one rollout.
-        "rollout_mask_sums": torch.tensor([2.0, 1.0, 1.0]),
-        "rewards": [1.0, 0.0, 0.5],
-        "raw_reward": [5.0] * 6,
-        "local_raw_reward": [1, 0, 2],
-        "truncated": [1, 0, 0],
-    }
-    metrics = rollout_metrics(data, num_rollouts=2, group=None)
-    assert metrics == {
-        "rollout/log_probs": -3.0,
-        "rollout/rewards": 0.5,
-        "rollout/raw_reward": 1.0,
-        "rollout/truncated": pytest.approx(1 / 3),
-    }
 
 
 def test_throughput_counts_three_forward_passes_per_training_pass():

@@ -1,7 +1,7 @@
 """One hook of each kind, with the documented signature and nothing more; each notes what it was given."""
 
 from slime.rollout.sglang_rollout import generate as stock_generate
-from slime.rollout.train_data import REQUIRED_KEYS
+from slime.training.batch import REQUIRED
 
 calls: list = []
 
@@ -50,7 +50,7 @@ def post_process(args, samples):
 
 def convert(args, samples):
     calls.append(("convert", samples))
-    return dict.fromkeys(REQUIRED_KEYS, [0] * len(samples)) | {"tokens": [s.tokens for s in samples]}
+    return dict.fromkeys(REQUIRED, [0] * len(samples)) | {"tokens": [s.tokens for s in samples]}
 
 
 def rollout_log(rollout_id, args, samples, extra_metrics, rollout_time):

@@ -6,7 +6,7 @@ import pytest
 
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.sglang_rollout import generate_rollout_async
-from slime.rollout.train_data import flatten_samples, samples_to_train_data
+from slime.training.conversion import flatten_samples, samples_to_train_data
 from slime.utils.types import Sample
 from tests.plugin_contracts import recorders
 from tests.plugin_contracts.contracts import RECORDERS

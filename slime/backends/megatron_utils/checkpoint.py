@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
-from slime.backends.megatron_utils.model import TrainState
+from slime.backends.megatron_utils.step import TrainState
 
 MARKER = "latest_checkpointed_iteration.txt"
 # The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
@@ -85,7 +85,7 @@ class CheckpointWriter:
         iteration: int,
         state: TrainState,
         common: dict[str, Any],
-        extra: dict[str, ModelContext] | None = None,
+        extra: Mapping[str, ModelContext] | None = None,
     ) -> None:
         """Collective. Writes model, optimizer, schedule, random state and ``common``.
 

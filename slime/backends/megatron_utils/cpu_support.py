@@ -1,7 +1,8 @@
-"""Runs megatron-core 0.16.1 on machines without a GPU. With CUDA, `install` does nothing: skip this file.
+"""Runs megatron-core 0.16.1 on machines without a GPU. With CUDA nothing here does anything: skip this file.
 
 megatron-core computes with plain torch and torch.distributed, both of which work on CPU and gloo; what fails
-are the places that name CUDA. Everything is replaced from outside, at import time, in four kinds:
+are the places that name CUDA. Everything is replaced from outside, as `import_hook` sees it imported, in
+four kinds:
 
 1. ``torch.cuda`` entry points that raise on a CPU build. Process-wide, which hurts nobody: without CUDA
    there is no other user of them.
@@ -12,41 +13,29 @@ are the places that name CUDA. Everything is replaced from outside, at import ti
    utils.py:1207, ...). A proxy, so that transformers or Ray in the same process see the real torch.
 4. Single names in single modules (`_module_fixes`): the RNG accessors; and the JIT, because torch.compile
    needs a C++ compiler and costs half a minute.
-
-A meta-path hook treats each megatron.core module right after it was executed; modules that were imported
-before `install` are treated at once.
 """
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
 import logging
-import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _CPU = torch.device("cpu")
-_PREFIX = "megatron.core"
 _FACTORIES = (
     *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "arange", "eye", "rand", "randn", "randint"),
     *("zeros_like", "ones_like", "empty_like", "full_like"),
 )
 
 
-def install() -> None:
-    """Makes megatron-core usable on CPU. Does nothing where CUDA is available or when called again."""
-    if torch.cuda.is_available() or any(isinstance(finder, _MegatronFinder) for finder in sys.meta_path):
-        return
-    _patch_torch_cuda()
-    _patch_tensor()
-    sys.meta_path.insert(0, _MegatronFinder())
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_PREFIX):
-            _treat(module)
+def prepare() -> None:
+    """Makes torch answer for CUDA on the CPU; to be called before megatron-core is imported."""
+    if not torch.cuda.is_available():
+        _patch_torch_cuda()
+        _patch_tensor()
 
 
 class _Stream:
@@ -184,11 +173,14 @@ def _torch_proxy() -> types.ModuleType:
     return proxy
 
 
-def _treat(module: types.ModuleType) -> None:
+def treat(module: types.ModuleType) -> None:
+    """Replaces what a module of megatron-core cannot do on the CPU."""
+    if torch.cuda.is_available():
+        return
     if getattr(module, "torch", None) is torch:
         vars(module)["torch"] = _torch_proxy()
     for name, value in list(vars(module).items()):
-        # Present only in modules that were imported before `install`.
+        # Present only in modules that were imported before they could be treated.
         plain = getattr(value, "_torchdynamo_orig_callable", None)
         if plain is not None:
             setattr(module, name, plain)
@@ -211,33 +203,3 @@ def _use_cpu_rng(module: types.ModuleType) -> None:
     logging.getLogger(module.__name__).addFilter(
         lambda record: "CPU RNG state changed within GPU RNG" not in record.getMessage()
     )
-
-
-class _TreatedLoader(importlib.abc.Loader):
-    """The real loader, followed by `_treat`."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._loader.exec_module(module)
-        _treat(module)
-
-    def __getattr__(self, name: str) -> Any:
-        # inspect and linecache ask a loader for get_source and the like.
-        return getattr(self._loader, name)
-
-
-class _MegatronFinder(importlib.abc.MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not fullname.startswith(_PREFIX):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TreatedLoader(spec.loader)
-        return spec

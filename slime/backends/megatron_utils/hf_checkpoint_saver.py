@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator, NamedTensors
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.training.backend import NamedTensors
 from slime.utils.hf_config import read_hf_config
 
 SHARD_BYTES = 5 * 1024**3
@@ -40,7 +41,7 @@ def save_hf_model_to_path(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    shards = _write_shards(partial, HfWeightIterator(args, model), shard_bytes, _writers(args))
+    shards = _write_shards(partial, HfWeights(args, model), shard_bytes, _writers(args))
     dist.barrier()
     if dist.get_rank() == 0:
         _name_shards(partial, shards)
@@ -60,7 +61,7 @@ def _shard_name(number: int, count: int) -> str:
 
 
 def _write_shards(
-    directory: Path, weights: HfWeightIterator, shard_bytes: int, writers: list[int]
+    directory: Path, weights: HfWeights, shard_bytes: int, writers: list[int]
 ) -> list[dict[str, int]]:
     """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes."""
     shards = []

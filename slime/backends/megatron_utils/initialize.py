@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 
+from slime.training.parallel import ParallelContext, set_current
 from slime.utils.accelerator import process_group_backend, set_device
 from slime.utils.misc import load_function
 
@@ -18,8 +19,7 @@ from slime.utils.misc import load_function
 def init(args: Namespace) -> None:
     """Joins the process group that RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* describe; seeds everything.
 
-    Sets ``args.rank`` and ``args.world_size``, which user hooks read. A process group that another caller
-    has already initialised is used as it is.
+    A process group that another caller has already initialised is used as it is.
 
     Raises:
         RuntimeError: the other ranks did not join in time; the message says which rank waited for how many.
@@ -31,24 +31,15 @@ def init(args: Namespace) -> None:
         torch.use_deterministic_algorithms(True)
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _init_process_group(args)
-    args.rank, args.world_size = dist.get_rank(), dist.get_world_size()
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         distributed_timeout_minutes=_timeout_minutes(args),
     )
+    set_current(_parallel_context(getattr(args, "data_pad_size_multiplier", 1)))
     _set_seeds(args.seed)
     if getattr(args, "custom_megatron_init_path", None):
         load_function(args.custom_megatron_init_path)(args)
-
-
-def is_megatron_main_rank() -> bool:
-    """Data-parallel rank 0, tensor-parallel rank 0 and last pipeline stage: where losses are known."""
-    return (
-        mpu.get_data_parallel_rank(with_context_parallel=True) == 0
-        and mpu.get_tensor_model_parallel_rank() == 0
-        and mpu.is_pipeline_last_stage()
-    )
 
 
 def _timeout_minutes(args: Namespace) -> int:
@@ -78,3 +69,20 @@ def _set_seeds(seed: int) -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def _parallel_context(data_pad_size_multiplier: int) -> ParallelContext:
+    tp_size, dp_size = mpu.get_tensor_model_parallel_world_size(), mpu.get_data_parallel_world_size()
+    tp_rank, dp_rank = mpu.get_tensor_model_parallel_rank(), mpu.get_data_parallel_rank()
+    last = mpu.is_pipeline_last_stage()
+    return ParallelContext(
+        tp_group=mpu.get_tensor_model_parallel_group() if tp_size > 1 else None,
+        # Always a group: torch.distributed takes None for all ranks.
+        dp_group=mpu.get_data_parallel_group(),
+        tp_rank=tp_rank,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        is_last_stage=last,
+        is_main=last and tp_rank == 0 and dp_rank == 0,
+        pad_multiple=tp_size * data_pad_size_multiplier,
+    )

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
-from slime.backends.megatron_utils.actor import MegatronTrainActor
 from slime.backends.megatron_utils.checkpoint import (
     MARKER,
     _publish,
@@ -17,7 +16,8 @@ from slime.backends.megatron_utils.checkpoint import (
     is_megatron_checkpoint,
     iteration_dir,
 )
-from slime.backends.megatron_utils.update_weight import HfWeightIterator
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -31,28 +31,30 @@ def checkpoint(tmp_path_factory):
     return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
 
 
-def _weights(args, actor):
-    buckets = HfWeightIterator(args, actor._state.model).buckets(1 << 30)
+def _weights(args, worker):
+    buckets = HfWeights(args, worker.backend.state.model).buckets(1 << 30)
     return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
 
 
 def _run(rank, args, rollouts, save_after):
     """Trains on ``rollouts`` ({id: batch}) from where ``args.load`` says; saves after one of them."""
-    actor = MegatronTrainActor(args, with_ref=args.use_kl_loss)
-    start = actor.init()
+    worker = TrainWorker(args)
+    start = worker.start()
     steps = []
     for rollout_id in range(start, max(rollouts) + 1):
-        report = actor.train(rollout_id, split(args, rollouts[rollout_id], actor.parallel_config()))
+        report = worker.train_shard(rollout_id, split(args, rollouts[rollout_id], worker.parallel_config()))[
+            0
+        ]
         steps += report.get("train", [])
         if rollout_id == save_after:
-            actor._weight_version = 5
-            actor.save_model(rollout_id, force_sync=args.force_sync)
-    actor._writer.finish()
+            worker._weight_version = 5
+            worker.save_model(rollout_id, force_sync=args.force_sync)
+    worker.backend._writer.finish()
     return {
         "start": start,
         "steps": steps,
-        "weights": _weights(args, actor),
-        "version": actor._weight_version,
+        "weights": _weights(args, worker),
+        "version": worker._weight_version,
     }
 
 
@@ -92,11 +94,11 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
 
 def _random_state(rank, args, rollout=None):
     """The next random numbers, after a save if there is a rollout to train on before it."""
-    actor = MegatronTrainActor(args)
-    actor.init()
+    worker = TrainWorker(args)
+    worker.start()
     if rollout is not None:
-        actor.train(0, split(args, rollout, actor.parallel_config()))
-        actor.save_model(0)
+        worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
+        worker.save_model(0)
     return {"drawn": [random.random(), torch.rand(()).item()]}
 
 
@@ -120,12 +122,12 @@ def test_checkpoint_of_tp_2_resumes_in_pp_2(checkpoint, rollouts, tmp_path):
 
 def _save_then_die(rank, args, rollout):
     """Saves iteration 0 and is killed when iteration 1 is written but not published."""
-    actor = MegatronTrainActor(args)
-    actor.init()
-    actor.train(0, split(args, rollout, actor.parallel_config()))
-    actor.save_model(0)
+    worker = TrainWorker(args)
+    worker.start()
+    worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
+    worker.save_model(0)
     checkpoint_module._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    actor.save_model(1)
+    worker.save_model(1)
     return {}
 
 
@@ -161,9 +163,9 @@ def test_publishing_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
 
 
 def _start(rank, args):
-    actor = MegatronTrainActor(args)
+    worker = TrainWorker(args)
     try:
-        return actor.init()
+        return worker.start()
     except ValueError as error:
         return str(error)
 
@@ -181,10 +183,10 @@ def test_a_run_can_be_extended_if_its_learning_rate_is_constant(checkpoint, roll
 
 def _groups_after_resume(rank, args):
     """Rate, bounds and decay of each parameter group before the first step."""
-    actor = MegatronTrainActor(args)
-    actor.init()
+    worker = TrainWorker(args)
+    worker.start()
     keys = ("lr", "max_lr", "min_lr", "betas", "eps", "weight_decay")
-    return [{key: group[key] for key in keys} for group in actor._state.optimizer.param_groups]
+    return [{key: group[key] for key in keys} for group in worker.backend.state.optimizer.param_groups]
 
 
 def test_hyperparameters_are_those_of_the_flags_unless_the_checkpoint_is_to_decide(

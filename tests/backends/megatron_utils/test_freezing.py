@@ -4,10 +4,10 @@ from argparse import Namespace
 
 import pytest
 
-from slime.backends.megatron_utils.actor import MegatronTrainActor
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import freeze_model_params, get_model
 from slime.backends.megatron_utils.named_params import named_params
+from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -93,9 +93,9 @@ def test_patterns_that_do_nothing_are_refused_on_every_stage(checkpoint):
 
 
 def _grad_norm(rank, args, rollout):
-    actor = MegatronTrainActor(args)
-    actor.init()
-    report = actor.train(0, split(args, rollout, actor.parallel_config()))
+    worker = TrainWorker(args)
+    worker.start()
+    report = worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
     return report["train"][0]["train/grad_norm"] if report else None
 
 

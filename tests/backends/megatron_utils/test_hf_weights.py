@@ -18,14 +18,14 @@ LAYOUTS = {
 
 def _load_and_export(rank, args, path, max_bytes):
     from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import HfWeights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
-    from slime.backends.megatron_utils.update_weight.hf_weight_iterator import HfWeightIterator
 
     init(args)
     model = get_model(args)
     load_hf_weights(args, model, path)
-    buckets = list(HfWeightIterator(args, model).buckets(max_bytes))
+    buckets = list(HfWeights(args, model).buckets(max_bytes))
     return [{name: tensor.clone() for name, tensor in bucket} for bucket in buckets]
 
 

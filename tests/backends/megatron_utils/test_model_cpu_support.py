@@ -63,7 +63,7 @@ assert optimizer.Adam.__name__ == "FusedAdam"
 def test_type_names_equal_their_cuda_spelling():
     from slime.backends.megatron_utils import cpu_support
 
-    cpu_support.install()
+    cpu_support.prepare()
     name = torch.zeros(1).type()
     assert name == "torch.FloatTensor" == name
     assert name == "torch.cuda.FloatTensor"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.backends.megatron_utils.actor import MegatronTrainActor
+from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -13,8 +13,8 @@ def checkpoint(tmp_path_factory):
     return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
 
 
-def _tensors(actor):
-    state = actor._state
+def _tensors(worker):
+    state = worker.backend.state
     for chunk in state.model:
         yield from chunk.parameters()
         yield from (buffer.grad_data for buffer in chunk.buffers)
@@ -25,8 +25,8 @@ def _tensors(actor):
             yield from (value for value in values.values() if isinstance(value, torch.Tensor))
 
 
-def _held_bytes(actor):
-    return _bytes_of(_tensors(actor))
+def _held_bytes(worker):
+    return _bytes_of(_tensors(worker))
 
 
 def _bytes_of(tensors):
@@ -35,27 +35,27 @@ def _bytes_of(tensors):
 
 
 def _train(rank, args, sleeps):
-    actor = MegatronTrainActor(args)
-    actor.init()
+    worker = TrainWorker(args)
+    worker.start()
     held = []
     for rollout_id in range(3):
-        batch = split(args, random_rollout(256, seed=rollout_id), actor.parallel_config())
-        actor.train(rollout_id, batch)
+        batch = split(args, random_rollout(256, seed=rollout_id), worker.parallel_config())
+        worker.train_shard(rollout_id, batch)[0]
         if sleeps:
-            before, weights = _held_bytes(actor), _bytes_of(actor._state.model[0].parameters())
-            actor.offload_training_state()
-            assert _held_bytes(actor) == weights
+            before, weights = _held_bytes(worker), _bytes_of(worker.backend.state.model[0].parameters())
+            worker.offload_training_state()
+            assert _held_bytes(worker) == weights
             with pytest.raises(RuntimeError, match="train: the optimizer state is offloaded"):
-                actor.train(rollout_id, batch)
-            actor.sleep()
-            actor.sleep()
-            held.append((before, _held_bytes(actor)))
+                worker.train_shard(rollout_id, batch)[0]
+            worker.sleep()
+            worker.sleep()
+            held.append((before, _held_bytes(worker)))
             with pytest.raises(RuntimeError, match="update_weights: the weights are offloaded"):
-                actor.update_weights()
-            actor.wake_up()
-            actor.wake_up()
-            assert _held_bytes(actor) == before
-    weights = {name: p.detach().clone() for name, p in actor._state.model[0].named_parameters()}
+                worker.update_weights()
+            worker.wake_up()
+            worker.wake_up()
+            assert _held_bytes(worker) == before
+    weights = {name: p.detach().clone() for name, p in worker.backend.state.model[0].named_parameters()}
     return {"weights": weights, "held": held}
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from slime.backends.megatron_utils.actor import MegatronTrainActor
-from slime.backends.megatron_utils.update_weight import HfWeightIterator
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -80,11 +80,11 @@ def _transformers_step(checkpoint, rollout):
 
 
 def _megatron_step(rank, args, rollout):
-    actor = MegatronTrainActor(args)
-    actor.init()
-    report = actor.train(0, split(args, rollout, actor.parallel_config()))
+    worker = TrainWorker(args)
+    worker.start()
+    report = worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
     weights = {}
-    for bucket in HfWeightIterator(args, actor._state.model).buckets(1 << 30):
+    for bucket in HfWeights(args, worker.backend.state.model).buckets(1 << 30):
         weights.update({name: tensor.clone() for name, tensor in bucket})
     return {"report": report, "weights": weights}
 

@@ -1,0 +1,82 @@
+"""Changes megatron-core as it is imported, and nothing before that.
+
+Plug-ins import this package in processes that never train. So the changes wait until the first module of
+megatron-core is asked for; each module is then treated right after it was executed.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+_PREFIX = "megatron.core"
+
+
+def register() -> None:
+    """Sees to it that megatron-core is treated whenever it is imported; what is there is treated at once."""
+    if any(isinstance(finder, _MegatronFinder) for finder in sys.meta_path):
+        return
+    finder = _MegatronFinder()
+    sys.meta_path.insert(0, finder)
+    loaded = [module for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)]
+    if loaded:
+        finder.prepare()
+    for module in loaded:
+        _treat(module)
+
+
+def _treat(module: types.ModuleType) -> None:
+    from slime.backends.megatron_utils import cpu_support, fused_adam
+
+    cpu_support.treat(module)
+    if module.__name__ == "megatron.core.optimizer":
+        fused_adam.install()
+
+
+class _TreatedLoader(importlib.abc.Loader):
+    """The real loader, followed by `_treat`."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self._loader.exec_module(module)
+        _treat(module)
+
+    def __getattr__(self, name: str) -> Any:
+        # inspect and linecache ask a loader for get_source and the like.
+        return getattr(self._loader, name)
+
+
+class _MegatronFinder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Once, before the first module is executed."""
+        from slime.backends.megatron_utils import cpu_support
+
+        if not self._prepared:
+            self._prepared = True
+            # The trainer does without them by design.
+            warnings.filterwarnings(
+                "ignore", message=r"(Transformer Engine and Apex are|Apex is) not installed"
+            )
+            cpu_support.prepare()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(_PREFIX):
+            return None
+        self.prepare()
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TreatedLoader(spec.loader)
+        return spec

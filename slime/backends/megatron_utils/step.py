@@ -1,0 +1,206 @@
+"""The model with its optimizer: forward passes and optimizer steps through megatron-core's schedules."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_model_config
+
+from slime.backends.megatron_utils.data import get_batch
+from slime.backends.megatron_utils.model_provider import get_model
+from slime.backends.megatron_utils.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    ddp_config,
+    refuses_nan,
+)
+from slime.observability.train_metric_utils import reduce_train_step_metrics
+from slime.training.backend import Head, Outputs
+from slime.training.losses import LossFunction
+from slime.training.losses.scaling import loss_function
+from slime.training.micro_batches import DataIterator
+from slime.training.parallel import ParallelContext
+from slime.utils.misc import load_function
+
+
+@dataclass
+class TrainState:
+    """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule."""
+
+    model: list[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+
+
+def setup_model_and_optimizer(
+    args: Namespace, load: Callable[[list[torch.nn.Module]], None], role: str = "actor"
+) -> TrainState:
+    """Builds the model, fills it with ``load``, wraps it for data parallelism and makes the optimizer."""
+    chunks = get_model(args, role)
+    load(chunks)
+    config = get_model_config(chunks[0])
+    if args.params_dtype != torch.float32:
+        chunks = [Float16Module(config, chunk) for chunk in chunks]
+    model = [
+        DistributedDataParallel(config, ddp_config(args), chunk, disable_bucketing=i > 0)
+        for i, chunk in enumerate(chunks)
+    ]
+    optimizer = build_optimizer(args, model)
+    _connect(args, model, optimizer)
+    return TrainState(model, optimizer, build_scheduler(args, optimizer))
+
+
+def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+    """Tells megatron-core's schedules how to scale losses and reduce gradients."""
+    config = get_model_config(model[0])
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if getattr(args, "overlap_grad_reduce", False):
+        config.no_sync_func = model[0].no_sync
+    if getattr(args, "overlap_param_gather", False) and getattr(args, "align_param_gather", False):
+        config.param_sync_func = model[0].start_param_sync
+    if getattr(args, "overlap_param_gather", False):
+        # Only training steps leave weights to be gathered; `overlapped_gathers` turns this on around them.
+        model[0].disable_forward_pre_hook(param_sync=False)
+
+
+@contextmanager
+def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
+    """Around optimizer steps: an update is gathered in the next forward pass, the last one at the end."""
+    if not getattr(args, "overlap_param_gather", False):
+        yield
+        return
+    for chunk in state.model:
+        chunk.enable_forward_pre_hook()
+    yield
+    for chunk in state.model:
+        chunk.disable_forward_pre_hook(param_sync=True)
+
+
+def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Logits [1, T, V / tp] on the last pipeline stage, hidden states before it."""
+    return model(
+        input_ids=batch["tokens"],
+        position_ids=None,
+        attention_mask=None,
+        packed_seq_params=batch["packed_seq_params"],
+    )
+
+
+def _run_schedule(
+    state: TrainState, forward_step: Callable, data: DataIterator, num_microbatches: int, **options: Any
+) -> list[Any]:
+    """The results of the micro-batches; empty before the last pipeline stage."""
+    return get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[data],
+        model=state.model,
+        num_microbatches=num_microbatches,
+        # Unused: packed batches have variable lengths.
+        seq_length=1,
+        micro_batch_size=1,
+        **options,
+    )
+
+
+@torch.no_grad()
+def forward_only(
+    args: Namespace,
+    state: TrainState,
+    data: DataIterator,
+    num_microbatches: Sequence[int],
+    context: ParallelContext,
+    head: Head,
+    store_prefix: str = "",
+) -> Outputs:
+    """What ``head`` computes for all samples of this rank's shard, in the order of its micro-batches.
+
+    Returns:
+        On the last pipeline stage the head's values, ``store_prefix`` before their names. Empty elsewhere.
+    """
+    if args.custom_megatron_before_log_prob_hook_path:
+        load_function(args.custom_megatron_before_log_prob_hook_path)(args, state.model, store_prefix)
+
+    def collect(batch: dict[str, Any], logits: torch.Tensor, non_loss_data: bool = True) -> Outputs:
+        return head(args, logits, batch)
+
+    def forward_step(
+        iterator: DataIterator, model: torch.nn.Module
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        batch = get_batch(iterator, (), context.pad_multiple)
+        return _forward(model, batch), partial(collect, batch)
+
+    for chunk in state.model:
+        chunk.eval()
+    outputs: Outputs = {}
+    for count in num_microbatches:
+        options = {"forward_only": True, "collect_non_loss_data": True}
+        for result in _run_schedule(state, forward_step, data, count, **options):
+            for key, values in result.items():
+                outputs.setdefault(store_prefix + key, []).extend(values)
+    for chunk in state.model:
+        chunk.train()
+    return outputs
+
+
+def train_one_step(
+    args: Namespace,
+    state: TrainState,
+    data: DataIterator,
+    keys: Sequence[str],
+    loss: LossFunction,
+    num_microbatches: int,
+    step_global_batch_size: int,
+    context: ParallelContext,
+    before_step: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """One optimizer step over this rank's next micro-batches.
+
+    Returns:
+        The step's metrics without a prefix, reduced over all ranks; on the last pipeline stage only.
+
+    Raises:
+        RuntimeError: the optimizer refused the step (NaN or Inf in the gradients).
+    """
+    for chunk in state.model:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+    before_step()
+
+    def forward_step(
+        iterator: DataIterator, model: torch.nn.Module
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        batch = get_batch(iterator, keys, context.pad_multiple)
+        return _forward(model, batch), partial(
+            loss_function, args, batch, num_microbatches, step_global_batch_size, loss
+        )
+
+    results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+    learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
+    succeeded, grad_norm, num_zeros = state.optimizer.step()
+    if succeeded:
+        state.scheduler.step(increment=step_global_batch_size)
+    elif refuses_nan(args):
+        raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
+    if not context.is_last_stage:
+        return {}
+    per_token = args.calculate_per_token_loss
+    metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
+    # Float16 finds its loss scale by steps that overflow: they are skipped and have no norm.
+    if args.params_dtype == torch.float16:
+        metrics["skipped"] = float(not succeeded)
+    if grad_norm is not None:
+        metrics["grad_norm"] = float(grad_norm)
+    if num_zeros is not None:
+        metrics["num_zeros_in_grad"] = float(num_zeros)
+    metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
+    return metrics

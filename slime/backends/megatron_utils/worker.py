@@ -1,0 +1,167 @@
+"""The Megatron trainer: one rank of one role."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from slime.backends.megatron_utils.checkpoint import (
+    CheckpointWriter,
+    find_checkpoint,
+    is_megatron_checkpoint,
+    load_checkpoint,
+    load_model_only,
+    model_state,
+)
+from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
+from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, supports_hf_weight_loading
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.backends.megatron_utils.initialize import init
+from slime.backends.megatron_utils.named_params import named_params
+from slime.backends.megatron_utils.offload import TrainerMemory
+from slime.backends.megatron_utils.optimizer import reset_optimizer_states
+from slime.backends.megatron_utils.step import (
+    forward_only,
+    overlapped_gathers,
+    setup_model_and_optimizer,
+    train_one_step,
+)
+from slime.training.backend import Head, Outputs, Start
+from slime.training.losses import LossFunction
+from slime.training.micro_batches import DataIterator
+from slime.training.parallel import ParallelContext
+from slime.training.passes import TRAINED
+from slime.utils.misc import load_function
+from slime.utils.tensor_backper import TensorBackuper
+from slime.utils.types import RolloutBatch
+
+
+class MegatronBackend:
+    """A `slime.training.backend.TrainBackend` on megatron-core."""
+
+    def __init__(self, args: Namespace, role: str = "actor") -> None:
+        self._args, self._role = args, role
+
+    def load(self) -> Start:
+        """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
+        args = self._args
+        init(args)
+        self.context = ParallelContext.current()
+        self._resumes = is_megatron_checkpoint(args.load)
+        self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
+        self.device = next(self.state.model[0].parameters()).device
+        self.memory = TrainerMemory(self.state.model, self.state.optimizer)
+        self.versions = TensorBackuper(lambda: named_params(self.state.model))
+        self._writer = CheckpointWriter(args)
+        if self._resumes:
+            return self._resume()
+        if not supports_hf_weight_loading(args.load or "") and is_megatron_checkpoint(args.ref_load):
+            self._load_weights(args.ref_load)
+            self.state.optimizer.reload_model_params()
+        return Start()
+
+    def _start_weights(self) -> Callable[[list[torch.nn.Module]], None]:
+        """What fills a new model: nothing if a checkpoint follows, else the first HF weights given."""
+        if self._resumes:
+            return lambda chunks: None
+        args = self._args
+        given = [path for path in (args.load, args.ref_load) if path and supports_hf_weight_loading(path)]
+        return lambda chunks: load_hf_weights(args, chunks, [*given, args.hf_checkpoint][0])
+
+    def _resume(self) -> Start:
+        iteration, common = load_checkpoint(self._args, self.state, self._args.load)
+        return Start() if self._args.finetune else Start(iteration + 1, common)
+
+    def load_version(self, tag: str, path: str) -> None:
+        self.versions.backup(TRAINED)
+        saved = None
+        if self._resumes:
+            saved = find_checkpoint(self._args.load, getattr(self._args, "ckpt_step", None))[1] / tag
+        if saved is not None and saved.is_dir():
+            load_model_only(self.state, saved)
+        else:
+            self._load_weights(path)
+        self.versions.backup(tag)
+        self.versions.restore(TRAINED)
+
+    def _load_weights(self, path: str) -> None:
+        if is_megatron_checkpoint(path):
+            load_model_only(self.state, find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1])
+        else:
+            load_hf_weights(self._args, self.state.model, path)
+
+    def parallel_config(self) -> dict[str, int]:
+        return {
+            "dp_size": self.context.dp_size,
+            "cp_size": 1,
+            "vpp_size": 1,
+            "microbatch_group_size_per_vp_stage": 1,
+            "dp_rank": self.context.dp_rank,
+        }
+
+    def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
+        return forward_only(
+            self._args, self.state, data, batch["num_microbatches"], self.context, head, prefix
+        )
+
+    def training(self) -> AbstractContextManager[None]:
+        return overlapped_gathers(self._args, self.state)
+
+    def step(
+        self,
+        rollout_id: int,
+        step_id: int,
+        data: DataIterator,
+        keys: Sequence[str],
+        loss: LossFunction,
+        num_microbatches: int,
+        step_global_batch_size: int,
+    ) -> dict[str, float]:
+        return train_one_step(
+            self._args,
+            self.state,
+            data,
+            keys,
+            loss,
+            num_microbatches,
+            step_global_batch_size,
+            self.context,
+            partial(self._before_step, rollout_id, step_id),
+        )
+
+    def _before_step(self, rollout_id: int, step_id: int) -> None:
+        path, state = self._args.custom_megatron_before_train_step_hook_path, self.state
+        if path:
+            hook = load_function(path)
+            hook(self._args, rollout_id, step_id, state.model, state.optimizer, state.scheduler)
+
+    def reset_optimizer(self) -> None:
+        reset_optimizer_states(self.state.optimizer)
+
+    def hf_tensors(self) -> HfWeights:
+        return HfWeights(self._args, self.state.model)
+
+    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+        extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}
+        self._writer.save(rollout_id, self.state, dict(common), extra)
+        if wait:
+            self._writer.finish()
+
+    @contextmanager
+    def _in_place_of_trained(self, tag: str) -> Iterator[dict[str, Any]]:
+        """The weights of a version, in the place of the trained ones while the context lasts."""
+        self.versions.backup(TRAINED)
+        self.versions.restore(tag)
+        try:
+            yield {"model": model_state(self.state)}
+        finally:
+            self.versions.restore(TRAINED)
+
+    def poll(self) -> None:
+        self._writer.poll()
+
+    def save_hf(self, path: str) -> None:
+        save_hf_model_to_path(self._args, path, self.state.model)

@@ -1,0 +1,59 @@
+"""Advantages and returns of a rollout's samples (last pipeline stage only)."""
+
+from argparse import Namespace
+
+import torch
+
+from slime.training.estimators import ESTIMATORS
+from slime.training.kl import compute_approx_kl
+from slime.training.parallel import ParallelContext
+from slime.utils.distributed_utils import distributed_masked_whiten
+from slime.utils.misc import load_function
+from slime.utils.types import RolloutBatch
+
+
+def compute_advantages_and_returns(
+    args: Namespace, rollout_data: RolloutBatch, context: ParallelContext | None = None
+) -> None:
+    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``: per sample [R] float32.
+
+    Raises:
+        ValueError: an unknown estimator, or a custom function that did not set what it has to.
+    """
+    rollout_data["kl"] = _kl(args, rollout_data)
+    if args.custom_advantage_function_path:
+        load_function(args.custom_advantage_function_path)(args, rollout_data)
+        missing = {"advantages", "returns"} - rollout_data.keys()
+        if missing:
+            path = args.custom_advantage_function_path
+            raise ValueError(f"--custom-advantage-function-path {path}: did not set {', '.join(missing)}")
+    else:
+        _estimate(args, rollout_data)
+    if args.normalize_advantages:
+        lengths = [len(a) for a in rollout_data["advantages"]]
+        whitened = distributed_masked_whiten(
+            torch.cat(rollout_data["advantages"]),
+            torch.cat(rollout_data["loss_masks"]),
+            process_group=(context or ParallelContext.current()).dp_group,
+        )
+        rollout_data["advantages"] = list(whitened.split(lengths))
+
+
+def _kl(args: Namespace, rollout_data: RolloutBatch) -> list[torch.Tensor]:
+    """Per token KL of the policy to the reference, zero if the reward has no KL term."""
+    policy = rollout_data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
+    if args.kl_coef == 0 or policy is None:
+        return [torch.zeros_like(mask, dtype=torch.float32) for mask in rollout_data["loss_masks"]]
+    return [
+        compute_approx_kl(log_probs, ref, args.kl_loss_type)
+        for log_probs, ref in zip(policy, rollout_data["ref_log_probs"], strict=True)
+    ]
+
+
+def _estimate(args: Namespace, rollout_data: RolloutBatch) -> None:
+    if args.advantage_estimator not in ESTIMATORS:
+        raise ValueError(
+            f"--advantage-estimator {args.advantage_estimator}: wanted one of {', '.join(ESTIMATORS)}"
+        )
+    rollout_data["returns"] = ESTIMATORS[args.advantage_estimator](args, rollout_data)
+    rollout_data["advantages"] = [returns.clone() for returns in rollout_data["returns"]]

@@ -1,0 +1,134 @@
+"""What the rest of the project knows about a trainer: the weights of one role on one rank."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from slime.training.losses.reducers import LossFunction
+from slime.training.micro_batches import DataIterator
+from slime.training.parallel import ParallelContext
+from slime.utils.tensor_backper import TensorBackuper
+from slime.utils.types import RolloutBatch
+
+NamedTensors = list[tuple[str, torch.Tensor]]
+"""(Hugging Face name, full tensor) pairs."""
+
+Outputs = dict[str, list[torch.Tensor]]
+"""Per sample values [R] float32 under the names of batch fields; empty before the last pipeline stage."""
+
+Head = Callable[[Namespace, torch.Tensor, Mapping[str, Any]], Outputs]
+"""What a forward pass is for: (args, logits [1, T, V / tp], micro-batch) -> values of its samples."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        rollout_id: the first rollout.
+        common: what `TrainBackend.save` was given along; empty for a new run.
+    """
+
+    rollout_id: int = 0
+    common: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Memory(Protocol):
+    """Weights, gradients and optimizer state, which leave the device in two steps."""
+
+    def offload_training_state(self) -> None: ...
+
+    def offload(self) -> None: ...
+
+    def onload(self) -> None: ...
+
+    def require_all(self, what: str) -> None: ...
+
+    def require_weights(self, what: str) -> None: ...
+
+
+class HfTensors(Protocol):
+    """The whole model under Hugging Face names, whatever the parallel layout.
+
+    Attributes:
+        ranks: the global ranks that have to iterate in step with this one, itself included.
+    """
+
+    ranks: frozenset[int]
+
+    def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
+
+
+class TrainBackend(Protocol):
+    """A model with its optimizer. Methods are collective over the ranks of the role.
+
+    A backend is a class called with (args, role name); see ``BACKENDS`` in ``slime.ray.train_worker``.
+
+    Attributes:
+        context: the parallel layout.
+        device: where this rank computes.
+        versions: copies of other weights (a reference, say) under their tags, beside the trained ones.
+    """
+
+    context: ParallelContext
+    device: torch.device
+    versions: TensorBackuper
+    memory: Memory
+
+    def load(self) -> Start:
+        """Joins the process group that RANK, WORLD_SIZE and MASTER_* describe, builds and loads the model."""
+
+    def load_version(self, tag: str, path: str) -> None:
+        """Keeps the weights at ``path`` under ``tag``, or newer ones of that tag in a resumed checkpoint."""
+
+    def parallel_config(self) -> dict[str, int]:
+        """What splitting a rollout over the ranks needs to know, and this rank's share (``dp_rank``)."""
+
+    def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
+        """Values of all samples of this rank's shard without gradients, ``prefix`` before their names."""
+
+    def training(self) -> AbstractContextManager[None]:
+        """Around the optimizer steps of a rollout."""
+
+    def step(
+        self,
+        rollout_id: int,
+        step_id: int,
+        data: DataIterator,
+        keys: Sequence[str],
+        loss: LossFunction,
+        num_microbatches: int,
+        step_global_batch_size: int,
+    ) -> dict[str, float]:
+        """One optimizer step over the next micro-batches; its metrics without a prefix, on the last stage.
+
+        Args:
+            keys: fields that ``loss`` finds in a micro-batch.
+            step_global_batch_size: rollouts of the step over all ranks.
+        """
+
+    def reset_optimizer(self) -> None:
+        """Forgets what the optimizer has learnt about the gradients."""
+
+    def hf_tensors(self) -> HfTensors:
+        """The weights as they are when the result is iterated."""
+
+    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+        """Writes a checkpoint to ``--save``.
+
+        Args:
+            common: plain values, the same on every rank; `Start` brings them back.
+            versions: tags whose weights are saved along.
+            wait: return only when it is complete.
+        """
+
+    def poll(self) -> None:
+        """Makes a checkpoint that was written in the background the latest, if it is complete."""
+
+    def save_hf(self, path: str) -> None:
+        """Exports the model as a Hugging Face checkpoint."""

@@ -1,0 +1,157 @@
+"""The fields of a train batch: one row each, from the sample to the loss and the metrics.
+
+A batch is a mapping from field names to lists with one entry per sample. `FIELDS` says for each field how it
+is read off a `Sample`, what tensors are made of it, whether losses see it and how metrics average it. A key
+that is in no row, from a user's conversion for instance, travels all the same: see `is_per_sample`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime.utils.types import RolloutBatch, Sample
+
+
+class BatchError(RuntimeError):
+    """Samples that make no train batch; the message names the samples and the field."""
+
+
+class Axis(Enum):
+    """What the entry of one sample runs over."""
+
+    SAMPLE = "one value per sample"
+    TOKENS = "prompt and response, L entries"
+    RESPONSE = "response, R entries"
+
+
+class Average(Enum):
+    """How ``rollout/<field>`` is made of the entries."""
+
+    BY_ROLLOUT = "per token by the loss mask within each rollout, then over rollouts"
+    BY_SAMPLE = "over samples"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the batch.
+
+    Attributes:
+        axis: what the entry of one sample runs over.
+        read: takes it off a sample; the batch has it if any sample gives something, and then all must.
+        required: a batch without it cannot be trained on, whoever made it.
+        dtype: of the tensor that the trainer makes of each entry; None leaves entries as they are.
+        stacked: one tensor for the whole shard instead of one per sample.
+        in_loss: losses find it in their micro-batch.
+        average: of the metric; None for no metric.
+    """
+
+    axis: Axis
+    read: Callable[[Sample], Any] | None = None
+    required: bool = False
+    dtype: torch.dtype | None = None
+    stacked: bool = False
+    in_loss: bool = False
+    average: Average | None = None
+
+
+def _response(in_loss: bool = True, **options: Any) -> Field:
+    """What the trainer itself computes per response token."""
+    return Field(Axis.RESPONSE, in_loss=in_loss, average=Average.BY_ROLLOUT, **options)
+
+
+FIELDS: dict[str, Field] = {
+    "tokens": Field(Axis.TOKENS, lambda sample: sample.tokens, required=True, dtype=torch.long, in_loss=True),
+    "response_lengths": Field(
+        Axis.SAMPLE,
+        lambda sample: sample.response_length,
+        required=True,
+        in_loss=True,
+        average=Average.BY_SAMPLE,
+    ),
+    "total_lengths": Field(Axis.SAMPLE, in_loss=True, average=Average.BY_SAMPLE),
+    "loss_masks": Field(Axis.RESPONSE, required=True, dtype=torch.int, in_loss=True),
+    "rewards": Field(Axis.SAMPLE, required=True, in_loss=True, average=Average.BY_SAMPLE),
+    "raw_reward": Field(Axis.SAMPLE, required=True),
+    "local_raw_reward": Field(Axis.SAMPLE),
+    "truncated": Field(
+        Axis.SAMPLE,
+        lambda sample: int(sample.status == Sample.Status.TRUNCATED),
+        in_loss=True,
+        average=Average.BY_SAMPLE,
+    ),
+    "sample_indices": Field(Axis.SAMPLE, in_loss=True),
+    "rollout_ids": Field(Axis.SAMPLE, required=True, in_loss=True),
+    "rollout_mask_sums": Field(Axis.SAMPLE, required=True, dtype=torch.float32, stacked=True, in_loss=True),
+    "rollout_log_probs": _response(read=lambda sample: sample.rollout_log_probs, dtype=torch.float32),
+    "rollout_top_p_token_ids": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_ids),
+    "rollout_top_p_token_offsets": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_offsets),
+    "rollout_routed_experts": Field(Axis.SAMPLE, lambda sample: sample.rollout_routed_experts),
+    "teacher_log_probs": Field(
+        Axis.RESPONSE, lambda sample: sample.teacher_log_probs, dtype=torch.float32, in_loss=True
+    ),
+    "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),
+    "metadata": Field(Axis.SAMPLE, lambda sample: sample.train_metadata, in_loss=True),
+    "log_probs": _response(),
+    "ref_log_probs": _response(),
+    "entropy": _response(in_loss=False),
+    "kl": _response(in_loss=False),
+    "returns": _response(),
+    "advantages": _response(),
+}
+_OF_UNKNOWN = Field(Axis.SAMPLE, in_loss=True)
+
+REQUIRED = frozenset(name for name, field in FIELDS.items() if field.required)
+"""What a trainer needs of a batch, whoever made it."""
+
+SCHEDULE = frozenset({"partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices"})
+"""What a shard holds beside fields: which samples it has, and when each is trained."""
+
+
+def field_of(name: str) -> Field:
+    """The row of a field; of a name that has none, one that losses see and no metric shows."""
+    return FIELDS.get(name, _OF_UNKNOWN)
+
+
+def is_per_sample(value: Any) -> bool:
+    """Whether a value has an entry for each sample: sequences do, anything else is the whole batch's."""
+    return isinstance(value, Sequence | np.ndarray | torch.Tensor) and not isinstance(value, str | bytes)
+
+
+def sample_fields(batch: Mapping[str, Any]) -> list[str]:
+    """The names under which a batch has an entry for each of its samples.
+
+    Raises:
+        BatchError: a value has another number of entries.
+    """
+    names = [key for key, value in batch.items() if key not in SCHEDULE and is_per_sample(value)]
+    count = len(batch["tokens"])
+    for name in names:
+        if len(batch[name]) != count:
+            raise BatchError(f"{name}: {len(batch[name])} entries for a batch of {count} samples")
+    return names
+
+
+def loss_fields(shard: RolloutBatch) -> list[str]:
+    """The names under which losses find something in a micro-batch of a rank's shard."""
+    return [
+        key
+        for key, value in shard.items()
+        if key not in SCHEDULE and field_of(key).in_loss and is_per_sample(value)
+    ]
+
+
+def take(values: Any, indices: Sequence[int]) -> Any:
+    """The entries of some samples: of a tensor or an array a tensor or an array, else a list."""
+    if isinstance(values, np.ndarray | torch.Tensor):
+        return values[list(indices)]
+    return [values[i] for i in indices]
+
+
+def select(batch: RolloutBatch, indices: Sequence[int]) -> RolloutBatch:
+    """The batch of some of its samples, with what belongs to the whole."""
+    per_sample = set(sample_fields(batch))
+    return {key: take(value, indices) if key in per_sample else value for key, value in batch.items()}

@@ -1,0 +1,142 @@
+"""From finished samples to what each data-parallel rank trains on. Plain lists; the trainer makes tensors."""
+
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from slime.training.batch import FIELDS, REQUIRED, BatchError, select
+from slime.training.rewards import post_process_rewards
+from slime.training.schedule import build_dp_schedule
+from slime.utils.misc import load_function
+from slime.utils.types import RolloutBatch, Sample, name_samples
+
+
+def samples_to_train_data(args: Namespace, samples: list[Sample]) -> RolloutBatch:
+    """Rewards and conversion in one, with the user's functions in place of ours where given."""
+    if args.custom_convert_samples_to_train_data_path:
+        path = args.custom_convert_samples_to_train_data_path
+        batch = load_function(path)(args, samples)
+        if missing := REQUIRED - batch.keys():
+            raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
+        return batch
+    return convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
+
+
+def flatten_samples(groups: list[Any]) -> list[Sample]:
+    """All samples of a rollout in order, those of a split execution (a list inside a group) included.
+
+    Raises:
+        BatchError: siblings of a split execution do not share one rollout id.
+    """
+    return _flatten(groups, depth=0)
+
+
+def _flatten(items: list[Any], depth: int) -> list[Sample]:
+    if depth >= 2 and len(items) > 1 and all(isinstance(item, Sample) for item in items):
+        ids = {sample.rollout_id for sample in items}
+        if len(ids) != 1 or None in ids:
+            raise BatchError(
+                f"{name_samples(items)} come from one execution but have rollout ids "
+                f"{[sample.rollout_id for sample in items]}, expected one common id"
+            )
+    flat: list[Sample] = []
+    for item in items:
+        flat += _flatten(item, depth + 1) if isinstance(item, list) else [item]
+    return flat
+
+
+def convert_samples_to_train_data(
+    samples: list[Sample], raw_rewards: list[float], rewards: list[float]
+) -> RolloutBatch:
+    """The batch of a rollout: one entry per sample under each key.
+
+    Raises:
+        BatchError: a loss mask does not fit its response, or only some samples carry a field.
+    """
+    masks = [_loss_mask(sample) for sample in samples]
+    rollout_ids = fill_rollout_ids([sample.rollout_id for sample in samples])
+    mask_sums: dict[int, int] = defaultdict(int)
+    for rollout_id, mask in zip(rollout_ids, masks, strict=True):
+        mask_sums[rollout_id] += sum(mask)
+    batch: RolloutBatch = {
+        "rewards": rewards,
+        "raw_reward": _reported_rewards(samples, raw_rewards),
+        "sample_indices": [sample.index for sample in samples],
+        "rollout_ids": rollout_ids,
+        "loss_masks": masks,
+        "rollout_mask_sums": [mask_sums[rollout_id] for rollout_id in rollout_ids],
+    }
+    return batch | _read_fields(samples)
+
+
+def _read_fields(samples: list[Sample]) -> RolloutBatch:
+    """The fields that are read off the samples, as far as these have them."""
+    batch: RolloutBatch = {}
+    for key, field in FIELDS.items():
+        if field.read is None:
+            continue
+        values = [field.read(sample) for sample in samples]
+        if all(value is None for value in values):
+            continue
+        missing = [sample for sample, value in zip(samples, values, strict=True) if value is None]
+        if missing:
+            raise BatchError(f"{name_samples(missing)} have no {key}, but others in the batch do")
+        batch[key] = values
+    return batch
+
+
+def _loss_mask(sample: Sample) -> list[int]:
+    mask = [1] * sample.response_length if sample.loss_mask is None else sample.loss_mask
+    if len(mask) != sample.response_length:
+        raise BatchError(
+            f"{name_samples(sample)}: loss mask of {len(mask)} for {sample.response_length} response tokens"
+        )
+    return [0] * len(mask) if sample.remove_sample else mask
+
+
+def _reported_rewards(samples: list[Sample], raw_rewards: list[float]) -> list[Any]:
+    """For metrics: what the reward function said, where it left that in the metadata."""
+    if not any("raw_reward" in sample.metadata for sample in samples):
+        return raw_rewards
+    return [sample.metadata.get("raw_reward", sample.reward) for sample in samples]
+
+
+def fill_rollout_ids(rollout_ids: list[int | None]) -> list[int]:
+    """Give samples without a rollout id the smallest non-negative ones that are not taken."""
+    taken = set(rollout_ids)
+    unused = (number for number in count() if number not in taken)
+    return [next(unused) if rollout_id is None else rollout_id for rollout_id in rollout_ids]
+
+
+def split_train_data_by_dp(
+    args: Namespace, batch: RolloutBatch, parallel_config: Mapping[str, int]
+) -> list[RolloutBatch]:
+    """One shard per data-parallel rank: its samples and the schedule of its micro-batches.
+
+    ``raw_reward`` and ``total_lengths`` stay those of the whole batch, which metrics need.
+
+    Args:
+        parallel_config: dp_size, cp_size, vpp_size, microbatch_group_size_per_vp_stage.
+    """
+    total_lengths = [len(tokens) for tokens in batch["tokens"]]
+    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = build_dp_schedule(
+        args,
+        parallel_config,
+        total_lengths,
+        global_batch_size=args.global_batch_size,
+        rollout_indices=batch["rollout_ids"],
+    )
+    return [
+        {
+            **select(batch, partition),
+            "partition": partition,
+            "raw_reward": batch["raw_reward"],
+            "total_lengths": total_lengths,
+            "global_batch_sizes": global_batch_sizes,
+            "num_microbatches": num_microbatches,
+            "micro_batch_indices": indices,
+        }
+        for partition, indices in zip(partitions, micro_batch_indices, strict=True)
+    ]

@@ -1,0 +1,32 @@
+"""``--save-debug-train-data``: what was trained on."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.training.parallel import ParallelContext
+from slime.utils.types import RolloutBatch
+
+
+def dump_batch(args: Namespace, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
+    """Writes the shards of all data-parallel ranks into one file, if the flag asks for it."""
+    template = args.save_debug_train_data
+    if not template or not context.is_last_stage or context.tp_rank != 0:
+        return
+    shard = {key: to_host(value) for key, value in batch.items()}
+    shards: list[Any] = [None] * context.dp_size
+    dist.all_gather_object(shards, shard, group=context.dp_group)
+    if context.is_main:
+        path = Path(template.format(rollout_id=rollout_id))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"rollout_id": rollout_id, "shards": shards}, path)
+
+
+def to_host(value: Any) -> Any:
+    """Tensors, also those in lists, detached and in host memory; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return [to_host(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,51 @@
+"""REINFORCE++ (arXiv 2501.03262) and its form with the group's mean as baseline."""
+
+from argparse import Namespace
+
+import torch
+
+from slime.utils.types import RolloutBatch
+
+
+def token_returns(args: Namespace, shard: RolloutBatch) -> list[torch.Tensor]:
+    """Discounted returns of the KL penalties and of the reward at the last trained token."""
+    samples = zip(shard["rewards"], shard["kl"], shard["loss_masks"], strict=True)
+    return [
+        reinforce_plus_plus_returns(reward, kl, mask, args.kl_coef, args.gamma)
+        for reward, kl, mask in samples
+    ]
+
+
+def baseline_returns(args: Namespace, shard: RolloutBatch) -> list[torch.Tensor]:
+    """The centred reward less the KL penalty of each token."""
+    return [reward - args.kl_coef * kl for reward, kl in zip(shard["rewards"], shard["kl"], strict=True)]
+
+
+def reinforce_plus_plus_returns(
+    reward: float, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float, gamma: float
+) -> torch.Tensor:
+    """Returns of -kl_coef * kl per token plus the reward at the last trained one; kl, mask: [R].
+
+    Raises:
+        ValueError: the mask is zero everywhere, so the reward has no token to go to.
+    """
+    trained = mask.nonzero()
+    if trained.numel() == 0:
+        raise ValueError(
+            "reinforce_plus_plus: a sample's loss mask is zero, wanted at least one trained token"
+        )
+    rewards = -kl_coef * kl * mask
+    rewards[trained[-1]] += reward
+    return discounted_returns(rewards, gamma)
+
+
+def discounted_returns(rewards: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_t = r_t + gamma * G_(t+1); rewards: [R]."""
+    if gamma == 1.0:
+        return rewards.flip(0).cumsum(0).flip(0)
+    returns = torch.empty_like(rewards)
+    running = rewards.new_zeros(())
+    for t in range(rewards.numel() - 1, -1, -1):
+        running = rewards[t] + gamma * running
+        returns[t] = running
+    return returns

@@ -1,0 +1,75 @@
+"""Corrections for samples that another policy made: the engine's, or one some steps ago.
+
+A correction for the engine is called with keywords (args, pg_loss, train_log_probs, rollout_log_probs,
+loss_masks, total_lengths, response_lengths) and returns the corrected loss, the loss masks, and metrics per
+token.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slime.training.kl import sequence_kl
+
+Corrected = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
+
+
+def compute_opsm_mask(
+    old_log_probs: Sequence[torch.Tensor],
+    log_probs: Sequence[torch.Tensor],
+    advantages: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+    delta: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Off-policy sequence masking: drops sequences with A < 0 that drifted beyond ``delta``.
+
+    Returns:
+        The factor per token (concatenated, 0.0 or 1.0), and the dropped share summed over sequences.
+    """
+    factors, dropped = [], torch.zeros((), device=log_probs[0].device)
+    for old, new, advantage, mask in zip(old_log_probs, log_probs, advantages, masks, strict=True):
+        drop = ((advantage < 0) & (sequence_kl(old, new.detach(), mask) > delta)).float()
+        dropped += (drop * mask).sum() / mask.sum().clamp(min=1)
+        factors.append(1 - drop)
+    return torch.cat(factors), dropped
+
+
+def vanilla_tis_function(
+    args: Namespace,
+    *,
+    pg_loss: torch.Tensor,
+    train_log_probs: Sequence[torch.Tensor],
+    rollout_log_probs: Sequence[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+    **_: Any,
+) -> Corrected:
+    """Truncated importance sampling between engine and trainer: the weight is clamped to its bounds."""
+    weight = _engine_weight(train_log_probs, rollout_log_probs)
+    clipped = weight.clamp(args.tis_clip_low, args.tis_clip)
+    return pg_loss * clipped, loss_masks, _tis_metrics(weight, clipped)
+
+
+def icepop_function(
+    args: Namespace,
+    *,
+    pg_loss: torch.Tensor,
+    train_log_probs: Sequence[torch.Tensor],
+    rollout_log_probs: Sequence[torch.Tensor],
+    loss_masks: list[torch.Tensor],
+    **_: Any,
+) -> Corrected:
+    """IcePop: as `vanilla_tis_function`, but tokens whose weight is out of bounds are dropped."""
+    weight = _engine_weight(train_log_probs, rollout_log_probs)
+    inside = (weight >= args.tis_clip_low) & (weight <= args.tis_clip)
+    kept = torch.where(inside, weight, 0.0)
+    return pg_loss * kept, loss_masks, _tis_metrics(weight, kept)
+
+
+def _engine_weight(train: Sequence[torch.Tensor], rollout: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.exp(torch.cat(list(train)) - torch.cat(list(rollout))).detach()
+
+
+def _tis_metrics(weight: torch.Tensor, used: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"tis": weight, "tis_clipfrac": (used != weight).float(), "tis_abs": (weight - 1).abs()}

@@ -1,0 +1,205 @@
+"""The policy loss of GRPO, GSPO, CISPO and REINFORCE++ with its corrections.
+
+Log-probs are natural logarithms, float32, of response tokens; a mask is 1 where a token counts.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from slime.training.kl import compute_approx_kl, sequence_kl
+from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.losses.corrections import compute_opsm_mask, vanilla_tis_function
+from slime.training.losses.reducers import LossOutput, Reducer, reducer_of
+from slime.training.parallel import ParallelContext
+from slime.utils.misc import load_function
+
+Tensors = list[torch.Tensor]
+
+
+def policy_loss_function(
+    args: Namespace,
+    batch: Mapping[str, Any],
+    logits: torch.Tensor,
+    sum_of_sample_mean: Reducer,
+    context: ParallelContext | None = None,
+) -> LossOutput:
+    """loss = policy gradient - entropy_coef * entropy + kl_loss_coef * KL to the reference.
+
+    Without old log-probs in the batch the old policy is the current one, detached: the case of one
+    optimizer step per rollout.
+
+    Args:
+        batch: a micro-batch with ``advantages`` and, as far as they apply, ``log_probs``,
+            ``rollout_log_probs`` and ``ref_log_probs``: per sample [R] float32.
+        logits: [1, T, V / tp].
+
+    Returns:
+        The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
+    """
+    new, entropies = get_log_probs_and_entropy(
+        args, logits, batch, context, entropy_gradient=args.entropy_coef != 0
+    )
+    old = _old_log_probs(args, batch, new)
+    pg, ppo_kl, pg_metrics, opsm_clipfrac = _policy_gradient(args, batch, new, old)
+    reduce = reduce_pg = sum_of_sample_mean
+    corrections: dict[str, torch.Tensor] = {}
+    if args.use_tis or args.get_mismatch_metrics:
+        pg, masks, corrections = _correct_for_engine(args, batch, new, pg, ppo_kl)
+        reduce_pg = reducer_of(args, batch, masks)
+    else:
+        masks = batch["loss_masks"]
+    if args.custom_pg_loss_reducer_function_path:
+        custom = load_function(args.custom_pg_loss_reducer_function_path)
+        lengths = batch["total_lengths"], batch["response_lengths"]
+        pg_loss = custom(*lengths, masks, args.calculate_per_token_loss)(pg)
+    else:
+        pg_loss = reduce_pg(pg)
+    entropy = reduce(torch.cat(entropies))
+    loss = pg_loss - args.entropy_coef * entropy
+    metrics = {
+        "pg_loss": pg_loss,
+        "entropy_loss": entropy,
+        "pg_clipfrac": reduce_pg(pg_metrics),
+        "ppo_kl": reduce_pg(ppo_kl),
+        **{name: reduce(value) for name, value in _engine_gap(args, batch, new, old).items()},
+    }
+    if args.use_kl_loss:
+        metrics["kl_loss"] = reduce(_kl_to_reference(args, batch, new, old))
+        loss = loss + args.kl_loss_coef * metrics["kl_loss"]
+    metrics |= {name: reduce(value) for name, value in corrections.items()}
+    if opsm_clipfrac is not None:
+        metrics["opsm_clipfrac"] = opsm_clipfrac
+    metrics = {"loss": loss, **metrics}
+    return loss, {name: value.detach().clone() for name, value in metrics.items()}
+
+
+def _old_log_probs(args: Namespace, batch: Mapping[str, Any], new: Tensors) -> Tensors:
+    if args.use_rollout_logprobs:
+        return batch["rollout_log_probs"]
+    return batch.get("log_probs") or [log_probs.detach() for log_probs in new]
+
+
+def _policy_gradient(
+    args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Per token: loss, old minus new log-probs, 1.0 where clipped; and the dropped share of OPSM."""
+    advantages, masks = torch.cat(batch["advantages"]), batch["loss_masks"]
+    if args.advantage_estimator == "gspo":
+        ppo_kl = compute_gspo_kl(old, new, masks)
+    else:
+        ppo_kl = torch.cat(old) - torch.cat(new)
+    clip_range = args.eps_clip, args.eps_clip_high
+    if args.advantage_estimator == "cispo":
+        loss, clipped = compute_cispo_loss(ppo_kl, torch.cat(new), advantages, *clip_range)
+    else:
+        loss, clipped = compute_policy_loss(ppo_kl, advantages, *clip_range, args.eps_clip_c)
+    dropped = None
+    if args.use_opsm:
+        keep, dropped = compute_opsm_mask(old, new, batch["advantages"], masks, args.opsm_delta)
+        loss = loss * keep
+    return loss, ppo_kl, clipped, dropped
+
+
+def _correct_for_engine(
+    args: Namespace, batch: Mapping[str, Any], new: Tensors, pg: torch.Tensor, ppo_kl: torch.Tensor
+) -> tuple[torch.Tensor, Tensors, dict[str, torch.Tensor]]:
+    """Importance correction for the gap between trainer and engine, or its metrics alone.
+
+    Raises:
+        ValueError: the batch has no log-probs of the engine.
+    """
+    if "rollout_log_probs" not in batch:
+        raise ValueError("--use-tis, --get-mismatch-metrics: the rollout has no log-probs of the engine")
+    path = args.custom_tis_function_path
+    function = load_function(path) if path else vanilla_tis_function
+    corrected, masks, metrics = function(
+        args=args,
+        pg_loss=pg,
+        train_log_probs=batch.get("log_probs") or [log_probs.detach() for log_probs in new],
+        rollout_log_probs=batch["rollout_log_probs"],
+        loss_masks=batch["loss_masks"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+    )
+    return corrected, masks, {"ois": torch.exp(-ppo_kl), **metrics}
+
+
+def _engine_gap(
+    args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors
+) -> dict[str, torch.Tensor]:
+    if "rollout_log_probs" not in batch:
+        return {}
+    trainer = new if args.use_rollout_logprobs else old
+    gap = (torch.cat(trainer) - torch.cat(batch["rollout_log_probs"])).abs()
+    return {"train_rollout_logprob_abs_diff": gap}
+
+
+def _kl_to_reference(args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors) -> torch.Tensor:
+    policy = torch.cat(new)
+    ratio = torch.exp(policy - torch.cat(old)) if args.use_unbiased_kl else None
+    return compute_approx_kl(policy, torch.cat(batch["ref_log_probs"]), args.kl_loss_type, ratio)
+
+
+def compute_policy_loss(
+    ppo_kl: torch.Tensor,
+    advantages: torch.Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's clipped surrogate per token (arXiv 1707.06347, eq. 7), with dual clip (arXiv 1912.09729).
+
+    Args:
+        ppo_kl: old minus new log-probs; the ratio is e^-ppo_kl.
+        eps_clip_c: for negative advantages the loss does not exceed ``-eps_clip_c * advantage``.
+
+    Returns:
+        The loss, and 1.0 where clipping changed it.
+
+    Raises:
+        ValueError: ``eps_clip_c`` is not above 1.
+    """
+    ratio = torch.exp(-ppo_kl)
+    unclipped = -ratio * advantages
+    clipped = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
+    loss = torch.maximum(unclipped, clipped)
+    clip_fraction = (clipped > unclipped).float()
+    if eps_clip_c is not None:
+        if eps_clip_c <= 1:
+            raise ValueError(f"--eps-clip-c {eps_clip_c}: wanted a value above 1")
+        loss = torch.where(advantages < 0, torch.minimum(-eps_clip_c * advantages, loss), loss)
+    return loss, clip_fraction
+
+
+def compute_cispo_loss(
+    ppo_kl: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """CISPO per token (arXiv 2506.13585, eq. 4): the clipped ratio weights REINFORCE, without a gradient.
+
+    Returns:
+        The loss, and 1.0 where the ratio was clipped.
+    """
+    ratio = torch.exp(-ppo_kl)
+    clipped = ratio.clamp(1 - eps_clip, 1 + eps_clip_high)
+    return -clipped.detach() * advantages * log_probs, (clipped != ratio).float()
+
+
+def compute_gspo_kl(
+    old_log_probs: Sequence[torch.Tensor],
+    log_probs: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """GSPO's negated log-ratio (arXiv 2507.18071, eq. 7): each sequence's `sequence_kl` at all its tokens."""
+    return torch.cat(
+        [
+            sequence_kl(old, new, mask).expand_as(new)
+            for old, new, mask in zip(old_log_probs, log_probs, masks, strict=True)
+        ]
+    )

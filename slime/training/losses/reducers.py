@@ -1,0 +1,49 @@
+"""How per-token values of a micro-batch become one number."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Reducer = Callable[[torch.Tensor], torch.Tensor]
+LossOutput = tuple[torch.Tensor, dict[str, torch.Tensor]]
+LossFunction = Callable[[Namespace, Mapping[str, Any], torch.Tensor, Reducer], LossOutput]
+
+
+def get_sum_of_sample_mean(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[torch.Tensor],
+    sample_denoms: Sequence[float] | torch.Tensor | None = None,
+    calculate_per_token_loss: bool = False,
+) -> Reducer:
+    """A function of concatenated per-token values [sum of R].
+
+    By default the sum over samples of (masked sum / max(denominator, 1)), where the denominator is
+    ``sample_denoms`` (the mask total of the whole rollout a sample belongs to), else the sample's own mask
+    total. With ``calculate_per_token_loss`` the plain masked sum.
+    """
+    masks = [mask.float() for mask in loss_masks]
+    if not calculate_per_token_loss:
+        denominators = [mask.sum() for mask in masks] if sample_denoms is None else list(sample_denoms)
+        masks = [mask / max(float(d), 1.0) for mask, d in zip(masks, denominators, strict=True)]
+    weights = torch.cat(masks)
+
+    def reduce(values: torch.Tensor) -> torch.Tensor:
+        return (values * weights).sum()
+
+    return reduce
+
+
+def reducer_of(
+    args: Namespace, batch: Mapping[str, Any], masks: Sequence[torch.Tensor] | None = None
+) -> Reducer:
+    """The reducer of a micro-batch; other ``masks`` change what is summed, not the denominators."""
+    return get_sum_of_sample_mean(
+        batch["total_lengths"],
+        batch["response_lengths"],
+        batch["loss_masks"] if masks is None else masks,
+        batch.get("rollout_mask_sums"),
+        args.calculate_per_token_loss,
+    )

@@ -1,0 +1,50 @@
+"""A loss on its way into the backward pass of a trainer."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from slime.training.losses.reducers import LossFunction, reducer_of
+from slime.training.parallel import ParallelContext
+
+
+def loss_function(
+    args: Namespace,
+    batch: Mapping[str, Any],
+    num_microbatches: int,
+    step_global_batch_size: int,
+    function: LossFunction,
+    logits: torch.Tensor,
+    context: ParallelContext | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """The loss as megatron-core's schedule wants it: scaled such that its gradients come out as means.
+
+    megatron-core divides by ``num_microbatches`` and averages over the data-parallel group, or, with
+    ``--calculate-per-token-loss``, divides by the sum of all normalisers.
+
+    Args:
+        step_global_batch_size: rollouts of this optimizer step over all ranks.
+        function: the loss.
+        logits: [1, T, V / tp].
+
+    Returns:
+        The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]},
+        whose first value is the number of tokens (per-token loss) or 0.
+    """
+    per_token = args.calculate_per_token_loss
+    reducer = reducer_of(args, batch)
+    if args.recompute_loss_function:
+        loss, metrics = checkpoint(function, args, batch, logits, reducer, use_reentrant=False)
+    else:
+        loss, metrics = function(args, batch, logits, reducer)
+    tokens = sum(max(int(mask.sum()), 1) for mask in batch["loss_masks"])
+    if not per_token:
+        dp_size = (context or ParallelContext.current()).dp_size
+        loss = loss * (num_microbatches / step_global_batch_size * dp_size)
+    values = [torch.tensor(float(tokens if per_token else 0), device=logits.device)]
+    values += [metric.detach().float().reshape(()) for metric in metrics.values()]
+    normaliser = torch.tensor(tokens if per_token else 1, dtype=torch.int, device=logits.device)
+    return loss, normaliser, {"keys": list(metrics), "values": torch.stack(values)}

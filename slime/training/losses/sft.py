@@ -1,0 +1,24 @@
+"""The loss of supervised fine-tuning."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.losses.reducers import LossOutput, Reducer
+from slime.training.parallel import ParallelContext
+
+
+def sft_loss_function(
+    args: Namespace,
+    batch: Mapping[str, Any],
+    logits: torch.Tensor,
+    sum_of_sample_mean: Reducer,
+    context: ParallelContext | None = None,
+) -> LossOutput:
+    """Negative log-likelihood of the trained tokens."""
+    log_probs, _ = get_log_probs_and_entropy(args, logits, batch, context)
+    loss = -sum_of_sample_mean(torch.cat(log_probs))
+    return loss, {"loss": loss.detach().clone()}

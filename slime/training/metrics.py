@@ -1,0 +1,60 @@
+"""``rollout/...`` as the trainer saw the batch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.training.batch import FIELDS, Average
+
+
+def rollout_metrics(
+    rollout_data: Mapping[str, Any], num_rollouts: int, group: dist.ProcessGroup | None
+) -> dict[str, float]:
+    """``rollout/<field>`` over all ranks, for the fields that the table gives an average.
+
+    Args:
+        rollout_data: this rank's shard after the advantages; ``loss_masks`` and ``rollout_mask_sums``
+            weight the tokens.
+        num_rollouts: rollouts of the whole batch.
+    """
+    sums = dict(_sums(rollout_data))
+    totals = torch.tensor([float(len(rollout_data["tokens"])), *sums.values()], dtype=torch.float64)
+    if group is not None:
+        device = rollout_data["tokens"][0].device
+        totals = totals.to(device)
+        dist.all_reduce(totals, group=group)
+    samples, *reduced = totals.tolist()
+    return {
+        f"rollout/{key}": value / (num_rollouts if _is_per_token(key) else samples)
+        for key, value in zip(sums, reduced, strict=True)
+    }
+
+
+def _is_per_token(key: str) -> bool:
+    return key in FIELDS and FIELDS[key].average is Average.BY_ROLLOUT
+
+
+def _sums(rollout_data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """This rank's sums, the same ones on every rank."""
+    for key, field in FIELDS.items():
+        if key in rollout_data and field.average is Average.BY_ROLLOUT:
+            yield key, _masked_sum(rollout_data, key)
+        elif key in rollout_data and field.average is Average.BY_SAMPLE:
+            yield key, float(sum(rollout_data[key]))
+    # Raw rewards may be anything. The shard keeps those of the whole batch beside its own, and only they
+    # tell: ranks that judged their own would reduce different numbers of sums.
+    if all(isinstance(reward, int | float) for reward in rollout_data["raw_reward"]):
+        yield "raw_reward", float(sum(rollout_data["local_raw_reward"]))
+
+
+def _masked_sum(rollout_data: Mapping[str, Any], key: str) -> float:
+    """Sum over this rank's samples of (masked sum / mask total of the sample's rollout)."""
+    total = 0.0
+    samples = zip(
+        rollout_data[key], rollout_data["loss_masks"], rollout_data["rollout_mask_sums"], strict=True
+    )
+    for values, mask, denominator in samples:
+        total += float((values * mask).sum()) / max(float(denominator), 1.0)
+    return total

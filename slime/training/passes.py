@@ -1,0 +1,77 @@
+"""The forward passes before the optimizer steps of a rollout, as data."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slime.training.backend import Head, Outputs
+from slime.training.log_probs import get_log_probs_and_entropy
+
+TRAINED = "actor"
+"""The tag of the weights that are trained."""
+REFERENCE = "ref"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass over a rank's shard.
+
+    Attributes:
+        name: of its time among the metrics.
+        tag: which weights.
+        prefix: goes before the names of what it adds to the batch.
+        head: what is computed.
+        when: whether a rollout of so many optimizer steps needs it.
+    """
+
+    name: str
+    tag: str
+    prefix: str
+    head: Head
+    when: Callable[[Namespace, int], bool]
+
+
+def log_probs(args: Namespace, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+    """``log_probs`` of the responses."""
+    return {"log_probs": get_log_probs_and_entropy(args, logits, batch)[0]}
+
+
+def log_probs_and_entropy(args: Namespace, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+    """``log_probs``, and ``entropy`` where it is asked for."""
+    values, entropy = get_log_probs_and_entropy(args, logits, batch)
+    return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
+
+
+def needs_reference(args: Namespace, num_steps: int = 1) -> bool:
+    """Whether the reward or the loss has a KL to a reference model."""
+    return args.kl_coef != 0 or args.use_kl_loss
+
+
+def needs_own_log_probs(args: Namespace, num_steps: int) -> bool:
+    """Whether the policy's log-probs are computed before training.
+
+    Not if the engine's are used; nor if the loss can take its own, detached, because there is a single
+    optimizer step, and nothing before it reads them.
+    """
+    if args.use_rollout_logprobs and not args.get_mismatch_metrics:
+        return False
+    reusable = (
+        num_steps == 1
+        and args.loss_type == "policy_loss"
+        and args.kl_coef == 0
+        and args.advantage_estimator != "gspo"
+        and not args.get_mismatch_metrics
+        and not args.use_rollout_entropy
+        and not args.custom_advantage_function_path
+        and not args.rollout_data_postprocess_path
+    )
+    return not reusable
+
+
+ACTOR_PASSES = (
+    Pass("ref_log_probs", REFERENCE, "ref_", log_probs, needs_reference),
+    Pass("log_probs", TRAINED, "", log_probs_and_entropy, needs_own_log_probs),
+)

@@ -1,0 +1,142 @@
+"""Which sample is trained in which optimizer step, micro-batch and data-parallel rank."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from slime.utils.flops_utils import calculate_fwd_flops
+from slime.utils.seqlen_balancing import (
+    expand_bins_by_splitting,
+    first_fit_pack,
+    get_seqlen_balanced_partitions,
+)
+
+
+class DpSchedule(NamedTuple):
+    """The schedule of one rollout.
+
+    Attributes:
+        partitions: per rank, the positions of its samples in the batch.
+        micro_batch_indices: per rank, the micro-batches as indices into its partition, which they tile.
+        num_microbatches: per optimizer step, the same on all ranks.
+        global_batch_sizes: per optimizer step, its number of rollouts over all ranks.
+    """
+
+    partitions: list[list[int]]
+    micro_batch_indices: list[list[list[int]]]
+    num_microbatches: list[int]
+    global_batch_sizes: list[int]
+
+
+def build_dp_schedule(
+    args: Namespace,
+    train_parallel_config: Mapping[str, int],
+    total_lengths: Sequence[int],
+    *,
+    global_batch_size: int,
+    rollout_indices: Sequence[int],
+) -> DpSchedule:
+    """Cuts a rollout into optimizer steps, and each step into micro-batches for each rank.
+
+    A step takes the samples of the next ``global_batch_size`` rollout ids; ids that fill no step are
+    dropped. Depends on nothing but its arguments.
+
+    Args:
+        train_parallel_config: dp_size, cp_size, vpp_size, microbatch_group_size_per_vp_stage.
+        total_lengths: tokens of each sample.
+        rollout_indices: rollout id of each sample.
+
+    Raises:
+        ValueError: too few rollouts for a step, too few samples for the ranks, or static micro-batches
+            that do not divide evenly.
+    """
+    dp_size = train_parallel_config["dp_size"]
+    steps = _steps(rollout_indices, global_batch_size)
+    schedule = DpSchedule([[] for _ in range(dp_size)], [[] for _ in range(dp_size)], [], [])
+    for step, members in enumerate(steps):
+        if len(members) < dp_size:
+            raise ValueError(f"step {step} has {len(members)} samples, wanted at least dp_size {dp_size}")
+        bins = _pack(args, train_parallel_config, members, total_lengths)
+        shares = _distribute(args, bins, dp_size, total_lengths)
+        for rank, share in enumerate(shares):
+            for bin_index in share:
+                start = len(schedule.partitions[rank])
+                schedule.partitions[rank] += bins[bin_index]
+                schedule.micro_batch_indices[rank].append([*range(start, len(schedule.partitions[rank]))])
+        schedule.num_microbatches.append(len(bins) // dp_size)
+        schedule.global_batch_sizes.append(global_batch_size)
+    return schedule
+
+
+def _steps(rollout_indices: Sequence[int], global_batch_size: int) -> list[list[int]]:
+    """Sample positions of each step, grouped by rollout id in the order in which the ids appear."""
+    samples_of: dict[int, list[int]] = {}
+    for position, rollout_id in enumerate(rollout_indices):
+        samples_of.setdefault(rollout_id, []).append(position)
+    groups = list(samples_of.values())
+    num_steps = len(groups) // global_batch_size
+    if num_steps < 1:
+        raise ValueError(f"--global-batch-size {global_batch_size}: the rollout has only {len(groups)} ids")
+    return [
+        [p for group in groups[i * global_batch_size : (i + 1) * global_batch_size] for p in group]
+        for i in range(num_steps)
+    ]
+
+
+def _pack(
+    args: Namespace, config: Mapping[str, int], members: list[int], total_lengths: Sequence[int]
+) -> list[list[int]]:
+    """Micro-batches of one step as lists of sample positions; their number fits every rank."""
+    lengths = [total_lengths[p] for p in members]
+    multiple = config["dp_size"]
+    if (config.get("vpp_size") or 1) > 1:
+        multiple *= config["microbatch_group_size_per_vp_stage"]
+    if not args.use_dynamic_batch_size:
+        bins = _static_bins(args, len(members), multiple)
+    else:
+        cap = args.max_tokens_per_gpu * config["cp_size"]
+        if args.balance_by_flops:
+            flops = [calculate_fwd_flops([length], args) for length in lengths]
+            count = min(len(lengths), -(-sum(lengths) // cap))
+            bins = get_seqlen_balanced_partitions(flops, count, equal_size=False)
+        else:
+            bins = first_fit_pack(lengths, cap)
+        bins = _to_multiple(bins, multiple, lengths)
+    return [[members[i] for i in indices] for indices in bins]
+
+
+def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Splits bins until every rank gets equally many.
+
+    Where there are too few samples for that, as with executions that were split unevenly, the smallest
+    bins are merged instead, although they may then exceed the token budget.
+    """
+    target = -(-len(bins) // multiple) * multiple
+    if target <= len(lengths):
+        return expand_bins_by_splitting(bins, target, lengths)
+    target -= multiple
+    while len(bins) > target:
+        bins = sorted(bins, key=lambda members: sum(lengths[i] for i in members))
+        bins = [bins[0] + bins[1], *bins[2:]]
+    return bins
+
+
+def _static_bins(args: Namespace, count: int, multiple: int) -> list[list[int]]:
+    size = args.micro_batch_size
+    bins = [[*range(at, min(at + size, count))] for at in range(0, count, size)]
+    if count % size or len(bins) % multiple:
+        raise ValueError(
+            f"--micro-batch-size {size}: {count} samples of a step do not divide into micro-batches "
+            f"for {multiple} ranks; wanted a multiple of {size * multiple}"
+        )
+    return bins
+
+
+def _distribute(
+    args: Namespace, bins: list[list[int]], dp_size: int, total_lengths: Sequence[int]
+) -> list[list[int]]:
+    """Indices of the bins of each rank, equally many."""
+    if not args.balance_data:
+        return [[*range(rank, len(bins), dp_size)] for rank in range(dp_size)]
+    flops = [calculate_fwd_flops([total_lengths[p] for p in members], args) for members in bins]
+    return get_seqlen_balanced_partitions(flops, dp_size, equal_size=True)

@@ -1,0 +1,102 @@
+"""What happens to one rollout in the trainer: passes, advantages, optimizer steps."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.observability.timer import Timer
+from slime.training.advantages import compute_advantages_and_returns
+from slime.training.backend import Outputs, TrainBackend
+from slime.training.batch import loss_fields
+from slime.training.dumps import dump_batch, to_host
+from slime.training.invariants import check_invariants
+from slime.training.micro_batches import DataIterator
+from slime.training.passes import REFERENCE, TRAINED, Pass
+from slime.training.roles import Role
+from slime.utils.misc import load_function
+from slime.utils.types import RolloutBatch
+
+
+@dataclass
+class Trained:
+    """The outcome of a rollout on one rank.
+
+    Attributes:
+        steps: per optimizer step its metrics ``train/...``; empty dicts before the last pipeline stage.
+        gives: what the role has for other roles, on the host.
+    """
+
+    steps: list[dict[str, Any]]
+    gives: Outputs = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains the model of a role on rollouts."""
+
+    def __init__(self, args: Namespace, role: Role, backend: TrainBackend, timer: Timer) -> None:
+        self._args, self._role, self._backend, self._timer = args, role, backend, timer
+        self._loss = role.loss(args)
+
+    def train(self, rollout_id: int, batch: RolloutBatch, given: Mapping[str, Any] | None = None) -> Trained:
+        """One rollout.
+
+        Args:
+            batch: this rank's shard, after `tensorize`; gets the outputs of the passes and the advantages.
+            given: fields that another role has computed for the samples of this shard.
+        """
+        args, context = self._args, self._backend.context
+        batch |= given or {}
+        data = DataIterator(batch, batch["micro_batch_indices"])
+        if args.compute_advantages_and_returns:
+            for forward_pass in self._due_passes(len(batch["num_microbatches"])):
+                self._run(forward_pass, batch, data)
+            gives = {key: to_host(batch[key]) for key in self._role.gives if key in batch}
+            if context.is_last_stage:
+                compute_advantages_and_returns(args, batch)
+        else:
+            gives = {}
+        if args.rollout_data_postprocess_path:
+            load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
+        with self._timer.measure("actor_train"):
+            steps = self._optimizer_steps(rollout_id, batch, data.reset())
+        if args.ci_test and context.is_last_stage:
+            check_invariants(args, rollout_id, steps)
+        dump_batch(args, rollout_id, batch, context)
+        self._refresh_versions(rollout_id)
+        return Trained(steps, gives)
+
+    def _due_passes(self, num_steps: int) -> list[Pass]:
+        return [p for p in self._role.passes if p.when(self._args, num_steps)]
+
+    def _run(self, forward_pass: Pass, batch: RolloutBatch, data: DataIterator) -> None:
+        tag, versions = forward_pass.tag, self._backend.versions
+        with self._timer.measure(forward_pass.name):
+            if tag != TRAINED:
+                versions.restore(tag)
+            batch |= self._backend.forward(batch, data.reset(), forward_pass.head, forward_pass.prefix)
+            if tag != TRAINED:
+                versions.restore(TRAINED)
+
+    def _optimizer_steps(
+        self, rollout_id: int, batch: RolloutBatch, data: DataIterator
+    ) -> list[dict[str, Any]]:
+        if self._args.reset_optimizer_states:
+            self._backend.reset_optimizer()
+        keys = loss_fields(batch)
+        counts, sizes = batch["num_microbatches"], batch["global_batch_sizes"]
+        steps = []
+        with self._backend.training():
+            for step_id, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+                metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
+                step = {"global_batch_size": size, "step": rollout_id * len(counts) + step_id}
+                steps.append({f"train/{name}": value for name, value in {**metrics, **step}.items()})
+        return steps
+
+    def _refresh_versions(self, rollout_id: int) -> None:
+        versions, interval = self._backend.versions, self._args.ref_update_interval
+        if not versions.backup_tags:
+            return
+        versions.backup(TRAINED)
+        if interval is not None and (rollout_id + 1) % interval == 0:
+            versions.copy(src_tag=TRAINED, dst_tag=REFERENCE)

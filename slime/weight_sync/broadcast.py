@@ -1,0 +1,149 @@
+"""Weights by broadcast over a process group that the trainer shares with the engines."""
+
+import itertools
+import logging
+import socket
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.training.backend import NamedTensors
+from slime.utils.accelerator import process_group_backend
+from slime.utils.distributed_utils import init_process_group
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.agreement import group_address, wait_limit
+from slime.weight_sync.clients import EngineClients
+from slime.weight_sync.flat_buffer import FlatBuffer
+from slime.weight_sync.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+
+class BroadcastTransport(Transport):
+    """One group for all engines: trainer rank 0, then the ranks of each engine in turn.
+
+    A group per pipeline stage would let stages broadcast at the same time. It is not needed: the backend
+    brings every stage's tensors to rank 0, which moves the same bytes once more, between trainers.
+
+    Each bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._timeout = wait_limit(args)
+        self._engines = EngineClients([], 0.0)
+        self._group: dist.ProcessGroup | None = None
+        self._group_name = ""
+        self._buffer = FlatBuffer()
+        self._version = ""
+
+    def accepts(self, endpoint: EngineEndpoint) -> bool:
+        return True
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """
+        Raises:
+            EngineError: an engine refused to join.
+            RuntimeError: the group did not form in time.
+        """
+        self.disconnect()
+        self._engines = EngineClients(endpoints, self._timeout.total_seconds())
+        if endpoints and dist.get_rank() == 0:
+            self._join()
+
+    def source_ranks(self) -> set[int]:
+        return {0} if self._engines.endpoints else set()
+
+    def begin(self, version: str) -> None:
+        self._version = version
+
+    def send(self, bucket: NamedTensors, is_last: bool) -> int:
+        if self._group is None:
+            return 0
+        flat = self._buffer.flatten(bucket)
+        names = [name for name, _ in bucket]
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
+        shapes = [list(tensor.shape) for _, tensor in bucket]
+
+        def announce(client: EngineClient) -> None:
+            client.update_weights_from_distributed(
+                names,
+                dtypes,
+                shapes,
+                self._group_name,
+                load_format="flattened_bucket",
+                weight_version=self._version if is_last else None,
+            )
+
+        with _threads(len(self._engines.clients), "announce-bucket") as pool:
+            answers = [pool.submit(announce, client) for client in self._engines.clients]
+            work = dist.broadcast(flat.flattened_tensor, src=0, group=self._group, async_op=True)
+            self._await_answers(answers)
+            work.wait()
+        return flat.flattened_tensor.nbytes
+
+    def finish(self) -> None: ...
+
+    def disconnect(self) -> None:
+        if self._group is not None:
+            name = self._group_name
+            self._engines.each(lambda client: client.destroy_weights_update_group(name))
+            dist.destroy_process_group(self._group)
+        self._group, self._buffer = None, FlatBuffer()
+        self._engines.close()
+        self._engines = EngineClients([], 0.0)
+
+    def _join(self) -> None:
+        endpoints, address, port = self._engines.endpoints, group_address(), _free_port()
+        sizes = [endpoint.num_gpus for endpoint in endpoints]
+        offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
+        world_size = 1 + sum(sizes)
+        # A number, as an engine that missed the end of an earlier group may still hold its name.
+        name = self._group_name = f"slime-pp_0-{next(_numbers)}"
+        backend = process_group_backend()
+        logger.info("weight group %s: %d engines, world size %d", name, len(endpoints), world_size)
+
+        def invite(client: EngineClient) -> None:
+            client.init_weights_update_group(address, port, offsets[client], world_size, name, backend)
+
+        def join() -> None:
+            url = f"tcp://{address}:{port}"
+            self._group = init_process_group(backend, url, world_size, 0, name, self._timeout)
+
+        # Joining blocks until everyone is there: in a thread, so that a refusal is noticed at once.
+        with _threads(1 + len(endpoints), "join-weight-group") as pool:
+            answers = [pool.submit(invite, client) for client in self._engines.clients]
+            self._await_answers([pool.submit(join), *answers])
+
+    def _await_answers(self, answers: list[Future[None]]) -> None:
+        """Returns when all have answered, raises as soon as one has failed."""
+        done, _ = wait(answers, timeout=self._timeout.total_seconds(), return_when=FIRST_EXCEPTION)
+        for answer in done:
+            answer.result()
+        if len(done) < len(answers):
+            raise TimeoutError(
+                f"weight group {self._group_name}: {len(answers) - len(done)} of {len(answers)} members gave "
+                f"no answer within {self._timeout.total_seconds():.0f} s"
+            )
+
+
+def _free_port() -> int:
+    """A port that the system picks at random, so that two runs on a host hardly ever pick the same one."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def _threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool that is left at once: after a failure its threads wait for peers up to their own deadlines."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False)

@@ -1,0 +1,135 @@
+"""Weights by handle to engines that share the trainer's GPUs (or host memory)."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.training.backend import NamedTensors
+from slime.utils.accelerator import has_gpu
+from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.agreement import wait_limit
+from slime.weight_sync.clients import EngineClients
+from slime.weight_sync.flat_buffer import FlatBuffer
+from slime.weight_sync.transport import Transport
+
+
+class HandleTransport(Transport):
+    """Trainer ranks ``gpu_offset ... gpu_offset + num_gpus - 1`` stand behind the ranks of an engine.
+
+    Each of them puts the bucket into one flat tensor on its own GPU; the first collects the handles and
+    posts them, one per tensor-parallel rank of the engine.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._timeout = wait_limit(args)
+        self._all_ranks: set[int] = set()
+        self._engine: EngineClients | None = None
+        self._ranks: list[int] = []
+        self._group: dist.ProcessGroup | None = None
+        self._buffer = FlatBuffer()
+        self._version = ""
+
+    def accepts(self, endpoint: EngineEndpoint) -> bool:
+        offset = endpoint.gpu_offset
+        return offset is not None and offset + endpoint.num_gpus <= dist.get_world_size()
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """
+        Raises:
+            ValueError: two engines claim the same trainer rank.
+        """
+        self.disconnect()
+        for endpoint in endpoints:
+            first = endpoint.gpu_offset or 0
+            ranks = list(range(first, first + endpoint.num_gpus))
+            if self._all_ranks.intersection(ranks):
+                raise ValueError(
+                    f"engine {endpoint.url}: another engine has one of its trainer ranks {ranks}"
+                )
+            self._all_ranks.update(ranks)
+            # Collective on all ranks, members or not.
+            group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
+            if dist.get_rank() in ranks:
+                self._engine = EngineClients([endpoint], self._timeout.total_seconds())
+                self._ranks, self._group = ranks, group
+
+    def source_ranks(self) -> set[int]:
+        return self._all_ranks
+
+    def begin(self, version: str) -> None:
+        self._version = version
+
+    def send(self, bucket: NamedTensors, is_last: bool) -> int:
+        if self._engine is None:
+            return 0
+        flat = self._buffer.flatten(bucket)
+        payloads = self._collect(serialize_bucket(flat))
+        failure: Exception | None = None
+        if payloads is not None:
+            try:
+                self._engine.clients[0].update_weights_from_tensor(
+                    payloads,
+                    load_format="flattened_bucket",
+                    weight_version=self._version if is_last else None,
+                )
+            except Exception as error:
+                failure = error
+        self._share_outcome(failure)
+        if torch.cuda.is_available():
+            torch.cuda.ipc_collect()
+        return flat.flattened_tensor.nbytes
+
+    def finish(self) -> None: ...
+
+    def disconnect(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
+        self._buffer = FlatBuffer()
+
+    def _collect(self, payload: str) -> list[str] | None:
+        """The handles of all ranks behind this engine, on the first of them."""
+        if self._group is None:
+            return [payload]
+        first = self._ranks[0]
+        payloads: list[str] | None = [""] * len(self._ranks) if dist.get_rank() == first else None
+        dist.gather_object(payload, payloads, dst=first, group=self._group)
+        return payloads
+
+    def _share_outcome(self, failure: Exception | None) -> None:
+        """Raises on all ranks behind the engine if the first one failed to post.
+
+        Until it has told them they must keep their flat tensors, which the engine reads.
+        """
+        if self._group is not None:
+            outcome = [failure]
+            dist.broadcast_object_list(outcome, src=self._ranks[0], group=self._group)
+            failure = outcome[0]
+        if failure is not None:
+            raise failure
+
+
+def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
+    """Base64 text with a handle to the flat tensor, which must not change until the engine has answered.
+
+    On GPUs a CUDA IPC handle, in the classes that SGLang's unpickler allows; else a shared-memory file, to
+    which the flat tensor moves when it is first serialised.
+    """
+    if has_gpu():
+        return _cuda_ipc(bucket)
+    return serialize_tensors({"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata})
+
+
+def _cuda_ipc(bucket: FlattenedTensorBucket) -> str:
+    from sglang.srt.utils import MultiprocessingSerializer
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+
+    metadata: list[Any] = [FlattenedTensorMetadata(**vars(entry)) for entry in bucket.metadata]
+    content = {"flattened_tensor": bucket.flattened_tensor, "metadata": metadata}
+    return MultiprocessingSerializer.serialize(content, output_str=True)

@@ -1,0 +1,197 @@
+"""A trainer process from its flags to its metrics, dumps and exports."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from slime.ray.train_worker import TrainWorker
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+def _train(rank, args, num_rollouts=1):
+    worker = TrainWorker(args)
+    worker.start()
+    config = worker.parallel_config()
+    reports = []
+    for rollout_id in range(num_rollouts):
+        reports.append(
+            worker.train_shard(rollout_id, split(args, random_rollout(256, seed=rollout_id), config))[0]
+        )
+        worker.sleep()
+        worker.wake_up()
+    if args.save_hf:
+        worker.save_model(0)
+    return {"reports": reports}
+
+
+def _is_deterministic(rank, args):
+    TrainWorker(args).start()
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _main_reports(args, world_size=1, num_rollouts=1):
+    results = run_ranks(_train, world_size, args, num_rollouts)
+    (reports,) = [r["reports"] for r in results if r["reports"][0]]
+    return reports
+
+
+def test_the_first_step_starts_on_policy(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint))
+    (step,) = report["train"]
+    assert step["train/ppo_kl"] == 0 and step["train/step"] == 0
+    assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
+    assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8
+    assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
+
+
+def test_deterministic_mode_is_torchs_too(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint, deterministic_mode=True))
+    (usual,) = _main_reports(trainer_args(checkpoint))
+    assert report["train"][0]["train/grad_norm"] == usual["train"][0]["train/grad_norm"]
+    assert run_ranks(_is_deterministic, 1, trainer_args(checkpoint, deterministic_mode=True)) == [True]
+
+
+LAYOUTS = [
+    pytest.param(1, {}, id="1 process"),
+    pytest.param(2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}, id="TP 2"),
+    pytest.param(2, {"pipeline_model_parallel_size": 2}, id="PP 2"),
+    pytest.param(2, {}, id="DP 2"),
+]
+
+
+@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS)
+def test_log_probs_of_both_passes_agree(checkpoint, world_size, layout):
+    """Two steps need log-probs computed beforehand; the reference model is the policy itself."""
+    flags = {"global_batch_size": 4, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_rollout_entropy": True}
+    args = trainer_args(checkpoint, **flags, **layout)
+    (report,) = _main_reports(args, world_size)
+    first, second = report["train"]
+    assert first["train/ppo_kl"] == pytest.approx(0, abs=1e-6)
+    assert first["train/kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert abs(second["train/ppo_kl"]) > 1e-6 and second["train/kl_loss"] > 1e-6
+    rollout = report["rollout"]
+    assert rollout["rollout/log_probs"] == pytest.approx(rollout["rollout/ref_log_probs"], abs=1e-6)
+    assert rollout["rollout/entropy"] == pytest.approx(first["train/entropy_loss"], rel=0.2)
+    batch = random_rollout(256)
+    assert rollout["rollout/rewards"] == pytest.approx(sum(batch["rewards"]) / 8)
+    assert rollout["rollout/response_lengths"] == pytest.approx(sum(batch["response_lengths"]) / 8)
+    assert rollout["rollout/total_lengths"] == pytest.approx(sum(map(len, batch["tokens"])) / 8)
+
+
+def test_the_reference_follows_at_its_interval(checkpoint):
+    flags = {"use_kl_loss": True, "kl_loss_coef": 0.1, "lr": 1e-2, "ref_update_interval": 2}
+    args = trainer_args(checkpoint, **flags)
+    kl = [report["train"][0]["train/kl_loss"] for report in _main_reports(args, num_rollouts=3)]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[1] > 1e-4
+    assert kl[2] == pytest.approx(0, abs=1e-6)
+
+
+def test_sft_per_token_loss_falls(checkpoint):
+    flags = {"loss_type": "sft_loss", "calculate_per_token_loss": True, "lr": 1e-2}
+    args = trainer_args(checkpoint, compute_advantages_and_returns=False, **flags)
+    steps = [r["train"][0] for r in _main_reports(args, num_rollouts=3)]
+    assert 1 < steps[0]["train/loss"] < 20
+    assert all("train/ppo_kl" not in step for step in steps)
+
+
+def test_layouts_report_the_same_per_token_loss(checkpoint):
+    flags = {"loss_type": "sft_loss", "calculate_per_token_loss": True}
+    args = trainer_args(checkpoint, compute_advantages_and_returns=False, **flags)
+    (one,), (two,) = _main_reports(args), _main_reports(args, world_size=2)
+    for key in ("train/loss", "train/grad_norm"):
+        assert two["train"][0][key] == pytest.approx(one["train"][0][key], rel=1e-5)
+
+
+def postprocess(args, rollout_id, rollout_data):
+    rollout_data["advantages"] = [torch.full_like(a, 2.0) for a in rollout_data["advantages"]]
+
+
+def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler):
+    with Path(args.calls).open("a") as file:
+        file.write(f"step {rollout_id} {step_id}\n")
+
+
+def before_log_prob(args, model, store_prefix):
+    with Path(args.calls).open("a") as file:
+        file.write(f"log-prob {store_prefix!r}\n")
+
+
+def test_hooks_are_called_and_the_dump_holds_what_was_trained_on(checkpoint, tmp_path):
+    args = trainer_args(
+        checkpoint,
+        calls=str(tmp_path / "calls"),
+        rollout_data_postprocess_path=f"{__name__}.postprocess",
+        custom_megatron_before_train_step_hook_path=f"{__name__}.before_step",
+        custom_megatron_before_log_prob_hook_path=f"{__name__}.before_log_prob",
+        save_debug_train_data=str(tmp_path / "dump" / "{rollout_id}.pt"),
+    )
+    (report,) = _main_reports(args)
+    assert report["train"][0]["train/pg_loss"] == pytest.approx(-2.0, rel=1e-5)
+    assert Path(args.calls).read_text().splitlines() == ["log-prob ''", "step 0 0"]
+    dump = torch.load(tmp_path / "dump" / "0.pt", weights_only=True)
+    (shard,) = dump["shards"]
+    assert dump["rollout_id"] == 0 and shard["advantages"][0][0] == 2.0
+    assert len(shard["log_probs"]) == 8
+
+
+def test_frozen_parameters_keep_their_values(checkpoint, tmp_path):
+    flags = {"only_train_params_name_list": ["final_layernorm"], "save_hf": str(tmp_path / "{rollout_id}")}
+    _main_reports(trainer_args(checkpoint, **flags))
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+        for path in (checkpoint, tmp_path / "0")
+    )
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"model.norm.weight"}
+
+
+def test_resetting_the_optimizer_forgets_the_moments(checkpoint):
+    """Adam's first step after a reset moves every weight by about lr, whatever the gradients before."""
+    flags = {"lr": 1e-3, "clip_grad": 1.0}
+    losses = [
+        [r["train"][0]["train/loss"] for r in _main_reports(args, num_rollouts=3)]
+        for args in (
+            trainer_args(checkpoint, **flags, reset_optimizer_states=True, entropy_coef=1.0),
+            trainer_args(checkpoint, **flags, entropy_coef=1.0),
+        )
+    ]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] != losses[1][2]
+
+
+def test_training_in_bfloat16_stays_near_float32(checkpoint):
+    (exact,) = _main_reports(trainer_args(checkpoint, entropy_coef=0.1))
+    (rounded,) = _main_reports(
+        trainer_args(checkpoint, entropy_coef=0.1, params_dtype=torch.bfloat16, bf16=True)
+    )
+    for key in ("train/entropy_loss", "train/grad_norm"):
+        assert rounded["train"][0][key] == pytest.approx(exact["train"][0][key], rel=0.1)
+
+
+def _train_without_a_response(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    batch = random_rollout(256)
+    response = batch["response_lengths"][0]
+    batch["tokens"][0] = batch["tokens"][0][:-response]
+    batch["response_lengths"][0] = batch["rollout_mask_sums"][0] = 0
+    batch["loss_masks"][0], batch["rollout_log_probs"][0] = [], []
+    return worker.train_shard(0, split(args, batch, worker.parallel_config()))[0]
+
+
+def test_a_sample_without_a_response_trains_nothing_and_harms_nothing(checkpoint):
+    # One sample per micro-batch, so that one of them has no row at all.
+    args = trainer_args(checkpoint, max_tokens_per_gpu=1, use_dynamic_batch_size=True)
+    (report,) = run_ranks(_train_without_a_response, 1, args)
+    (step,) = report["train"]
+    assert math.isfinite(step["train/loss"]) and step["train/grad_norm"] > 0

@@ -1,0 +1,188 @@
+from argparse import Namespace
+
+import pytest
+
+from slime.training.batch import REQUIRED, BatchError
+from slime.training.conversion import (
+    convert_samples_to_train_data,
+    fill_rollout_ids,
+    flatten_samples,
+    samples_to_train_data,
+    split_train_data_by_dp,
+)
+from slime.training.rewards import post_process_rewards
+from slime.utils.types import Sample
+
+
+def train_args(**overrides):
+    args = Namespace(
+        advantage_estimator="grpo",
+        rewards_normalization=True,
+        grpo_std_normalization=True,
+        n_samples_per_prompt=2,
+        rollout_batch_size=2,
+        reward_key=None,
+        custom_reward_post_process_path=None,
+        custom_convert_samples_to_train_data_path=None,
+        global_batch_size=4,
+        micro_batch_size=1,
+        use_dynamic_batch_size=False,
+        max_tokens_per_gpu=None,
+        balance_data=False,
+        balance_by_flops=False,
+    )
+    vars(args).update(overrides)
+    return args
+
+
+def make_samples(rewards):
+    return [
+        Sample(
+            index=i,
+            tokens=list(range(10 * i, 10 * i + 4 + i)),
+            response_length=2,
+            reward=reward,
+            rollout_log_probs=[-0.5, -float(i)],
+            status=Sample.Status.TRUNCATED if i == 1 else Sample.Status.COMPLETED,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def custom_convert(args, samples):
+    return {key: [] for key in REQUIRED} | {"mine": True}
+
+
+def half_convert(args, samples):
+    return {"tokens": [s.tokens for s in samples]}
+
+
+def custom_post_process(args, samples):
+    return [7.0], [8.0]
+
+
+def test_rewards_are_normalised_within_their_group():
+    raw, rewards = post_process_rewards(train_args(), make_samples([1.0, 0.0, 5.0, 5.0]))
+    assert raw == [1.0, 0.0, 5.0, 5.0]
+    # deviation 0.5, sample standard deviation sqrt(0.5)
+    assert rewards == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("reward", [0.1, 5.3, 100.1])
+def test_equal_rewards_leave_nothing_to_learn(reward):
+    args = train_args(n_samples_per_prompt=7, rollout_batch_size=1)
+    _, rewards = post_process_rewards(args, make_samples([reward] * 7))
+    assert rewards == pytest.approx([0.0] * 7, abs=1e-6)
+
+
+def test_an_irregular_batch_is_one_group():
+    _, rewards = post_process_rewards(train_args(grpo_std_normalization=False), make_samples([1.0, 2.0, 6.0]))
+    assert rewards == [-2.0, -1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ({"advantage_estimator": "ppo"}, [1.0, 0.0, 5.0, 5.0]),
+        ({"rewards_normalization": False}, [1.0, 0.0, 5.0, 5.0]),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, [0.5, -0.5, 0.0, 0.0]),
+    ],
+)
+def test_only_group_based_estimators_normalise(overrides, wanted):
+    assert post_process_rewards(train_args(**overrides), make_samples([1.0, 0.0, 5.0, 5.0]))[1] == wanted
+
+
+def test_a_missing_reward_is_an_error():
+    with pytest.raises(BatchError, match=r"sample 1 of group None \(truncated\) has no reward"):
+        post_process_rewards(train_args(), make_samples([1.0, None, 0.0, 0.0]))
+    with pytest.raises(BatchError, match="reward is a dict, pass --reward-key"):
+        post_process_rewards(train_args(), make_samples([{"acc": 1}] * 4))
+
+
+def test_the_batch_holds_every_sample_under_the_reference_keys():
+    samples = make_samples([1.0, 0.0, 5.0, 5.0])
+    samples[2].loss_mask = [0, 1]
+    samples[3].remove_sample = True
+    batch = samples_to_train_data(train_args(), samples)
+    assert batch["tokens"][1] == [10, 11, 12, 13, 14]
+    assert batch["response_lengths"] == [2, 2, 2, 2]
+    assert batch["loss_masks"] == [[1, 1], [1, 1], [0, 1], [0, 0]]
+    assert batch["rollout_mask_sums"] == [2, 2, 1, 0]
+    assert batch["truncated"] == [0, 1, 0, 0]
+    assert batch["sample_indices"] == batch["rollout_ids"] == [0, 1, 2, 3]
+    assert batch["rollout_log_probs"][1] == [-0.5, -1.0]
+    assert batch["raw_reward"] == [1.0, 0.0, 5.0, 5.0]
+    assert "teacher_log_probs" not in batch
+
+
+def test_siblings_share_their_mask_sum():
+    samples = make_samples([0.0] * 4)
+    samples[0].rollout_id = samples[1].rollout_id = 9
+    samples[1].loss_mask = [0, 1]
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    assert batch["rollout_ids"] == [9, 9, 0, 1]
+    assert batch["rollout_mask_sums"] == [3, 3, 2, 2]
+
+
+def test_missing_rollout_ids_take_the_smallest_unused_numbers():
+    assert fill_rollout_ids([None, 0, None, 2, None]) == [1, 0, 3, 2, 4]
+
+
+def test_a_field_that_only_some_samples_have_is_an_error():
+    samples = make_samples([0.0] * 4)
+    samples[2].rollout_log_probs = None
+    with pytest.raises(BatchError, match=r"samples \[2\] have no rollout_log_probs"):
+        samples_to_train_data(train_args(), samples)
+
+
+def test_a_mask_of_the_wrong_length_is_an_error():
+    samples = make_samples([0.0] * 4)
+    samples[2].loss_mask = [1]
+    with pytest.raises(BatchError, match=r"sample 2 .*loss mask of 1 for 2 response tokens"):
+        samples_to_train_data(train_args(), samples)
+
+
+def test_the_raw_reward_in_the_metadata_is_reported():
+    samples = make_samples([0.0] * 4)
+    samples[1].metadata["raw_reward"] = 42
+    assert samples_to_train_data(train_args(), samples)["raw_reward"] == [0.0, 42, 0.0, 0.0]
+
+
+def test_user_functions_take_the_place_of_ours():
+    path = "tests.training.test_conversion."
+    args = train_args(custom_convert_samples_to_train_data_path=path + "custom_convert")
+    assert samples_to_train_data(args, make_samples([None]))["mine"] is True
+    args = train_args(custom_convert_samples_to_train_data_path=path + "half_convert")
+    with pytest.raises(BatchError, match="half_convert: its result lacks loss_masks, raw_reward, "):
+        samples_to_train_data(args, make_samples([None]))
+    args = train_args(custom_reward_post_process_path=path + "custom_post_process")
+    assert post_process_rewards(args, []) == ([7.0], [8.0])
+
+
+def test_flattening_keeps_order_and_wants_one_id_per_execution():
+    a, b, c, d = make_samples([0.0] * 4)
+    b.rollout_id = c.rollout_id = 5
+    assert flatten_samples([[a, [b, c]], [d]]) == [a, b, c, d]
+    c.rollout_id = 6
+    with pytest.raises(BatchError, match=r"samples \[1, 2\] .*rollout ids \[5, 6\]"):
+        flatten_samples([[a, [b, c]], [d]])
+    b.rollout_id = c.rollout_id = None
+    with pytest.raises(BatchError, match="expected one common id"):
+        flatten_samples([[a, [b, c]], [d]])
+
+
+def test_shards_tile_the_batch():
+    args = train_args()
+    batch = samples_to_train_data(args, make_samples([1.0, 0.0, 5.0, 5.0]))
+    config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    shards = split_train_data_by_dp(args, batch, config)
+    assert len(shards) == 2
+    positions = [position for shard in shards for position in shard["partition"]]
+    assert sorted(positions) == [0, 1, 2, 3]
+    for shard in shards:
+        assert shard["tokens"] == [batch["tokens"][i] for i in shard["partition"]]
+        assert shard["rollout_log_probs"] == [batch["rollout_log_probs"][i] for i in shard["partition"]]
+        assert shard["total_lengths"] == [4, 5, 6, 7]
+        assert shard["raw_reward"] == batch["raw_reward"]
+        assert shard["global_batch_sizes"] == [4]
+        assert len(shard["micro_batch_indices"]) == sum(shard["num_microbatches"])

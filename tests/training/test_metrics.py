@@ -1,0 +1,27 @@
+"""Averages of a rollout's fields."""
+
+import pytest
+import torch
+
+from slime.training.metrics import rollout_metrics
+
+
+def test_a_rollout_is_averaged_over_tokens_then_rollouts():
+    data = {
+        "tokens": [torch.zeros(4), torch.zeros(3), torch.zeros(3)],
+        "log_probs": [torch.tensor([-1.0, -3.0]), torch.tensor([-9.0]), torch.tensor([-4.0])],
+        "loss_masks": [torch.tensor([1, 1]), torch.tensor([0]), torch.tensor([1])],
+        # The last two samples are one rollout.
+        "rollout_mask_sums": torch.tensor([2.0, 1.0, 1.0]),
+        "rewards": [1.0, 0.0, 0.5],
+        "raw_reward": [5.0] * 6,
+        "local_raw_reward": [1, 0, 2],
+        "truncated": [1, 0, 0],
+    }
+    metrics = rollout_metrics(data, num_rollouts=2, group=None)
+    assert metrics == {
+        "rollout/log_probs": -3.0,
+        "rollout/rewards": 0.5,
+        "rollout/raw_reward": 1.0,
+        "rollout/truncated": pytest.approx(1 / 3),
+    }

@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from slime.training.metrics import rollout_metrics
+from slime.training.micro_batches import tensorize
+
+
+def _shards(raw_rewards):
+    """One sample for each of two ranks."""
+    return [
+        {
+            **{"tokens": [[1, 2, 3]], "response_lengths": [2], "loss_masks": [[1, 1]], "rewards": [0.5]},
+            **{"rollout_mask_sums": [2], "total_lengths": [3, 3], "sample_indices": [rank]},
+            **{"partition": [rank], "raw_reward": raw_rewards},
+        }
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.parametrize("raw_rewards", [[1.0, {"score": 2.0}], [1.0, None], [1, 0.5]])
+def test_all_ranks_have_the_same_metrics_whatever_the_raw_rewards(raw_rewards):
+    first, last = (
+        rollout_metrics(tensorize(shard, torch.device("cpu")), num_rollouts=2, group=None)
+        for shard in _shards(raw_rewards)
+    )
+    assert first.keys() == last.keys()
+    numeric = raw_rewards[1] == 0.5
+    assert (first.get("rollout/raw_reward"), last.get("rollout/raw_reward")) == (
+        (1.0, 0.5) if numeric else (None, None)
+    )

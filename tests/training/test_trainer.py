@@ -1,0 +1,63 @@
+"""Roles, and what passes from one to another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slime.observability.timer import Timer
+from slime.ray.train_worker import TrainWorker
+from slime.training.micro_batches import tensorize
+from slime.training.passes import TRAINED, Pass, log_probs
+from slime.training.roles import ACTOR
+from slime.training.trainer import Trainer
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+SCORER = replace(
+    ACTOR,
+    passes=(Pass("scores", TRAINED, "scored_", log_probs, lambda args, num_steps: True),),
+    gives=("scored_log_probs",),
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+def _loss_that_reads_what_was_given(args, batch, logits, sum_of_sample_mean):
+    given = torch.cat(batch["scored_log_probs"])
+    loss = sum_of_sample_mean(given) + 0 * logits.sum()
+    return loss, {"loss": loss.detach()}
+
+
+def _two_roles(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    shard = split(args, random_rollout(256), worker.parallel_config())
+    scorer = Trainer(args, SCORER, worker.backend, Timer())
+    given = scorer.train(0, tensorize(shard, worker.backend.device)).gives
+    args.loss_type, args.custom_loss_function_path = "custom_loss", f"{__name__}.{_LOSS}"
+    receiver = Trainer(args, ACTOR, worker.backend, Timer())
+    batch = tensorize(shard, worker.backend.device)
+    trained = receiver.train(1, batch, given)
+    expected = sum(
+        (values * mask).sum() / mask.sum()
+        for values, mask in zip(given["scored_log_probs"], batch["loss_masks"], strict=True)
+    )
+    return {
+        "steps": trained.steps,
+        "expected": float(expected) / len(batch["tokens"]),
+        "gives": trained.gives,
+    }
+
+
+_LOSS = _loss_that_reads_what_was_given.__name__
+
+
+def test_what_a_pass_of_one_role_computes_reaches_the_loss_of_another(checkpoint):
+    (result,) = run_ranks(_two_roles, 1, trainer_args(checkpoint))
+    (step,) = result["steps"]
+    assert step["train/loss"] == pytest.approx(result["expected"], rel=1e-5)
+    assert result["gives"] == {}

@@ -1,0 +1,187 @@
+"""After a sync the engines serve the trainer's weights: real embedded engines, both transports."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.update import WeightUpdate
+from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
+
+TRAINER, ENGINE = 1, 0
+"""Seeds: engines start with other weights than the trainer holds."""
+
+LAYOUTS = {
+    "tp1": {},
+    "tp2": {"tensor_model_parallel_size": 2},
+    "pp2": {"pipeline_model_parallel_size": 2},
+    "dp2": {},
+}
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _launch(checkpoint, log):
+    port = _free_port()
+    command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", checkpoint]
+    command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+    return process, f"http://127.0.0.1:{port}"
+
+
+def _await_ready(process, url, deadline):
+    client = EngineClient(EngineEndpoint(url, None, 1, None))
+    while not client.health(timeout=5):
+        assert process.poll() is None, "the engine ended"
+        assert time.monotonic() < deadline, "the engine does not answer"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hf")
+    return [save_tiny_hf(root / str(seed), "qwen3", seed=seed) for seed in (ENGINE, TRAINER)]
+
+
+@pytest.fixture(scope="module")
+def engine_urls(tmp_path_factory, checkpoints):
+    with (tmp_path_factory.mktemp("log") / "engines.log").open("w") as log:
+        launched = [_launch(checkpoints[ENGINE], log) for _ in range(2)]
+        try:
+            for process, url in launched:
+                _await_ready(process, url, time.monotonic() + 90)
+            yield [url for _, url in launched]
+        finally:
+            for process, _ in launched:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture
+def engines(engine_urls, checkpoints):
+    """Clients of the engines, each serving the ENGINE weights as version "old"."""
+    clients = [EngineClient(EngineEndpoint(url, None, 1, None)) for url in engine_urls]
+    for client in clients:
+        client.update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
+    return clients
+
+
+def _checksum(client):
+    return client.weights_checker("checksum")["per_engine_checksum"]
+
+
+def _endpoints(engines, transport):
+    """Tensor: engine i shares the slot of trainer rank i."""
+    return [
+        EngineEndpoint(engine.endpoint.url, None, 1, i if transport == "handle" else None)
+        for i, engine in enumerate(engines)
+    ]
+
+
+def _sync(rank, args, checkpoint, transport, endpoints, versions):
+    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import HfWeights
+    from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.model_provider import get_model
+
+    init(args)
+    model = get_model(args)
+    load_hf_weights(args, model, checkpoint)
+    args.colocate = transport == "handle"
+    update = WeightUpdate(args, HfWeights(args, model))
+    update.connect(endpoints)
+    sent = [update.run(version) for version in versions]
+    update.disconnect()
+    return sent
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("transport", ["handle", "broadcast"])
+def test_engines_hold_the_trainers_weights_after_a_sync(engines, checkpoints, transport, layout):
+    engines[0].update_weights_from_disk(checkpoints[TRAINER], flush_cache=True)
+    wanted = _checksum(engines[0])
+    engines[0].update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
+    world_size = 1 if layout == "tp1" else 2
+    used = engines[: 1 if layout == "tp1" and transport == "handle" else 2]
+    assert all(_checksum(engine) != wanted for engine in used)
+    args = make_args(checkpoints[TRAINER], update_weight_buffer_size=60_000, **LAYOUTS[layout])
+    sent = run_ranks(
+        _sync, world_size, args, checkpoints[TRAINER], transport, _endpoints(used, transport), [1, 2]
+    )
+    for engine in used:
+        assert _checksum(engine) == wanted
+        assert engine.weight_version() == "2"
+    model_bytes = sum(p.numel() * 4 for p in tiny_hf_model("qwen3").parameters())
+    sources = world_size if transport == "handle" else 1
+    assert [by_rank[-1] for by_rank in sent[:sources]] == [model_bytes] * sources
+
+
+def test_generation_goes_on_after_a_sync_with_the_new_weights(engines, checkpoints):
+    args = make_args(checkpoints[TRAINER])
+    endpoints = _endpoints(engines, "broadcast")
+    run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", endpoints, [7])
+    prompt = list(range(3, 23))
+    answer = engines[1].request(
+        "POST",
+        "/generate",
+        {
+            **{"input_ids": prompt, "return_logprob": True, "logprob_start_len": 0},
+            "sampling_params": {"max_new_tokens": 0},
+        },
+    )
+    assert answer["meta_info"]["weight_version"] == "7"
+    with torch.no_grad():
+        logits = tiny_hf_model("qwen3", seed=TRAINER)(torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(-1)[torch.arange(len(prompt) - 1), prompt[1:]]
+    found = torch.tensor([entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]])
+    assert (found - expected).abs().max() < 1e-4
+
+
+def test_engines_beyond_the_trainers_slots_get_their_weights_by_broadcast(engines, checkpoints):
+    args = make_args(checkpoints[TRAINER])
+    endpoints = _endpoints(engines, "handle")  # the second one has slot 1, a single rank trains
+    run_ranks(_sync, 1, args, checkpoints[TRAINER], "handle", endpoints, [3])
+    assert _checksum(engines[0]) == _checksum(engines[1])
+    assert [engine.weight_version() for engine in engines] == ["3", "3"]
+
+
+def test_an_equal_update_passes_its_check_and_an_unequal_one_fails(engines, checkpoints):
+    endpoints = _endpoints(engines[:1], "handle")
+    args = make_args(checkpoints[ENGINE], check_weight_update_equal=True)
+    run_ranks(_sync, 1, args, checkpoints[ENGINE], "handle", endpoints, [1, 2])
+    with pytest.raises(RuntimeError, match="weights differ from the snapshot"):
+        run_ranks(_sync, 1, args, checkpoints[TRAINER], "handle", endpoints, [1])
+    engines[0].continue_generation()
+
+
+@pytest.mark.parametrize("transport", ["handle", "broadcast"])
+def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_path, transport):
+    other = save_tiny_hf(tmp_path, "qwen3", hidden_size=32)
+    args = make_args(other, tensor_model_parallel_size=2, update_weight_buffer_size=30_000)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"rank \d:(.|\n)*/update_weights_from_"):
+        run_ranks(_sync, 2, args, other, transport, _endpoints(engines[:1], transport), [1])
+    assert time.monotonic() - started < 50
+    engines[0].end_weight_update()
+    engines[0].continue_generation()
+
+
+def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
+    endpoint = EngineEndpoint(f"http://127.0.0.1:{_free_port()}", None, 1, None)
+    args = make_args(checkpoints[TRAINER])
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):
+        run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", [endpoint], [1])
+    assert time.monotonic() - started < 50
