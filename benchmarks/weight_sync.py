@@ -56,7 +56,7 @@ def make_checkpoint(path: Path, size: str) -> None:
 
 
 def make_args(checkpoint: Path) -> Namespace:
-    from slime.utils.hf_config import shape_from_hf_config
+    from slime.models import shape_from_hf_config
 
     shape = shape_from_hf_config(checkpoint)
     return Namespace(
@@ -97,7 +97,7 @@ def start_engine(checkpoint: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def load_model(args: Namespace) -> list[torch.nn.Module]:
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.model_provider import get_model
 
     model = get_model(args)

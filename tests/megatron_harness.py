@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from slime.utils.hf_config import pad_vocab_size, shape_from_hf_config
+from slime.models import shape_from_hf_config
+from slime.models.shape import pad_vocab_size
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 _PRELOAD = [

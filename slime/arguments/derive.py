@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slime.arguments.errors import UsageError
+from slime.models import HfConfigError, shape_from_hf_config
+from slime.models.shape import pad_vocab_size
 from slime.utils.eval_config import resolve_eval_datasets
-from slime.utils.hf_config import HfConfigError, pad_vocab_size, shape_from_hf_config
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from slime.arguments.facts import with_facts
+from slime.models import calculate_fwd_flops
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
 from slime.training.backend import TrainBackend
@@ -19,7 +20,6 @@ from slime.training.passes import REFERENCE, needs_reference
 from slime.training.roles import ROLES
 from slime.training.trainer import Trained, Trainer
 from slime.utils.accelerator import empty_cache
-from slime.utils.flops_utils import calculate_fwd_flops
 from slime.utils.misc import load_function
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate

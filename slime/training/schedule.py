@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from slime.utils.flops_utils import calculate_fwd_flops
+from slime.models import calculate_fwd_flops
 from slime.utils.seqlen_balancing import (
     expand_bins_by_splitting,
     first_fit_pack,

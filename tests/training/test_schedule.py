@@ -13,7 +13,7 @@ from slime.utils.seqlen_balancing import (
     get_seqlen_balanced_partitions,
 )
 
-SHAPE = dict(num_layers=2, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)
+SHAPE = dict(model_type="llama", num_layers=2, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)
 SHAPE |= dict(num_query_groups=1, kv_channels=4, padded_vocab_size=32)
 
 

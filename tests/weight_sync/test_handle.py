@@ -52,8 +52,7 @@ def engine():
 
 
 def _sync(rank, args, endpoint):
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
-    from slime.backends.megatron_utils.hf_weights import HfWeights
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 

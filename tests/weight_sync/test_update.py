@@ -91,8 +91,7 @@ def _endpoints(engines, transport):
 
 
 def _sync(rank, args, checkpoint, transport, endpoints, versions):
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
-    from slime.backends.megatron_utils.hf_weights import HfWeights
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 

@@ -38,7 +38,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
     parameters = Parameters(config)
     _load(args, parameters)
-    context = args.context_length or config.max_position_embeddings
+    context = args.context_length or config.shape.max_position_embeddings
     limits = _limits(args, config, context)
     cache = KVCache(config, limits.rows, context, limits.tokens)
     model = CausalLM(config, parameters, context)

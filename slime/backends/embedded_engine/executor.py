@@ -17,7 +17,7 @@ class Executor:
     def __init__(self, model: CausalLM, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self._group = model.config.num_heads // model.config.num_kv_heads
+        self._group = model.config.shape.num_attention_heads // model.config.shape.num_query_groups
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
         """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.

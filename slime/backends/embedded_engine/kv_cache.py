@@ -28,7 +28,8 @@ class KVCache:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig) -> int:
-        width = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        shape = config.shape
+        width = 2 * shape.num_layers * shape.num_query_groups * shape.kv_channels
         return width * torch.empty(0, dtype=config.dtype).element_size()
 
     def clear(self) -> None:
@@ -38,8 +39,9 @@ class KVCache:
         self.v = self._allocate(0, 0)
 
     def _allocate(self, rows: int, length: int) -> torch.Tensor:
-        c = self._config
-        return torch.zeros(c.num_layers, rows, c.num_kv_heads, length, c.head_dim, dtype=c.dtype)
+        c = self._config.shape
+        size = (c.num_layers, rows, c.num_query_groups, length, c.kv_channels)
+        return torch.zeros(size, dtype=self._config.dtype)
 
     def reserve(self, rows: int, length: int) -> None:
         """Makes room for ``rows`` sequences of ``length`` tokens, and keeps what they hold.

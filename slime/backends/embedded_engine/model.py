@@ -1,4 +1,4 @@
-"""The forward pass of Qwen2, Qwen3 and Llama decoders."""
+"""The forward pass of decoders in the manner of Llama."""
 
 from collections.abc import Callable
 
@@ -20,37 +20,38 @@ class CausalLM:
     def __init__(self, config: ModelConfig, parameters: Parameters, context_length: int) -> None:
         self.config = config
         self.parameters = parameters
-        self._cos, self._sin = rotation_tables(config.rope, config.head_dim, context_length, config.dtype)
-        kinds = [0] * config.num_heads + [1] * config.num_kv_heads
+        shape = config.shape
+        self._cos, self._sin = rotation_tables(shape.rope, shape.kv_channels, context_length, config.dtype)
+        kinds = [0] * shape.num_attention_heads + [1] * shape.num_query_groups
         self._norm_of_head = torch.tensor(kinds)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids, positions: ``[B, T]`` int64; returns normalised hidden states ``[B, T, hidden]``."""
-        c = self.config
+        c = self.config.shape
         shape = (c.hidden_size,)
         x = F.embedding(ids, self.parameters.embedding)
         cos = self._cos[positions].unsqueeze(2)
         sin = self._sin[positions].unsqueeze(2)
         for index, layer in enumerate(self.parameters.layers):
-            normed = F.rms_norm(x, shape, layer.input_norm, c.norm_eps)
+            normed = F.rms_norm(x, shape, layer.input_norm, c.norm_epsilon)
             attended = attend(index, *self._qkv(layer, normed, cos, sin))
             x = x + F.linear(attended, layer.output, layer.output_bias)
-            normed = F.rms_norm(x, shape, layer.post_norm, c.norm_eps)
+            normed = F.rms_norm(x, shape, layer.post_norm, c.norm_epsilon)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
-        return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_eps)
+        return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_epsilon)
 
     def _qkv(
         self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Projects, normalises and rotates; queries and keys are treated as one stack of heads."""
-        c = self.config
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.head_dim))
-        qk, v = heads.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], 2)
+        c = self.config.shape
+        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.kv_channels))
+        qk, v = heads.split([c.num_attention_heads + c.num_query_groups, c.num_query_groups], 2)
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * layer.qk_norm[self._norm_of_head]
-        qk = torch.addcmul(qk * cos, torch.roll(qk, c.head_dim // 2, -1), sin)
-        q, k = qk.split([c.num_heads, c.num_kv_heads], 2)
+            qk = F.rms_norm(qk, (c.kv_channels,), None, c.norm_epsilon) * layer.qk_norm[self._norm_of_head]
+        qk = torch.addcmul(qk * cos, torch.roll(qk, c.kv_channels // 2, -1), sin)
+        q, k = qk.split([c.num_attention_heads, c.num_query_groups], 2)
         return q, k, v
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,14 @@
 A weight update copies into the views, so the model object never changes and no memory is allocated.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.models import family_of
 
 _ALIGNMENT = 64
 
@@ -36,20 +37,18 @@ class Parameters:
     """All weights of a model; ``named`` maps HF names to views into ``flat``."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+        self.config, shape = config, config.shape
         self.named: dict[str, torch.Tensor] = {}
+        self._weights = family_of(shape.model_type).weights
         self._element_size = torch.empty(0, dtype=config.dtype).element_size()
         self._size = 0
         self._pending: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []
         self._backup: torch.Tensor | None = None
-        self.embedding = self._reserve(config.vocab_size, config.hidden_size)
-        self.layers = [self._reserve_layer() for _ in range(config.num_layers)]
-        self.final_norm = self._reserve(config.hidden_size)
-        self.head = (
-            self.embedding
-            if config.tie_word_embeddings
-            else self._reserve(config.vocab_size, config.hidden_size)
-        )
+        self.embedding = self._reserve(shape.vocab_size, shape.hidden_size)
+        self.layers = [self._reserve_layer() for _ in range(shape.num_layers)]
+        self.final_norm = self._reserve(shape.hidden_size)
+        tied = not shape.untie_embeddings_and_output_weights
+        self.head = self.embedding if tied else self._reserve(shape.vocab_size, shape.hidden_size)
         self.flat = torch.zeros(self._size, dtype=config.dtype)
         self._bind()
         self._name()
@@ -67,20 +66,20 @@ class Parameters:
         return tensor
 
     def _reserve_layer(self) -> LayerWeights:
-        c = self.config
-        qkv_rows = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        c = self.config.shape
+        qkv_rows = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels
         return LayerWeights(
             input_norm=self._reserve(c.hidden_size),
             post_norm=self._reserve(c.hidden_size),
             qkv=self._reserve(qkv_rows, c.hidden_size),
-            qkv_bias=self._reserve(qkv_rows) if c.qkv_bias else None,
-            output=self._reserve(c.hidden_size, c.num_heads * c.head_dim),
-            output_bias=self._reserve(c.hidden_size) if c.output_bias else None,
-            gate_up=self._reserve(2 * c.intermediate_size, c.hidden_size),
-            gate_up_bias=self._reserve(2 * c.intermediate_size) if c.mlp_bias else None,
-            down=self._reserve(c.hidden_size, c.intermediate_size),
-            down_bias=self._reserve(c.hidden_size) if c.mlp_bias else None,
-            qk_norm=self._reserve(2, c.head_dim) if c.qk_norm else None,
+            qkv_bias=self._reserve(qkv_rows) if c.add_qkv_bias else None,
+            output=self._reserve(c.hidden_size, c.num_attention_heads * c.kv_channels),
+            output_bias=self._reserve(c.hidden_size) if c.add_output_bias else None,
+            gate_up=self._reserve(2 * c.ffn_hidden_size, c.hidden_size),
+            gate_up_bias=self._reserve(2 * c.ffn_hidden_size) if c.add_mlp_bias else None,
+            down=self._reserve(c.hidden_size, c.ffn_hidden_size),
+            down_bias=self._reserve(c.hidden_size) if c.add_mlp_bias else None,
+            qk_norm=self._reserve(2, c.kv_channels) if c.qk_layernorm else None,
         )
 
     def _bind(self) -> None:
@@ -90,38 +89,33 @@ class Parameters:
         self._pending.clear()
 
     def _name(self) -> None:
-        c, named = self.config, self.named
-        named["model.embed_tokens.weight"] = self.embedding
+        c = self.config.shape
+        self._give("embedding.word_embeddings.weight", [self.embedding])
+        self._give("decoder.final_layernorm.weight", [self.final_norm])
+        if c.untie_embeddings_and_output_weights:
+            self._give("output_layer.weight", [self.head])
+        rows = [width * c.kv_channels for width in (c.num_attention_heads, *[c.num_query_groups] * 2)]
         for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}."
-            named[prefix + "input_layernorm.weight"] = layer.input_norm
-            named[prefix + "post_attention_layernorm.weight"] = layer.post_norm
-            rows = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
-            attention, mlp = prefix + "self_attn.", prefix + "mlp."
-            self._name_parts(attention, ("q_proj", "k_proj", "v_proj"), rows, layer.qkv, layer.qkv_bias)
-            self._name_parts(attention, ("o_proj",), [c.hidden_size], layer.output, layer.output_bias)
-            halves = [c.intermediate_size] * 2
-            self._name_parts(mlp, ("gate_proj", "up_proj"), halves, layer.gate_up, layer.gate_up_bias)
-            self._name_parts(mlp, ("down_proj",), [c.hidden_size], layer.down, layer.down_bias)
+            prefix = f"decoder.layers.{index}."
+            attention, mlp = prefix + "self_attention.", prefix + "mlp."
+            self._give(prefix + "input_layernorm.weight", [layer.input_norm])
+            self._give(prefix + "pre_mlp_layernorm.weight", [layer.post_norm])
+            self._give(attention + "linear_qkv.weight", layer.qkv.split(rows), layer.qkv_bias)
+            self._give(attention + "linear_proj.weight", [layer.output], layer.output_bias)
+            self._give(mlp + "linear_fc1.weight", layer.gate_up.split(c.ffn_hidden_size), layer.gate_up_bias)
+            self._give(mlp + "linear_fc2.weight", [layer.down], layer.down_bias)
             if layer.qk_norm is not None:
-                named[attention + "q_norm.weight"], named[attention + "k_norm.weight"] = layer.qk_norm
-        named["model.norm.weight"] = self.final_norm
-        if not c.tie_word_embeddings:
-            named["lm_head.weight"] = self.head
+                self._give(attention + "q_layernorm.weight", [layer.qk_norm[0]])
+                self._give(attention + "k_layernorm.weight", [layer.qk_norm[1]])
 
-    def _name_parts(
-        self,
-        prefix: str,
-        names: tuple[str, ...],
-        rows: list[int],
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        for name, part in zip(names, weight.split(rows), strict=True):
-            self.named[f"{prefix}{name}.weight"] = part
+    def _give(self, parameter: str, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+        """Puts parts, and biases, under the HF names that the family has for a parameter of the trainer."""
+        names = self._weights.rule_for(parameter).hf_names
+        self.named.update(zip(names, parts, strict=True))
         if bias is not None:
-            for name, part in zip(names, bias.split(rows), strict=True):
-                self.named[f"{prefix}{name}.bias"] = part
+            biases = bias.split([len(part) for part in parts])
+            stems = [name.removesuffix(".weight") for name in names]
+            self.named.update((f"{stem}.bias", part) for stem, part in zip(stems, biases, strict=True))
 
     def require_memory(self) -> None:
         """Reading or writing the views of a released buffer would end the process.
@@ -142,7 +136,9 @@ class Parameters:
         if target is None:
             if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight":
                 return None
-            raise BadRequest(f"weight {name!r}: this {self.config.model_type} model has none of that name")
+            raise BadRequest(
+                f"weight {name!r}: this {self.config.shape.model_type} model has none of that name"
+            )
         if tuple(shape) != tuple(target.shape):
             raise BadRequest(f"weight {name!r}: shape {list(shape)} (wanted: {list(target.shape)})")
         return target

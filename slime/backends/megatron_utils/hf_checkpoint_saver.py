@@ -11,8 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.models.hf_config import read_hf_config
 from slime.training.backend import NamedTensors
-from slime.utils.hf_config import read_hf_config
 
 SHARD_BYTES = 5 * 1024**3
 _INDEX = "model.safetensors.index.json"

@@ -1,17 +1,19 @@
-"""The whole model as buckets of Hugging Face tensors, whatever the parallel layout."""
+"""Hugging Face tensors into this rank's parameters, and the whole model as buckets of them."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from slime.backends.megatron_utils.megatron_to_hf import convert_to_hf
 from slime.backends.megatron_utils.named_params import named_params, partition_dim
-from slime.backends.megatron_utils.weight_rules import rule_for
+from slime.models import FAMILIES, HfConfigError, family_of
+from slime.models.hf_config import read_hf_config
+from slime.models.safetensors_dir import SafetensorReader
 from slime.training.backend import NamedTensors
 
 
@@ -46,7 +48,9 @@ class HfWeights:
     def __init__(self, args: Namespace, model: Sequence[torch.nn.Module]) -> None:
         self._args = args
         self.ranks = frozenset(dist.get_process_group_ranks(mpu.get_model_parallel_group()))
-        self._params = {name: param for name, param in named_params(model) if has_hf_tensors(args, name)}
+        self._rules = family_of(args.model_type).weights
+        absent = self._rules.absent(args)
+        self._params = {name: param for name, param in named_params(model) if name not in absent}
         self._infos = self._all_infos()
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
@@ -88,7 +92,7 @@ class HfWeights:
         return [
             pair
             for info, full in zip(bucket, fulls, strict=True)
-            for pair in convert_to_hf(self._args, info.name, full)
+            for pair in self._rules.split(self._args, info.name, full)
         ]
 
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
@@ -123,17 +127,72 @@ class HfWeights:
         return [
             shard
             if info.dim is None
-            else rule_for(info.name).unshard(list(gathered[info.name].chunk(group.size())), info.dim)
+            else self._rules.rule_for(info.name).unshard(
+                list(gathered[info.name].chunk(group.size())), info.dim
+            )
             for info, shard in zip(bucket, shards, strict=True)
         ]
-
-
-def has_hf_tensors(args: Namespace, name: str) -> bool:
-    """Whether a parameter has HF tensors of its own: the last stage's copy of a tied embedding has none."""
-    return name != "output_layer.weight" or args.untie_embeddings_and_output_weights
 
 
 def _wait_all(works: list[dist.Work | None]) -> None:
     for work in works:
         if work is not None:
             work.wait()
+
+
+def is_hf_checkpoint(path: str | Path) -> bool:
+    """Whether ``path`` is a Hugging Face checkpoint of a known family, with safetensors files."""
+    try:
+        config = read_hf_config(path)
+    except HfConfigError:
+        return False
+    return config.get("model_type") in FAMILIES and any(Path(path).glob("*.safetensors"))
+
+
+@torch.no_grad()
+def load_hf_weights(args: Namespace, model: Sequence[torch.nn.Module], path: str | Path) -> None:
+    """Fills every parameter of this rank, converting to the parameter's dtype.
+
+    The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
+
+    Raises:
+        ValueError: a tensor is missing, is left over, or has another shape than the model wants.
+    """
+    with SafetensorReader(path) as reader:
+        _refuse_leftovers(args, reader)
+        for name, param in named_params(model):
+            param.copy_(_local_value(args, reader, name, param))
+
+
+def _local_value(
+    args: Namespace, reader: SafetensorReader, name: str, param: torch.nn.Parameter
+) -> torch.Tensor:
+    weights = family_of(args.model_type).weights
+    if name in weights.absent(args):
+        # The last pipeline stage's copy of the tied embedding.
+        name = "embedding.word_embeddings.weight"
+    rule = weights.rule_for(name)
+    tensors = [reader.read(hf_name) for hf_name in rule.hf_names]
+    value = rule.merge(tensors, args)
+    dim = partition_dim(param)
+    if dim is not None:
+        rank, size = mpu.get_tensor_model_parallel_rank(), mpu.get_tensor_model_parallel_world_size()
+        value = rule.shard(value, dim, rank, size)
+    if value.shape != param.shape:
+        found = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(rule.hf_names, tensors, strict=True))
+        raise ValueError(
+            f"{reader.path}: {found} give {list(value.shape)} for {name}, wanted {list(param.shape)}"
+        )
+    return value
+
+
+def _refuse_leftovers(args: Namespace, reader: SafetensorReader) -> None:
+    """A checkpoint with tensors that the model has no place for is another model than its config says."""
+    names, wanted = set(reader.names()), family_of(args.model_type).weights.hf_names(args)
+    ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
+    if not args.untie_embeddings_and_output_weights:
+        ignored.add("lm_head.weight")
+    leftovers = sorted(names - wanted - ignored)
+    if leftovers:
+        shown = ", ".join(leftovers[:5]) + (", ..." if len(leftovers) > 5 else "")
+        raise ValueError(f"{reader.path}: {len(leftovers)} tensors that the model does not have: {shown}")

@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.named_params import named_params
+from slime.models import family_of
 from slime.utils.misc import load_function
 
 _EMBEDDING = "embedding.word_embeddings.weight"
@@ -48,7 +49,7 @@ def build_gpt(args: Namespace, config: TransformerConfig, pre_process: bool, pos
     """
     return GPTModel(
         config=config,
-        transformer_layer_spec=layer_spec(args, config),
+        transformer_layer_spec=load_function(family_of(args.model_type).layer_spec)(args, config),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,

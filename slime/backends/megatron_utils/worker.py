@@ -17,8 +17,7 @@ from slime.backends.megatron_utils.checkpoint import (
     model_state,
 )
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
-from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights, supports_hf_weight_loading
-from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.offload import TrainerMemory
@@ -58,7 +57,7 @@ class MegatronBackend:
         self._writer = CheckpointWriter(args)
         if self._resumes:
             return self._resume()
-        if not supports_hf_weight_loading(args.load or "") and is_megatron_checkpoint(args.ref_load):
+        if not is_hf_checkpoint(args.load or "") and is_megatron_checkpoint(args.ref_load):
             self._load_weights(args.ref_load)
             self.state.optimizer.reload_model_params()
         return Start()
@@ -68,7 +67,7 @@ class MegatronBackend:
         if self._resumes:
             return lambda chunks: None
         args = self._args
-        given = [path for path in (args.load, args.ref_load) if path and supports_hf_weight_loading(path)]
+        given = [path for path in (args.load, args.ref_load) if path and is_hf_checkpoint(path)]
         return lambda chunks: load_hf_weights(args, chunks, [*given, args.hf_checkpoint][0])
 
     def _resume(self) -> Start:

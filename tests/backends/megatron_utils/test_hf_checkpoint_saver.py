@@ -12,7 +12,7 @@ from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_m
 
 def _export(rank, args, target, shard_bytes):
     from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 

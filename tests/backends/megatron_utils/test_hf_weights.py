@@ -17,8 +17,7 @@ LAYOUTS = {
 
 
 def _load_and_export(rank, args, path, max_bytes):
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
-    from slime.backends.megatron_utils.hf_weights import HfWeights
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 

@@ -31,7 +31,7 @@ def _packed_params(lengths):
 
 
 def _build(args):
-    from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 

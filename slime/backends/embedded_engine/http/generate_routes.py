@@ -85,8 +85,8 @@ async def detokenize(request: Request) -> Response:
     lists: list[Any] = body.tokens
     single = not lists or isinstance(lists[0], int)
     rows = [lists] if single else lists
-    if any(not 0 <= token < state.config.vocab_size for row in rows for token in row):
-        raise BadRequest(f"tokens: wanted ids in [0, {state.config.vocab_size})")
+    if any(not 0 <= token < state.config.shape.vocab_size for row in rows for token in row):
+        raise BadRequest(f"tokens: wanted ids in [0, {state.config.shape.vocab_size})")
     texts = [tokenizer.decode(row, body.skip_special_tokens) for row in rows]
     return json_response({"text": texts[0] if single else texts})
 

@@ -47,7 +47,7 @@ async def model_info(request: Request) -> Response:
             "is_generation": True,
             "weight_version": state.engine.scheduler.weight_version,
             "load_format": state.args.load_format,
-            "model_type": state.config.model_type,
+            "model_type": state.config.shape.model_type,
             "architectures": list(state.config.architectures),
             "has_image_understanding": False,
             "has_audio_understanding": False,

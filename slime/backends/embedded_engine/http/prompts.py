@@ -75,7 +75,7 @@ def fit_to_context(
     """Checks a prompt; cuts it and its response to the context only under ``--allow-auto-truncate``."""
     if not prompt:
         raise BadRequest("input_ids: the prompt is empty")
-    vocab, context = state.config.vocab_size, state.context_length
+    vocab, context = state.config.shape.vocab_size, state.context_length
     if min(prompt) < 0 or max(prompt) >= vocab:
         wrong = next(token for token in prompt if not 0 <= token < vocab)
         raise BadRequest(f"input_ids: token id {wrong} is not in [0, {vocab})")
@@ -124,7 +124,7 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
 
 def _params(state: ServerState, body: GenerateBody, count: int) -> list[SamplingParams]:
     raws = _per_prompt("sampling_params", body.sampling_params, count)
-    params = [parse_sampling_params(raw or {}, state.config.vocab_size) for raw in raws]
+    params = [parse_sampling_params(raw or {}, state.config.shape.vocab_size) for raw in raws]
     total = sum(p.n for p in params)
     if total > MAX_SEQUENCES:
         raise BadRequest(f"n: {total} responses in one request (wanted: at most {MAX_SEQUENCES})")
@@ -164,7 +164,7 @@ def _logprob_options(
 def _options(
     state: ServerState, length: int, wanted: bool, start: int | None, top: int, ids: tuple[int, ...]
 ) -> LogprobOptions:
-    vocab = state.config.vocab_size
+    vocab = state.config.shape.vocab_size
     start = -1 if start is None else start
     if not -1 <= start <= length:
         raise BadRequest(f"logprob_start_len {start}: wanted -1 to {length}, the length of the prompt")

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from slime.utils.hf_config import HfConfigError, pad_vocab_size, shape_from_config_dict, shape_from_hf_config
+from slime.models import HfConfigError, family_of, shape_from_hf_config
+from slime.models.hf_config import HfConfig
+from slime.models.shape import pad_vocab_size, trained_shape
 
 LLAMA = {
     "model_type": "llama",
@@ -22,6 +24,11 @@ LLAMA3_ROPE = {
     **{"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "original_max_position_embeddings": 8192,
 }
+
+
+def shape_from_config_dict(values):
+    config = HfConfig(values)
+    return trained_shape(family_of(config.get("model_type"), config.origin).shape(config), config)
 
 
 def test_fields_carry_megatron_names(tmp_path):

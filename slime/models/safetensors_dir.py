@@ -1,6 +1,7 @@
 """Reads tensors by name from the safetensors files of a checkpoint directory."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -31,8 +32,13 @@ class SafetensorReader:
     ) -> None:
         self._open.clear()
 
-    def names(self) -> set[str]:
-        return set(self._file_of)
+    def names(self) -> list[str]:
+        """All tensors, file by file."""
+        return list(self._file_of)
+
+    def items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors one by one, so that only one is in memory beside the model."""
+        return ((name, self.read(name)) for name in self._file_of)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor ``name`` on the CPU, as it is stored.

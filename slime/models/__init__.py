@@ -1,0 +1,67 @@
+"""Model families: what trainer, weight sync, export and the embedded engine know about an architecture.
+
+A family is one file here and one line in `FAMILIES`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.models import llama, qwen2, qwen3
+from slime.models.family import Family
+from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.shape import ModelShape, ShapeArgs, trained_shape
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "HfConfigError",
+    "ModelShape",
+    "calculate_fwd_flops",
+    "family_of",
+    "read_shape",
+    "shape_from_hf_config",
+]
+
+FAMILIES: dict[str, Family] = {
+    "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+}
+"""By the ``model_type`` of config.json."""
+
+
+def family_of(model_type: str | None, origin: str = "config.json") -> Family:
+    """The family of a ``model_type``.
+
+    Raises:
+        HfConfigError: no family has that type.
+    """
+    if model_type not in FAMILIES:
+        wanted = ", ".join(FAMILIES)
+        raise HfConfigError(f"{origin}: model_type {model_type!r} is not supported (wanted: {wanted})")
+    return FAMILIES[model_type]
+
+
+def shape_from_hf_config(path: str | Path) -> dict[str, Any]:
+    """The shape of a checkpoint directory as flags of the trainer, so that nobody has to give them.
+
+    Raises:
+        HfConfigError: see `read_shape`; or the trainer would compute something else than the model does.
+    """
+    return trained_shape(read_shape(path), HfConfig.read(path))
+
+
+def read_shape(path: str | Path) -> ModelShape:
+    """The shape that the ``config.json`` of a checkpoint directory describes.
+
+    Raises:
+        HfConfigError: the file cannot be read, or describes what its family does not compute.
+    """
+    config = HfConfig.read(path)
+    return family_of(config.get("model_type"), config.origin).shape(config)
+
+
+def calculate_fwd_flops(seqlens: Sequence[int], args: ShapeArgs) -> float:
+    """FLOPs of a forward pass of the model over sequences of these lengths."""
+    return family_of(args.model_type).forward_flops(seqlens, args)

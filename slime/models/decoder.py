@@ -1,0 +1,97 @@
+"""What decoders in the manner of Llama have in common."""
+
+from dataclasses import replace
+from typing import Any
+
+from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.rules import GateUpRule, QkvRule, Rule, VocabRule, WeightMap
+from slime.models.shape import ModelShape, Rope, ShapeArgs
+
+_LLAMA3_FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
+    """The shape that the usual names of config.json give; a family overrides what it does otherwise.
+
+    Raises:
+        HfConfigError: a missing field, or a feature that is not computed.
+    """
+    config.require_integers(
+        *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("vocab_size", "max_position_embeddings"),
+    )
+    config.require(hidden_act="silu", use_sliding_window=False)
+    heads = config.get("num_attention_heads")
+    has_bias = bool(config.get("attention_bias", False))
+    shape = ModelShape(
+        model_type=config.get("model_type"),
+        num_layers=config.get("num_hidden_layers"),
+        hidden_size=config.get("hidden_size"),
+        ffn_hidden_size=config.get("intermediate_size"),
+        num_attention_heads=heads,
+        num_query_groups=config.get("num_key_value_heads") or heads,
+        kv_channels=config.get("head_dim") or config.get("hidden_size") // heads,
+        norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+        vocab_size=config.get("vocab_size"),
+        max_position_embeddings=config.get("max_position_embeddings"),
+        untie_embeddings_and_output_weights=not config.get("tie_word_embeddings", False),
+        rope=read_rope(config),
+        add_qkv_bias=has_bias,
+        add_output_bias=has_bias,
+        add_mlp_bias=bool(config.get("mlp_bias", False)),
+    )
+    return replace(shape, **overrides)
+
+
+def read_rope(config: HfConfig) -> Rope:
+    """RoPE base and scaling; transformers 5 nests them, 4 has ``rope_theta`` and ``rope_scaling``."""
+    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise HfConfigError(f"{config.origin}: partial_rotary_factor is not supported (wanted: 1.0)")
+    base = float(values.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if kind == "default":
+        return Rope(base)
+    if kind != "llama3":
+        raise HfConfigError(
+            f"{config.origin}: RoPE type {kind!r} is not supported (wanted: default or llama3)"
+        )
+    if missing := [name for name in _LLAMA3_FACTORS if name not in values]:
+        raise HfConfigError(f"{config.origin}: RoPE {', '.join(missing)}: missing (RoPE type is llama3)")
+    return Rope(base, {name: float(values[name]) for name in _LLAMA3_FACTORS})
+
+
+def _qkv(kind: str) -> QkvRule:
+    return QkvRule(tuple(f"self_attn.{part}_proj.{kind}" for part in "qkv"))
+
+
+def _absent(shape: ShapeArgs) -> set[str]:
+    there = {
+        "self_attention.linear_qkv.bias": shape.add_qkv_bias,
+        "self_attention.q_layernorm.weight": shape.qk_layernorm,
+        "self_attention.k_layernorm.weight": shape.qk_layernorm,
+        "output_layer.weight": shape.untie_embeddings_and_output_weights,
+    }
+    return {name for name, present in there.items() if not present}
+
+
+DECODER_WEIGHTS = WeightMap(
+    of_model={
+        "embedding.word_embeddings.weight": VocabRule(("model.embed_tokens.weight",)),
+        "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
+        "output_layer.weight": VocabRule(("lm_head.weight",)),
+    },
+    layer_prefix="model.layers.{}.",
+    of_layer={
+        "input_layernorm.weight": Rule(("input_layernorm.weight",)),
+        "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
+        "self_attention.linear_qkv.weight": _qkv("weight"),
+        "self_attention.linear_qkv.bias": _qkv("bias"),
+        "self_attention.linear_proj.weight": Rule(("self_attn.o_proj.weight",)),
+        "self_attention.q_layernorm.weight": Rule(("self_attn.q_norm.weight",)),
+        "self_attention.k_layernorm.weight": Rule(("self_attn.k_norm.weight",)),
+        "mlp.linear_fc1.weight": GateUpRule(("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+        "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",)),
+    },
+    absent=_absent,
+)

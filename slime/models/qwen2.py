@@ -1,0 +1,13 @@
+"""Qwen2 and Qwen2.5: biases in the projections to query, key and value."""
+
+from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
+from slime.models.family import Family
+from slime.models.hf_config import HfConfig
+from slime.models.shape import ModelShape
+
+
+def _shape(config: HfConfig) -> ModelShape:
+    return decoder_shape(config, add_qkv_bias=True, add_output_bias=False)
+
+
+FAMILY = Family(shape=_shape, weights=DECODER_WEIGHTS)

@@ -1,0 +1,15 @@
+"""Qwen3, dense: norms on queries and keys."""
+
+from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
+from slime.models.family import Family
+from slime.models.hf_config import HfConfig
+from slime.models.shape import ModelShape
+
+_HEAD_DIM = 128  # Qwen3Config's default; others derive it from the hidden size
+
+
+def _shape(config: HfConfig) -> ModelShape:
+    return decoder_shape(config, qk_layernorm=True, kv_channels=config.get("head_dim") or _HEAD_DIM)
+
+
+FAMILY = Family(shape=_shape, weights=DECODER_WEIGHTS)

@@ -1,0 +1,136 @@
+"""How megatron-core parameters correspond to Hugging Face tensors: one kind of table for both directions.
+
+A rule belongs to one megatron-core parameter and names the HF tensors that it holds. ``merge`` makes the full
+parameter (before tensor-parallel sharding) from them, ``split`` gives them back.
+
+Names are global and without wrappers: ``decoder.layers.<layer of the whole model>.mlp.linear_fc1.weight``.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from slime.models.shape import ShapeArgs
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One to one."""
+
+    hf_names: tuple[str, ...]
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        return tensors[0]
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return [param]
+
+    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+        """The part of tensor-parallel rank ``rank`` of ``size``, cut along ``dim``."""
+        return full.chunk(size, dim)[rank]
+
+    def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
+        return torch.cat(shards, dim)
+
+
+@dataclass(frozen=True)
+class VocabRule(Rule):
+    """Embedding and head: megatron-core's have padding rows at the end, which are zero here."""
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        rows, width = tensors[0].shape
+        return torch.cat([tensors[0], tensors[0].new_zeros(max(0, shape.padded_vocab_size - rows), width)])
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return [param[: shape.vocab_size]]
+
+
+@dataclass(frozen=True)
+class QkvRule(Rule):
+    """Query, key and value in one; per query group the rows are [its query heads, its key, its value]."""
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        rest = tensors[0].shape[1:]
+        grouped = [t.reshape(shape.num_query_groups, -1, *rest) for t in tensors]
+        return torch.cat(grouped, dim=1).reshape(-1, *rest)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        rest, head = param.shape[1:], shape.kv_channels
+        grouped = param.reshape(shape.num_query_groups, -1, *rest)
+        query_rows = shape.num_attention_heads // shape.num_query_groups * head
+        return [part.reshape(-1, *rest) for part in grouped.split([query_rows, head, head], dim=1)]
+
+
+@dataclass(frozen=True)
+class GateUpRule(Rule):
+    """Gate over up. Each tensor-parallel rank holds its part of both, so each is sharded on its own."""
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        return torch.cat(tensors)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return list(param.chunk(2))
+
+    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+        return torch.cat([half.chunk(size, dim)[rank] for half in full.chunk(2, dim)], dim)
+
+    def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
+        halves = [shard.chunk(2, dim) for shard in shards]
+        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves], dim)
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """The rules of a family.
+
+    Attributes:
+        of_model, of_layer: by the parameter's name, that within a layer for the latter.
+        layer_prefix: what HF puts before the names of a layer, {} standing for its number.
+        absent: names that models of a shape do not have.
+    """
+
+    of_model: Mapping[str, Rule]
+    layer_prefix: str
+    of_layer: Mapping[str, Rule]
+    absent: Callable[[ShapeArgs], Collection[str]]
+
+    def rule_for(self, name: str) -> Rule:
+        """The rule of a global parameter name, its HF names complete.
+
+        Raises:
+            ValueError: no rule covers the parameter.
+        """
+        match = _LAYER.fullmatch(name)
+        rule = self.of_layer.get(match[2]) if match else self.of_model.get(name)
+        if rule is None:
+            raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
+        if match is None:
+            return rule
+        prefix = self.layer_prefix.format(match[1])
+        return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
+
+    def hf_names(self, shape: ShapeArgs) -> set[str]:
+        """The names of all tensors of a model."""
+        absent = self.absent(shape)
+        names = [name for name in self.of_model if name not in absent]
+        in_layer = [name for name in self.of_layer if name not in absent]
+        names += [f"decoder.layers.{layer}.{name}" for layer in range(shape.num_layers) for name in in_layer]
+        return {hf_name for name in names for hf_name in self.rule_for(name).hf_names}
+
+    def split(self, shape: ShapeArgs, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """(HF name, tensor) pairs that a full parameter holds; views of it where possible.
+
+        Vocabulary padding is cut off. A parameter that models of this shape have no tensor for, as the copy
+        of a tied embedding on the last pipeline stage, gives none.
+
+        Raises:
+            ValueError: no rule covers the parameter.
+        """
+        if name in self.absent(shape):
+            return []
+        rule = self.rule_for(name)
+        return list(zip(rule.hf_names, rule.split(param, shape), strict=True))
