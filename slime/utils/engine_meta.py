@@ -3,12 +3,12 @@
 import base64
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from slime.utils.types import Sample
+Nucleus = tuple[list[int], list[int]]
+"""Token ids of all positions, and where each position's begin: one offset more than positions."""
 
 _TOP_P_KEYS = (
     ("top_p_token_ids", "top_p_token_offsets"),
@@ -25,8 +25,8 @@ def decode_int32_array(value: Any) -> np.ndarray:
     return np.asarray(value, dtype=np.int32).reshape(-1)
 
 
-def merge_top_p(sample: "Sample", meta_info: Mapping[str, Any], new_tokens: int) -> None:
-    """Append the nuclei of the last ``new_tokens`` tokens, shifting their offsets.
+def merge_top_p(earlier: Nucleus, meta_info: Mapping[str, Any], new_tokens: int) -> Nucleus | None:
+    """The nuclei of earlier tokens and of the ``new_tokens`` that ``meta_info`` brought; None if it has none.
 
     Raises:
         ValueError: the offsets do not have ``new_tokens`` + 1 entries that start at 0.
@@ -40,27 +40,26 @@ def merge_top_p(sample: "Sample", meta_info: Mapping[str, Any], new_tokens: int)
             raise ValueError(
                 f"{offsets_key}: expected {new_tokens + 1} entries from 0, found {offsets[:9]}..."
             )
-        earlier = sample.rollout_top_p_token_offsets or [0] * (sample.response_length - new_tokens + 1)
-        sample.rollout_top_p_token_ids = [*(sample.rollout_top_p_token_ids or []), *ids]
-        sample.rollout_top_p_token_offsets = [*earlier, *(earlier[-1] + o for o in offsets[1:])]
-        return
+        earlier_ids, earlier_offsets = earlier
+        end = earlier_offsets[-1]
+        return [*earlier_ids, *ids], [*earlier_offsets, *(end + o for o in offsets[1:])]
+    return None
 
 
-def pad_top_p(sample: "Sample", new_tokens: int) -> None:
-    """Give tokens that no model sampled an empty nucleus, if nuclei are recorded at all."""
-    if sample.rollout_top_p_token_offsets is not None:
-        last = sample.rollout_top_p_token_offsets[-1]
-        sample.rollout_top_p_token_offsets = [*sample.rollout_top_p_token_offsets, *[last] * new_tokens]
+def merge_routed_experts(
+    earlier: Any, num_tokens: int, args: Namespace | None, meta_info: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Routed experts, int32 [L - 1, layers, top-k], with the rows before the answer's start; None without.
 
-
-def merge_routed_experts(sample: "Sample", args: Namespace | None, meta_info: Mapping[str, Any]) -> None:
-    """Store routed experts as int32 [L - 1, layers, top-k], keeping the rows before the answer's start."""
+    Args:
+        earlier: the rows so far, or None.
+        num_tokens: L.
+    """
     if meta_info.get("routed_experts") is None:
-        return
+        return None
     if args is None:
         raise ValueError("routed experts arrived, but append_response_tokens got no args to shape them by")
     start = int(meta_info.get("routed_experts_start_len", 0))
-    shape = (len(sample.tokens) - 1 - start, args.num_layers, args.moe_router_topk)
+    shape = (num_tokens - 1 - start, args.num_layers, args.moe_router_topk)
     rows = decode_int32_array(meta_info["routed_experts"]).reshape(shape)
-    kept = [sample.rollout_routed_experts[:start]] if start else []
-    sample.rollout_routed_experts = np.concatenate([*kept, rows])
+    return np.concatenate([*([earlier[:start]] if start else []), rows])

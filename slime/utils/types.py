@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slime.utils.engine_meta import merge_routed_experts, merge_top_p, pad_top_p
+from slime.utils.engine_meta import merge_routed_experts, merge_top_p
 
 RolloutBatch = dict[str, Any]
 
@@ -236,8 +236,10 @@ class Sample:
         self.loss_mask = [*self.loss_mask, *[int(trainable)] * count]
         self.rollout_log_probs = [*self.rollout_log_probs, *(log_probs or [0.0] * count)]
         self.response += text or ""
-        if not trainable:
-            pad_top_p(self, count)
+        if not trainable and self.rollout_top_p_token_offsets is not None:
+            # No model sampled these tokens: their nuclei are empty.
+            last = self.rollout_top_p_token_offsets[-1]
+            self.rollout_top_p_token_offsets = [*self.rollout_top_p_token_offsets, *[last] * count]
         if meta_info is not None:
             self._apply_meta_info(args, meta_info, count, update_terminal_info)
         self._validate_response_metadata_lengths()
@@ -255,8 +257,13 @@ class Sample:
     def _apply_meta_info(
         self, args: Namespace | None, meta_info: Mapping[str, Any], count: int, update_terminal_info: bool
     ) -> None:
-        merge_top_p(self, meta_info, count)
-        merge_routed_experts(self, args, meta_info)
+        no_nuclei = [0] * (self.response_length - count + 1)
+        earlier = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets or no_nuclei
+        if (nuclei := merge_top_p(earlier, meta_info, count)) is not None:
+            self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets = nuclei
+        experts = merge_routed_experts(self.rollout_routed_experts, len(self.tokens), args, meta_info)
+        if experts is not None:
+            self.rollout_routed_experts = experts
         reason = meta_info.get("finish_reason")
         if not reason or not update_terminal_info:
             return

@@ -1,0 +1,256 @@
+"""The rules of the house, read off the code.
+
+Each rule is a function of a tree, ``{path: source}``, that yields what breaks it. So a rule can be tried on
+a tree that is broken on purpose, too.
+"""
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+Tree = dict[str, str]
+
+ROOMS = (
+    *("ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
+    *("arguments", "models", "processes", "utils"),
+)
+"""From top to bottom: a room imports those below it."""
+FACES = frozenset(
+    {
+        "slime/backends/megatron_utils/actor.py",
+        "slime/backends/megatron_utils/cp_utils.py",
+        "slime/backends/megatron_utils/loss.py",
+        "slime/ray/actor_group.py",
+        "slime/ray/rollout.py",
+        "slime/ray/train_actor.py",
+        "slime/utils/arguments.py",
+        "slime/utils/dp_schedule.py",
+        "slime/utils/flops_utils.py",
+        "slime/utils/ppo_utils.py",
+    }
+)
+"""Import paths that plug-ins use, for things that live elsewhere."""
+# What a room may import although it lies above.
+UPWARDS = {("weight_sync", "slime.backends.sglang_utils.client")}
+HOMES = {
+    "ray": ("slime/ray/", "train.py", "train_async.py"),
+    "megatron": ("slime/backends/megatron_utils/", "slime_plugins/models/", "slime/arguments/megatron"),
+    "sglang": ("slime/backends/sglang_utils/", "slime/weight_sync/handle.py", "slime/arguments/engines.py"),
+}
+
+
+@cache
+def real_tree() -> Tree:
+    files = [*ROOT.glob("slime/**/*.py"), *ROOT.glob("slime_plugins/**/*.py"), *ROOT.glob("train*.py")]
+    return {str(file.relative_to(ROOT)): file.read_text() for file in files}
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that a file imports, late or not; of ``from a import b`` both ``a`` and ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_files(source: str, files: Collection[str]) -> set[str]:
+    """The modules among ``files`` whose contents a file uses, not packages that only hold them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & set(files) or {node.module}
+    return found & set(files)
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "slime" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def foreign_packages_stay_at_home(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        for module in imports(source):
+            homes = HOMES.get(module.split(".")[0])
+            if homes and not path.startswith(homes):
+                yield f"{path} imports {module}"
+
+
+def neutral_rooms_import_no_backend(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        room = room_of(module_of(path))
+        if room not in ("training", "weight_sync", "models"):
+            continue
+        for module in imports(source):
+            allowed = module.startswith("slime.backends.sglang_utils.client")
+            if module.startswith("slime.backends.") and not allowed:
+                yield f"{path} imports {module}"
+
+
+def sample_makers_do_not_train(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        if room_of(module_of(path)) in ("rollout", "router", "agent"):
+            for module in imports(source):
+                if module.startswith(("slime.training", "torch.distributed")):
+                    yield f"{path} imports {module}"
+
+
+def arrows_run_down(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        here = room_of(module_of(path))
+        if here is None or path in FACES:
+            continue
+        for module in imports(source):
+            there = room_of(module)
+            up = there is not None and ROOMS.index(there) < ROOMS.index(here)
+            if up and not any(room == here and module.startswith(to) for room, to in UPWARDS):
+                yield f"{path} imports {module}"
+
+
+def files_form_no_circle(tree: Tree) -> Iterator[str]:
+    files = {module_of(path): source for path, source in tree.items()}
+    below = {name: imported_files(source, files) - {name} for name, source in files.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> Iterator[str]:
+        if name in trail:
+            yield " -> ".join((*trail[trail.index(name) :], name))
+        elif name not in done:
+            for other in sorted(below[name]):
+                yield from visit(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(files):
+        yield from visit(name, ())
+
+
+def faces_are_faces(tree: Tree) -> Iterator[str]:
+    for path in FACES & tree.keys():
+        docstring, *body = ast.parse(tree[path]).body
+        exports = [node for node in body if not isinstance(node, ast.ImportFrom)]
+        only_all = len(exports) == 1 and ast.unparse(exports[0]).startswith("__all__ = ")
+        if not isinstance(docstring, ast.Expr) or not only_all:
+            yield f"{path} holds more than a docstring, imports and __all__"
+
+
+def nobody_of_us_uses_a_face(tree: Tree) -> Iterator[str]:
+    faces = {module_of(path) for path in FACES}
+    for path, source in tree.items():
+        yield from (f"{path} imports {module}" for module in imports(source) if module in faces)
+
+
+def files_are_short(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        if (lines := source.count("\n")) > 350:
+            yield f"{path} has {lines} lines"
+
+
+RULES = (
+    foreign_packages_stay_at_home,
+    neutral_rooms_import_no_backend,
+    sample_makers_do_not_train,
+    arrows_run_down,
+    files_form_no_circle,
+    faces_are_faces,
+    nobody_of_us_uses_a_face,
+    files_are_short,
+)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_keeps_the_rule(rule) -> None:
+    assert list(rule(real_tree())) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"),
+    [
+        (foreign_packages_stay_at_home, "slime/rollout/new.py", "import ray"),
+        (foreign_packages_stay_at_home, "slime/training/new.py", "def f():\n    from megatron import core"),
+        (foreign_packages_stay_at_home, "slime/utils/new.py", "import sglang.srt.utils"),
+        (neutral_rooms_import_no_backend, "slime/models/new.py", "import slime.backends.megatron_utils.step"),
+        (
+            neutral_rooms_import_no_backend,
+            "slime/weight_sync/new.py",
+            "from slime.backends import sglang_utils",
+        ),
+        (sample_makers_do_not_train, "slime/rollout/new.py", "from slime.training import losses"),
+        (sample_makers_do_not_train, "slime/router/new.py", "import torch.distributed as dist"),
+        (arrows_run_down, "slime/utils/new.py", "from slime.arguments import parse_args"),
+        (arrows_run_down, "slime/training/new.py", "from slime.rollout import ledger"),
+        (arrows_run_down, "slime/weight_sync/new.py", "import slime.backends.sglang_utils.router"),
+        (files_form_no_circle, "slime/utils/types.py", "from slime.utils import data"),
+        (faces_are_faces, "slime/utils/ppo_utils.py", '"""A face."""\n__all__ = []\nVALUE = 1'),
+        (nobody_of_us_uses_a_face, "slime/training/new.py", "from slime.utils.ppo_utils import KL_TYPES"),
+        (files_are_short, "slime/utils/new.py", "\n" * 351),
+    ],
+)
+def test_a_broken_rule_is_noticed(rule, path: str, source: str) -> None:
+    assert any(
+        path in finding or module_of(path) in finding for finding in rule(real_tree() | {path: source})
+    )
+
+
+def test_files_and_functions_are_small() -> None:
+    tree = real_tree()
+    functions = [
+        node.end_lineno - node.lineno + 1
+        for source in tree.values()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert statistics.median(source.count("\n") for source in tree.values() if source) < 90
+    assert statistics.median(functions) <= 7 and max(functions) <= 60
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing() -> None:
+    """Faces of Ray's room load Ray, which is what they are for."""
+    neutral = (
+        "training",
+        "weight_sync",
+        "models",
+        "observability",
+        "arguments",
+        "processes",
+        "rollout",
+        "utils",
+    )
+    modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
+    modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]
+    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.math_worker"}
+    code = f"""
+import sys, torch
+from importlib import import_module
+before = {{name: getattr(torch.cuda, name) for name in ("current_device", "synchronize", "Stream")}}
+for module in {sorted(set(modules) - scripts)!r}:
+    import_module(module)
+after = {{name: getattr(torch.cuda, name) for name in before}}
+print([name for name in sys.modules if name.split(".")[0] in ("megatron", "ray", "sglang")], before == after)
+"""
+    assert _run(code) == "[] True"
+
+
+def test_importing_a_loss_loads_no_megatron_core() -> None:
+    code = "import sys, slime.training.losses; print([m for m in sys.modules if m.startswith('megatron')])"
+    assert _run(code) == "[]"
