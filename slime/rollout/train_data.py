@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from slime.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
+from slime.arguments.advantages import GROUP_CENTRED, GROUP_SCALED
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.utils.dp_schedule import build_dp_schedule
 from slime.utils.misc import load_function
