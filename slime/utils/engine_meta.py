@@ -1,9 +1,8 @@
 """Arrays that an engine returns per token: the kept nucleus and the routed experts."""
 
 import base64
-from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,6 +13,16 @@ _TOP_P_KEYS = (
     ("top_p_token_ids", "top_p_token_offsets"),
     ("top_p_kept_token_ids", "top_p_kept_token_offsets"),
 )
+
+
+class RoutedShape(Protocol):
+    """Of ``args``: the shape of the experts that a token was routed to."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def moe_router_topk(self) -> int: ...
 
 
 def decode_int32_array(value: Any) -> np.ndarray:
@@ -53,7 +62,7 @@ def pad_top_p(sample: "Sample", new_tokens: int) -> None:
         sample.rollout_top_p_token_offsets = [*sample.rollout_top_p_token_offsets, *[last] * new_tokens]
 
 
-def merge_routed_experts(sample: "Sample", args: Namespace | None, meta_info: Mapping[str, Any]) -> None:
+def merge_routed_experts(sample: "Sample", args: RoutedShape | None, meta_info: Mapping[str, Any]) -> None:
     """Store routed experts as int32 [L - 1, layers, top-k], keeping the rows before the answer's start."""
     if meta_info.get("routed_experts") is None:
         return
