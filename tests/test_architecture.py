@@ -32,6 +32,7 @@ FACES = frozenset(
         "slime/ray/train_actor.py",
         "slime/utils/arguments.py",
         "slime/utils/dp_schedule.py",
+        "slime/utils/eval_config.py",
         "slime/utils/flops_utils.py",
         "slime/utils/ppo_utils.py",
     }

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args, get_origin
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime.arguments.flags import Flag, without_none
-from slime.arguments.parser import FlagGroup, build_parser, documented_groups
+from slime.arguments.parser import build_parser
+from slime.arguments.registry import FlagGroup, documented_groups
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """\

@@ -2,13 +2,14 @@
 
     args = parse_args()
 
-Flags are declared as dataclasses, one per concern, in the modules of this package. ``args`` is flat,
-since users' hooks receive it.
+Each module of a concern declares its flags as a dataclass, with what follows from them, which of them
+contradict each other, and what they point to; ``registry`` lists the concerns. ``args`` is flat, since
+users' hooks receive it.
 """
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from slime.arguments.errors import UsageError
@@ -44,22 +45,11 @@ def validated_args(
     Raises:
         UsageError: with the first thing that is wrong.
     """
-    from slime.arguments.parser import declared_groups, parse
+    from slime.arguments.parser import parse
+    from slime.arguments.registry import derive, findings
 
     args = parse(argv, add_custom_arguments)
-    # Imported in the order of their cost, which is seconds for the last: a bad flag is answered at once.
-    from slime.arguments.checks import contradictions
-    from slime.arguments.derive import derive
-
     derive(args)
-    _raise_first(contradictions(args))
-    from slime.arguments.preflight import missing_things
-
-    specs = {spec.dest: spec for group in declared_groups() for spec in group.flags}
-    _raise_first(missing_things(args, specs))
-    return args
-
-
-def _raise_first(findings: Iterator[str]) -> None:
-    for message in findings:
+    for message in findings(args):
         raise UsageError(message)
+    return args

@@ -1,8 +1,13 @@
-"""Flags: how many GPUs there are, who uses them and how long to wait for them."""
+"""How many GPUs there are, who uses them, and how long to wait for them."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.arguments.concern import Concern
+from slime.arguments.debug import trains_only
+from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, refused
 
 
@@ -26,10 +31,6 @@ class ClusterArgs:
         wanted="leave it out, the hardware decides: nccl on GPUs, gloo elsewhere",
     )
     distributed_timeout_minutes: int = flag(10, help="timeout of collectives, in minutes")
-    train_backend: Literal["megatron"] = flag("megatron", help="trainer")
-    rollout_engine: Literal["auto", "sglang", "embedded"] = flag(
-        "auto", help="engine server; auto is sglang where it is installed and a GPU is present, else embedded"
-    )
     cluster_timeout: float = flag(120.0, help="seconds to wait for the cluster's GPUs")
     engine_startup_timeout: float = flag(600.0, help="seconds to wait for an engine to serve")
     rollout_timeout: float = flag(7200.0, help="seconds one rollout may take")
@@ -46,3 +47,68 @@ class FaultToleranceArgs:
     rollout_health_check_first_wait: float = flag(
         0.0, help="seconds before the first check after each resume"
     )
+
+
+@dataclass(frozen=True)
+class DerivedCluster:
+    """Who gets which GPUs; ``offload`` is no more.
+
+    Attributes:
+        trainer_world_size: GPUs of the trainer.
+        world_size: the same, until a trainer process knows the number of its peers.
+        rank: 0, until a trainer process knows its own.
+    """
+
+    rollout_num_gpus: int
+    offload_train: bool
+    offload_rollout: bool
+    trainer_world_size: int
+    world_size: int
+    rank: int
+
+
+def derive(args: Namespace) -> None:
+    """The GPUs of the engines, and who leaves memory to whom."""
+    if args.offload:
+        args.offload_train = args.offload_rollout = True
+    del args.offload
+    trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if args.rollout_num_gpus is None and trains_only(args):
+        args.rollout_num_gpus = 0
+    if args.rollout_num_gpus is None and args.colocate:
+        args.rollout_num_gpus = trainer
+    if args.rollout_num_gpus is None:
+        raise UsageError("--rollout-num-gpus: missing (wanted: the GPUs of all engines, or --colocate)")
+    if trains_only(args) or args.debug_rollout_only:
+        args.colocate = args.offload_train = args.offload_rollout = False
+    args.offload_train = args.colocate if args.offload_train is None else args.offload_train
+    args.offload_rollout = args.colocate if args.offload_rollout is None else args.offload_rollout
+    args.trainer_world_size = args.world_size = trainer
+    args.rank = 0
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """GPUs that cannot be shared out among engines."""
+    total, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
+    if total % each:
+        yield f"--rollout-num-gpus {total}: not a multiple of --rollout-num-gpus-per-engine {each}"
+    if each > args.num_gpus_per_node:
+        yield (
+            f"--rollout-num-gpus-per-engine {each}: engines over several nodes are not supported "
+            f"(wanted: at most --num-gpus-per-node {args.num_gpus_per_node})"
+        )
+    if total == 0 and not args.debug_train_only:
+        yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
+
+
+CONCERN = Concern(
+    {"cluster": ClusterArgs, "fault tolerance": FaultToleranceArgs},
+    derived=DerivedCluster,
+    derive=derive,
+    positive=(
+        *("actor_num_nodes", "actor_num_gpus_per_node", "num_gpus_per_node", "rollout_num_gpus_per_engine"),
+        *("cluster_timeout", "engine_startup_timeout", "rollout_timeout", "train_timeout"),
+    ),
+    not_negative=("rollout_num_gpus",),
+    contradictions=contradictions,
+)

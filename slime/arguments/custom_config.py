@@ -6,13 +6,24 @@ through the same checks. A key that is no flag is for the user's own hooks and m
 
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import Flag, without_none
+from slime.arguments.flags import Flag, flag, without_none
+
+
+@dataclass(frozen=True)
+class CustomConfigArgs:
+    """Flags that come from a file."""
+
+    custom_config_path: str | None = flag(
+        help="YAML file whose keys are set on args before anything is derived"
+    )
 
 
 def apply_custom_config(args: Namespace, specs: Mapping[str, Flag]) -> None:
@@ -53,3 +64,6 @@ def _checked(where: str, spec: Flag | None, value: Any) -> Any:
     if choices and value not in choices:
         raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {' or '.join(map(str, choices))})")
     return value
+
+
+CONCERN = Concern({"config file": CustomConfigArgs})

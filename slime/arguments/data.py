@@ -1,8 +1,11 @@
-"""Flags: the prompts, and how samples are cut into batches."""
+"""The prompts, and how often they are gone through."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 
 BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
@@ -33,48 +36,63 @@ class DataArgs:
     loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] = flag(
         "qwen", help="how SFT finds the assistant's tokens in a conversation"
     )
+    rollout_buffer_url: str | None = refused(help="address of the rollout buffer service")
+    fetch_trajectory_retry_times: int = refused(-1, help="tries to fetch from the rollout buffer")
+    min_batch_collection_ratio: float = refused(1.0, help="part of a batch the rollout buffer may return")
+    rollout_task_type: str = refused("math", help="task type of the rollout buffer")
 
 
 @dataclass(frozen=True)
-class BatchArgs:
-    """Batch sizes."""
+class DerivedData:
+    """Whether prompts come from ``--prompt-data``."""
 
-    rollout_batch_size: int = flag(required=True, help="prompts of one rollout")
-    n_samples_per_prompt: int = flag(1, help="samples of one prompt, a group")
-    global_batch_size: int | None = flag(
-        help="samples of one optimizer step; default all samples of a rollout"
-    )
-    num_steps_per_rollout: int | None = flag(help="optimizer steps of a rollout; sets --global-batch-size")
-    micro_batch_size: int = flag(1, help="samples of one micro-batch, without --use-dynamic-batch-size")
-    use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
-    max_tokens_per_gpu: int | None = flag(help="tokens of one micro-batch on one GPU")
-    log_probs_max_tokens_per_gpu: int | None = flag(
-        help="the same for log-probs; default --max-tokens-per-gpu"
-    )
-    balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
-    balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
+    rollout_global_dataset: bool
 
 
-@dataclass(frozen=True)
-class EvalArgs:
-    """Evaluation; what is not given is as for training."""
+def derive(args: Namespace) -> None:
+    """The positive name of a switch that says what is not."""
+    args.rollout_global_dataset = not args.disable_rollout_global_dataset
 
-    eval_interval: int | None = flag(help="rollouts between two evaluations")
-    eval_prompt_data: list[str] | None = flag(help="pairs of name and file; a single file is named aime")
-    eval_config: str | None = flag(help="YAML file of datasets with their own settings")
-    eval_function_path: str | None = path_flag("as --rollout-function-path, which is the default")
-    skip_eval_before_train: bool = flag(False, help="do not evaluate before the first rollout")
-    eval_input_key: str | None = flag(help="field that holds the prompt")
-    eval_label_key: str | None = flag(help="field that holds the label")
-    eval_tool_key: str | None = flag(help="field that holds tool definitions")
-    n_samples_per_eval_prompt: int = flag(1, help="samples of one prompt")
-    eval_temperature: float | None = flag(help="sampling temperature; 0 is greedy")
-    eval_top_p: float | None = flag(help="nucleus sampling")
-    eval_top_k: int | None = flag(help="sample among the k likeliest tokens")
-    eval_max_response_len: int | None = flag(help="longest response, in tokens")
-    eval_max_prompt_len: int | None = flag(help="longer prompts are dropped, in tokens")
-    eval_min_new_tokens: int | None = flag(help="shortest response, in tokens")
-    eval_max_context_len: int | None = refused(
-        help="longest prompt plus response, in tokens",
-        wanted="--eval-max-response-len",
-    )
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A run without an end, or without prompts."""
+    if args.num_rollout is None and args.num_epoch is None:
+        yield "--num-rollout: missing (wanted: a number of rollouts, or --num-epoch)"
+    if args.num_rollout is None and not args.rollout_global_dataset:
+        yield "--num-epoch: needs the global dataset (wanted: without --disable-rollout-global-dataset)"
+    if args.prompt_data is not None or args.load_debug_rollout_data is not None or args.num_rollout == 0:
+        return
+    if _reads_prompt_data(args):
+        yield "--prompt-data: missing (wanted: a .jsonl or .parquet file)"
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """Prompts that cannot be read."""
+    if args.prompt_data is not None and _reads_prompt_data(args):
+        yield from bad_records("--prompt-data", args.prompt_data, args.input_key, args.label_key)
+
+
+def _reads_prompt_data(args: Namespace) -> bool:
+    return args.rollout_global_dataset and args.data_source_path.startswith(BUILT_IN_DATA_SOURCES)
+
+
+def bad_records(where: str, path: str, input_key: str | None, label_key: str | None) -> Iterator[str]:
+    """Reads the whole file: a malformed line is reported now and not after hours."""
+    from slime.utils.data import DataError, check_record, read_records  # imports transformers and pyarrow
+
+    try:
+        for place, record in read_records(path):
+            check_record(place, record, input_key, label_key)
+    except (DataError, OSError) as error:
+        yield f"{where}: {error}"
+
+
+CONCERN = Concern(
+    {"data": DataArgs},
+    derived=DerivedData,
+    derive=derive,
+    positive=("num_epoch",),
+    not_negative=("num_rollout", "start_rollout_id"),
+    contradictions=contradictions,
+    unusable=unusable,
+)

@@ -20,6 +20,7 @@ class Facts:
         sglang_model_routers: host and port of the router of each served model.
         sglang_router_ip: host of the default model's router; likewise its port.
         sglang_api_key: the key of all servers of the run; None on loopback.
+        wandb_run_id: of this job's run of Weights & Biases.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Facts:
     sglang_router_ip: str | None
     sglang_router_port: int | None
     sglang_api_key: str | None
+    wandb_run_id: str | None
 
 
 _NAMES = frozenset(field.name for field in fields(Facts))

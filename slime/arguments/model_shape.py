@@ -1,12 +1,18 @@
-"""Flags: the shape of the model, under Megatron-LM's names.
+"""The shape of the model, under Megatron-LM's names.
 
-Every one defaults to None: the HF config gives the value, and a flag that contradicts it is an error.
+Every flag of it defaults to None: the HF config gives the value, and a flag that contradicts it is an error.
 """
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from slime.arguments.flags import flag, refused
+from slime.arguments.concern import Concern
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag, option_string, refused
+from slime.models import HfConfigError, shape_from_hf_config
+from slime.models.shape import ShapeArgs, pad_vocab_size
 
 
 @dataclass(frozen=True)
@@ -50,18 +56,103 @@ class ModelShapeArgs:
 
 
 @dataclass(frozen=True)
+class LayerVariantArgs:
+    """Kinds of layers that no supported family has."""
+
+    num_experts: int | None = refused(help="experts of an MoE layer")
+    moe_layer_freq: str | None = refused(help="which layers are MoE layers")
+    moe_router_load_balancing_type: list[str] | None = refused(help="how the router balances experts")
+    moe_aux_loss_coeff: list[float] | None = refused(help="weight of the balancing loss")
+    multi_latent_attention: bool = refused(False, help="DeepSeek's attention")
+    q_lora_rank: int | None = refused(help="rank of the query projection of multi-latent attention")
+    mtp_num_layers: int | None = refused(help="multi-token prediction layers")
+    mtp_loss_scaling_factor: float = refused(0.2, help="weight of the multi-token prediction loss")
+    enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
+    spec: list[str] | None = refused(help="module and function of a layer spec")
+
+
+@dataclass(frozen=True)
 class VocabularyArgs:
-    """Padding of the vocabulary, and the tokenizer."""
+    """Padding of the vocabulary, and the nominal length of a sequence."""
 
     make_vocab_size_divisible_by: int = flag(
         128, help="the vocabulary is padded to a multiple of this times TP"
     )
     padded_vocab_size: int | None = flag(help="size of the padded vocabulary; default computed")
-    tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
-        "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"
-    )
-    tokenizer_model: str | None = refused(
-        help="tokenizer directory", wanted="leave it out, --hf-checkpoint has it"
-    )
     seq_length: int = flag(4096, help="nominal sequence length; batches are packed to their true lengths")
-    spec: list[str] | None = refused(help="module and function of a layer spec")
+
+
+@dataclass(frozen=True)
+class DerivedModelShape(ShapeArgs):
+    """The shape as config.json has it.
+
+    Attributes:
+        layernorm_epsilon: as ``norm_epsilon``.
+    """
+
+    group_query_attention: bool
+    max_position_embeddings: int
+    norm_epsilon: float
+    layernorm_epsilon: float
+    normalization: Literal["RMSNorm"]
+    position_embedding_type: Literal["rope"]
+    use_rotary_position_embeddings: bool
+    rope_type: Literal["rope"]
+    rotary_base: float
+    rotary_percent: float
+    use_rope_scaling: bool
+    rope_scaling_factor: float
+    swiglu: bool
+    add_bias_linear: bool
+
+
+# What all supported families share.
+_FIXED_SHAPE: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "rope_type": "rope",
+    "rotary_percent": 1.0,
+    "swiglu": True,
+    "add_bias_linear": False,
+}
+
+
+def derive(args: Namespace) -> None:
+    """Takes the model's shape from config.json; a flag that says otherwise is an error."""
+    try:
+        shape = shape_from_hf_config(args.hf_checkpoint)
+    except HfConfigError as error:
+        raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
+    for name, value in (shape | _FIXED_SHAPE).items():
+        given = getattr(args, name, None)
+        if given is not None and not _agrees(given, value):
+            raise UsageError(f"{option_string(name)} {given}: config.json of --hf-checkpoint says {value}")
+        setattr(args, name, value)
+    if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
+        raise UsageError("--group-query-attention: config.json has as many key-value heads as query heads")
+    args.group_query_attention = args.num_query_groups != args.num_attention_heads
+    args.use_rotary_position_embeddings = True
+    if args.padded_vocab_size is None:
+        tp = args.tensor_model_parallel_size
+        args.padded_vocab_size = pad_vocab_size(args.vocab_size, args.make_vocab_size_divisible_by, tp)
+
+
+def _agrees(given: Any, value: Any) -> bool:
+    if isinstance(value, float):
+        return abs(float(given) - value) <= 1e-9 * max(1.0, abs(value))
+    return given == value
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A vocabulary that has no room for its tokens."""
+    if args.padded_vocab_size < args.vocab_size:
+        padded, size = args.padded_vocab_size, args.vocab_size
+        yield f"--padded-vocab-size {padded}: below vocab_size {size} (config.json)"
+
+
+CONCERN = Concern(
+    {"model shape": ModelShapeArgs, "layer variants": LayerVariantArgs, "vocabulary": VocabularyArgs},
+    derived=DerivedModelShape,
+    derive=derive,
+    contradictions=contradictions,
+)

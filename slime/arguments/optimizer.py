@@ -1,9 +1,12 @@
-"""Flags: the optimizer and its schedule, under Megatron-LM's names and defaults."""
+"""The optimizer and its schedules, under Megatron-LM's names and defaults."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.flags import flag, refused
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,30 @@ class ScheduleArgs:
     use_checkpoint_opt_param_scheduler: bool = flag(False, help="the checkpoint's schedule wins over flags")
 
 
-@dataclass(frozen=True)
-class PrecisionArgs:
-    """Number formats of the trainer."""
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Schedules that lack a number, have one twice, or never end their warm-up."""
+    if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
+        yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
+    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
+        yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
+    if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction <= 1:
+        yield f"--lr-warmup-fraction {args.lr_warmup_fraction}: wanted 0 to 1"
+    steps = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = args.lr_decay_iters or steps // args.global_batch_size
+    if steps and args.lr_warmup_iters >= steps:
+        yield f"--lr-warmup-iters {args.lr_warmup_iters}: wanted less than the {steps} steps of the decay"
+    if args.min_lr > args.lr:
+        yield f"--min-lr {args.min_lr}: above --lr {args.lr}"
+    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
+        yield "--lr-decay-style WSD: needs --lr-wsd-decay-iters"
+    if args.weight_decay_incr_style != "constant" and None in (
+        args.start_weight_decay,
+        args.end_weight_decay,
+    ):
+        style = args.weight_decay_incr_style
+        yield f"--weight-decay-incr-style {style}: needs --start-weight-decay and --end-weight-decay"
 
-    bf16: bool | None = flag(const=True, help="train in bfloat16 (default)")
-    fp16: bool = flag(False, help="train in float16")
-    accumulate_allreduce_grads_in_fp32: bool = flag(False, help="sum and reduce gradients in float32")
-    grad_reduce_in_bf16: bool = flag(False, help="sum and reduce gradients in bfloat16")
-    no_check_for_nan_in_loss_and_grad: bool = flag(
-        False, help="do not stop on NaN or Inf in loss or gradients"
-    )
-    initial_loss_scale: float = flag(2.0**32, help="first loss scale of float16 training")
-    min_loss_scale: float = flag(1.0, help="smallest loss scale")
-    loss_scale: float | None = flag(help="fixed loss scale")
-    loss_scale_window: float = flag(1000.0, help="steps without overflow before the scale grows")
-    hysteresis: int = flag(2, help="overflows before the scale shrinks")
-    fp8_format: Literal["e4m3", "hybrid"] | None = refused(help="float8 training")
-    fp8_recipe: str = refused("delayed", help="recipe of float8 scaling")
-    fp8_param_gather: bool = refused(False, help="keep parameters in float8")
+
+CONCERN = Concern(
+    {"optimizer": OptimizerArgs, "learning-rate schedule": ScheduleArgs}, contradictions=contradictions
+)

@@ -5,82 +5,16 @@ import difflib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from slime.arguments import (
-    algorithm,
-    checkpointing,
-    cluster,
-    data,
-    model_shape,
-    optimizer,
-    parallelism,
-    rollout,
-    sglang,
-    tracking,
-    training,
-)
 from slime.arguments.custom_config import apply_custom_config
+from slime.arguments.engines import add_sglang_server_flags, choose_engine
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import Flag, add_flags, flags_of, without_none
-from slime.arguments.megatron import megatron_flags
+from slime.arguments.flags import Flag, add_flags, without_none
+from slime.arguments.registry import declared_groups, documented_groups
+from slime.arguments.router import add_router_flags
 
-GROUPS: tuple[tuple[str, type], ...] = (
-    ("cluster", cluster.ClusterArgs),
-    ("fault tolerance", cluster.FaultToleranceArgs),
-    ("rollout", rollout.RolloutArgs),
-    ("reward", rollout.RewardArgs),
-    ("data", data.DataArgs),
-    ("batch", data.BatchArgs),
-    ("evaluation", data.EvalArgs),
-    ("training", training.TrainingArgs),
-    ("weight sync", training.WeightSyncArgs),
-    ("trainer hooks", training.HookArgs),
-    ("loss", algorithm.LossArgs),
-    ("advantages", algorithm.AdvantageArgs),
-    ("off-policy corrections", algorithm.OffPolicyArgs),
-    ("checkpoints", checkpointing.CheckpointArgs),
-    ("optimizer", optimizer.OptimizerArgs),
-    ("learning-rate schedule", optimizer.ScheduleArgs),
-    ("precision", optimizer.PrecisionArgs),
-    ("parallelism", parallelism.ParallelArgs),
-    ("compute", parallelism.ComputeArgs),
-    ("model shape", model_shape.ModelShapeArgs),
-    ("vocabulary", model_shape.VocabularyArgs),
-    ("tracking", tracking.TrackingArgs),
-    ("debug", tracking.DebugArgs),
-    ("self-checks", tracking.CiArgs),
-    ("engines", sglang.EngineFleetArgs),
-)
 AddArguments = Callable[[argparse.ArgumentParser], Any]
-
-
-@dataclass(frozen=True)
-class FlagGroup:
-    """Flags under one heading of ``--help`` and of the flag page."""
-
-    title: str
-    about: str
-    flags: tuple[Flag, ...]
-
-
-def declared_groups() -> list[FlagGroup]:
-    """Every group declared by hand, then what megatron-core's configs add."""
-    groups = [
-        FlagGroup(title, (cls.__doc__ or "").splitlines()[0], tuple(flags_of(cls))) for title, cls in GROUPS
-    ]
-    dests = {spec.dest for group in groups for spec in group.flags}
-    names = {name for group in groups for spec in group.flags for name in spec.names}
-    generated = megatron_flags(dests, names)
-    about = "Fields of megatron-core's config dataclasses that no other group declares."
-    return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
-
-
-def documented_groups() -> list[FlagGroup]:
-    """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
-    flags = tuple(sglang.embedded_server_flags())
-    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
 
 
 def build_parser(
@@ -99,8 +33,8 @@ def build_parser(
     for group in groups:
         add_flags(parser.add_argument_group(group.title, group.about), group.flags)
     if engine == "sglang":
-        sglang.add_sglang_server_flags(parser.add_argument_group("sglang", "Server options of SGLang."))
-    sglang.add_router_flags(parser, parser.add_argument_group("router", "Options of sglang-router."))
+        add_sglang_server_flags(parser.add_argument_group("sglang", "Server options of SGLang."))
+    add_router_flags(parser, parser.add_argument_group("router", "Options of sglang-router."))
     return parser, {spec.dest: spec for group in groups for spec in group.flags}
 
 
@@ -125,7 +59,7 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
             raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
     for message in _unsupported(args, specs):
         raise UsageError(message)
-    if sglang.choose_engine(args.rollout_engine) != engine:
+    if choose_engine(args.rollout_engine) != engine:
         raise UsageError(
             f"--custom-config-path {args.custom_config_path}: rollout_engine is {args.rollout_engine!r}, but "
             f"flags were read for {engine!r} (wanted: --rollout-engine {args.rollout_engine})"
@@ -139,7 +73,7 @@ def _engine_of(words: list[str]) -> str:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--rollout-engine", default="auto")
     requested = early.parse_known_args(words)[0].rollout_engine
-    return sglang.choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
+    return choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag], engine: str) -> str:

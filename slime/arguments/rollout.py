@@ -1,11 +1,12 @@
-"""Flags: how samples are generated."""
+"""How samples are generated."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 
-# Names that slime.rollout.rm_hub scores by; any of them may follow "boxed_".
-RM_TYPES = ("math", "deepscaler", "dapo", "f1", "gpqa", "random", "remote_rm")
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
 
@@ -14,13 +15,6 @@ SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
 class RolloutArgs:
     """Generation of samples by the engines."""
 
-    hf_checkpoint: str = flag(
-        required=True, help="HF directory: tokenizer, config, first weights of the engines"
-    )
-    model_name: str | None = refused(
-        help="name of the weight converter", wanted="leave it out, config.json names the model"
-    )
-    trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
     rollout_function_path: str = path_flag(
         "fn(args, rollout_id, data_source, evaluation=False) that makes the samples of a rollout",
         DEFAULT_ROLLOUT_FUNCTION,
@@ -62,25 +56,59 @@ class RolloutArgs:
     rollout_sample_filter_path: str | None = path_flag("fn(args, groups) that marks samples to leave out")
     rollout_all_samples_process_path: str | None = path_flag("fn(args, all_groups, get_samples)")
     keep_old_actor: bool = refused(False, help="keep a separate old policy for log-probs")
-    rollout_external_engine_addrs: list[str] | None = refused(help="host:port of engines started elsewhere")
-    prefill_num_servers: int | None = refused(help="engines that only prefill")
 
 
 @dataclass(frozen=True)
-class RewardArgs:
-    """Where rewards come from, and the services that help to make samples."""
+class DerivedRollout:
+    """Defaults that follow another flag."""
 
-    rm_type: str | None = flag(help="built-in reward: math, f1, ...; a boxed_ prefix grades the boxed answer")
-    reward_key: str | None = flag(help="key of the reward to train on, when rewards are mappings")
-    eval_reward_key: str | None = flag(help="the same for evaluation; default --reward-key")
-    group_rm: bool = flag(False, help="score a whole group in one call")
-    rm_url: str | None = flag(help="address of the remote reward model (rm_type remote_rm)")
-    custom_rm_path: str | None = path_flag("async fn(args, sample) that returns the reward")
-    custom_reward_post_process_path: str | None = path_flag("fn(args, samples) -> (raw, rewards)")
-    custom_convert_samples_to_train_data_path: str | None = path_flag("fn(args, samples) -> train data")
-    http_proxy: str | None = refused(help="proxy of requests to the engines")
-    use_distributed_post: bool = refused(False, help="send requests from every node")
-    rollout_buffer_url: str | None = refused(help="address of the rollout buffer service")
-    fetch_trajectory_retry_times: int = refused(-1, help="tries to fetch from the rollout buffer")
-    min_batch_collection_ratio: float = refused(1.0, help="part of a batch the rollout buffer may return")
-    rollout_task_type: str = refused("math", help="task type of the rollout buffer")
+    over_sampling_batch_size: int
+
+
+def derive(args: Namespace) -> None:
+    """Lengths that a limit on the context implies."""
+    if args.over_sampling_batch_size is None:
+        args.over_sampling_batch_size = args.rollout_batch_size
+    limit = args.rollout_max_context_len
+    if limit is not None and args.rollout_max_prompt_len is None:
+        args.rollout_max_prompt_len = limit - 1
+    if args.rollout_max_response_len is None:
+        args.rollout_max_response_len = limit
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Lengths without a limit or beyond one, and rollout functions that lack what they need."""
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        yield (
+            f"--over-sampling-batch-size {args.over_sampling_batch_size}: "
+            f"below --rollout-batch-size {args.rollout_batch_size}"
+        )
+    if args.rollout_temperature <= 0:
+        yield f"--rollout-temperature {args.rollout_temperature}: wanted more than 0"
+    if args.rollout_max_response_len is None and not args.debug_train_only:
+        yield "--rollout-max-response-len: missing (wanted: the longest response in tokens)"
+    limit = args.rollout_max_context_len
+    if limit is not None and args.rollout_max_prompt_len > limit - 1:
+        longest = args.rollout_max_prompt_len
+        yield f"--rollout-max-prompt-len {longest}: above --rollout-max-context-len {limit} - 1"
+    known = args.max_position_embeddings
+    if limit is not None and limit > known:
+        yield f"--rollout-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
+    if generates_by_default(args) and not args.rollout_global_dataset and args.num_rollout != 0:
+        yield "--disable-rollout-global-dataset: needs a --rollout-function-path of your own"
+    if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
+        yield f"--n-samples-per-prompt {args.n_samples_per_prompt}: SFT takes each row once (wanted: 1)"
+
+
+def generates_by_default(args: Namespace) -> bool:
+    """Whether engines answer prompts by the built-in rollout function."""
+    return args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only
+
+
+CONCERN = Concern(
+    {"rollout": RolloutArgs},
+    derived=DerivedRollout,
+    derive=derive,
+    positive=("rollout_max_response_len", "rollout_max_prompt_len"),
+    contradictions=contradictions,
+)

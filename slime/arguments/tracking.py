@@ -1,9 +1,13 @@
-"""Flags: metrics, dumps, profiles and self-checks."""
+"""Where metrics go."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
+from slime.arguments.outputs import bad_output
 
 
 @dataclass(frozen=True)
@@ -37,34 +41,20 @@ class TrackingArgs:
 
 
 @dataclass(frozen=True)
-class DebugArgs:
-    """Run one half of the loop, dump and reload what passes between the halves."""
+class DerivedTracking:
+    """The positive name of a switch that says what is not."""
 
-    debug_rollout_only: bool = flag(False, help="engines only, no trainer")
-    debug_train_only: bool = flag(False, help="trainer only, on --load-debug-rollout-data")
-    load_debug_rollout_data: str | None = flag(help="dump to train on, with {rollout_id} in its name")
-    load_debug_rollout_data_subsample: float | None = flag(help="part of the dump to use, between 0 and 1")
-    save_debug_rollout_data: str | None = flag(help="file to dump samples to, with {rollout_id} in its name")
-    save_debug_train_data: str | None = flag(help="file to dump train data to, with {rollout_id} in its name")
-    dump_details: str | None = flag(help="directory of both dumps")
-    load_forge_rollout_data: str | None = refused(help="dump of another framework to train on")
-    memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
-    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for")
-    memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
-    record_memory_history: bool = refused(False, help="record allocations")
-    profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
-        ["train_overall"], help="what the profiler records"
-    )
+    wandb_random_suffix: bool
 
 
-@dataclass(frozen=True)
-class CiArgs:
-    """Self-checks of a run."""
+def derive(args: Namespace) -> None:
+    """Whether groups of runs get a suffix."""
+    args.wandb_random_suffix = not args.disable_wandb_random_suffix
 
-    ci_test: bool = flag(False, help="stop the run when an invariant does not hold")
-    ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
-    ci_train_rollout_logprob_abs_diff_threshold: float = flag(
-        0.1, help="largest mean gap between trainer and engine log-probs"
-    )
-    ci_save_grad_norm: str | None = refused(help="file to save gradient norms to")
-    ci_load_grad_norm: str | None = refused(help="file of gradient norms to compare with")
+
+def missing(args: Namespace) -> Iterator[str]:
+    """A place for the metrics file."""
+    return bad_output(args, "metrics_file", is_directory=False)
+
+
+CONCERN = Concern({"tracking": TrackingArgs}, derived=DerivedTracking, derive=derive, missing=missing)

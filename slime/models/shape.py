@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from slime.models.hf_config import HfConfig, HfConfigError
 
@@ -37,8 +37,9 @@ class ModelShape:
     add_mlp_bias: bool = False
 
 
-class ShapeArgs(Protocol):
-    """What weights and FLOPs need to know of a model: ``args`` has it all, the padded vocabulary too."""
+@dataclass(frozen=True)
+class ShapeArgs:
+    """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary."""
 
     model_type: str
     num_layers: int

@@ -1,10 +1,11 @@
 """One line per step that a person can read."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, TextIO
+
+from slime.arguments.views import TrackingView
 
 Column = tuple[str, tuple[str, ...], Callable[[float], str]]
 
@@ -51,9 +52,9 @@ class ConsoleSink:
     there first. Ten optimizer steps are still one line, showing the last of the ten.
     """
 
-    def __init__(self, args: Namespace, stream: TextIO | None = None) -> None:
+    def __init__(self, args: TrackingView, stream: TextIO | None = None) -> None:
         self._num_rollout: int | None = args.num_rollout
-        self._hidden = {"rollout/raw_reward"} if getattr(args, "loss_type", None) == "sft_loss" else set()
+        self._hidden = {"rollout/raw_reward"} if args.loss_type == "sft_loss" else set()
         self._stream = stream or sys.stdout
         self._rollouts: dict[int, dict[str, Any]] = {}
         self._train: dict[str, Any] = {}

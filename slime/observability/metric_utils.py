@@ -3,9 +3,10 @@
 import math
 import statistics
 import zlib
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from slime.arguments.views import TrackingView
 
 REPETITION_WINDOW = 10_000
 REPETITION_RATIO = 10.0
@@ -73,12 +74,12 @@ def has_repetition(text: str) -> bool:
     return len(text) > REPETITION_WINDOW and compression_ratio(text[-REPETITION_WINDOW:]) > REPETITION_RATIO
 
 
-def plotted_step(args: Namespace, axis: str, step: int) -> int:
+def plotted_step(args: TrackingView, axis: str, step: int) -> int:
     """Where a row of an axis stands in wandb and tensorboard, by ``--wandb-always-use-train-step``."""
     return step if axis == "train" else compute_rollout_step(args, step)
 
 
-def compute_rollout_step(args: Namespace, rollout_id: int) -> int:
+def compute_rollout_step(args: TrackingView, rollout_id: int) -> int:
     """The step under which a rollout's metrics are plotted: its id, or the optimizer step it starts at."""
     if not args.wandb_always_use_train_step:
         return rollout_id

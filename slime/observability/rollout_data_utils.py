@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
+from slime.arguments.views import TrackingView
 from slime.utils.types import Sample
 
 
 def save_debug_rollout_data(
-    args: Namespace, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool
+    args: Namespace | TrackingView, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool
 ) -> None:
     """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``."""
     if not args.save_debug_rollout_data:
@@ -25,12 +26,13 @@ def save_debug_rollout_data(
     torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
 
 
-def load_debug_rollout_data(args: Namespace, rollout_id: int) -> list[Sample]:
+def load_debug_rollout_data(args: Namespace | TrackingView, rollout_id: int) -> list[Sample]:
     """The samples of one recorded rollout; with a subsample ratio, half from each end.
 
     Raises:
         FileNotFoundError: there is no recording of this rollout.
     """
+    assert args.load_debug_rollout_data is not None
     path = Path(args.load_debug_rollout_data.format(rollout_id=rollout_id))
     if not path.is_file():
         raise FileNotFoundError(f"--load-debug-rollout-data: no recording of rollout {rollout_id} at {path}")

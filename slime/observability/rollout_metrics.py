@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from slime.arguments.views import TrackingView, view
 from slime.observability.metric_utils import (
     compute_pass_rate,
     compute_statistics,
@@ -19,7 +20,7 @@ from slime.utils.types import Sample
 
 def rollout_log_metrics(
     rollout_id: int,
-    args: Namespace,
+    args: Namespace | TrackingView,
     samples: Sequence[Sample],
     extra_metrics: Mapping[str, Any] | None,
     rollout_time: float,
@@ -28,7 +29,8 @@ def rollout_log_metrics(
 
     ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
     """
-    hook = getattr(args, "custom_rollout_log_function_path", None)
+    args = view(args, TrackingView)
+    hook = args.custom_rollout_log_function_path
     if hook and load_function(hook)(rollout_id, args, samples, extra_metrics, rollout_time):
         return {}
     perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(args, samples, rollout_time)
@@ -41,7 +43,7 @@ def rollout_log_metrics(
 
 def eval_log_metrics(
     rollout_id: int,
-    args: Namespace,
+    args: Namespace | TrackingView,
     data: Mapping[str, Mapping[str, Any]],
     extra_metrics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -50,7 +52,8 @@ def eval_log_metrics(
     ``data`` maps a dataset's name to ``{"rewards", "truncated", "samples"}``, lists in sample order.
     Empty when ``--custom-eval-rollout-log-function-path`` did the logging.
     """
-    hook = getattr(args, "custom_eval_rollout_log_function_path", None)
+    args = view(args, TrackingView)
+    hook = args.custom_eval_rollout_log_function_path
     if hook and load_function(hook)(rollout_id, args, data, extra_metrics):
         return {}
     metrics: dict[str, Any] = dict(extra_metrics or {})
@@ -59,28 +62,28 @@ def eval_log_metrics(
     return metrics
 
 
-def _eval_dataset_metrics(args: Namespace, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     rewards = result["rewards"]
     metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
     if samples := result.get("samples"):
         metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
     if truncated := result.get("truncated"):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
-    if getattr(args, "log_passrate", False):
+    if args.log_passrate:
         group_size = _eval_group_size(args, name)
         metrics |= dict_add_prefix(compute_pass_rate(rewards, group_size), f"eval/{name}-")
     return metrics
 
 
-def _eval_group_size(args: Namespace, name: str) -> int:
-    for dataset in getattr(args, "eval_datasets", None) or []:
-        if dataset.name == name:
+def _eval_group_size(args: TrackingView, name: str) -> int:
+    for dataset in args.eval_datasets:
+        if dataset.name == name and dataset.n_samples_per_eval_prompt is not None:
             return dataset.n_samples_per_eval_prompt
     return args.n_samples_per_eval_prompt
 
 
 def compute_metrics_from_samples(
-    args: Namespace, samples: Sequence[Sample], rewards: Sequence[Any] | None = None
+    args: TrackingView, samples: Sequence[Sample], rewards: Sequence[Any] | None = None
 ) -> dict[str, Any]:
     """Lengths (in trained tokens), rewards, truncation and repetition of ``samples``, without a prefix.
 
@@ -110,9 +113,11 @@ def _reward_metrics(rewards: Sequence[Any]) -> dict[str, float]:
     return {"raw_reward": statistics.fmean(float(reward) for reward in rewards)}
 
 
-def _zero_std_metrics(args: Namespace, samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[str, int]:
+def _zero_std_metrics(
+    args: TrackingView, samples: Sequence[Sample], rewards: Sequence[Any]
+) -> dict[str, int]:
     """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
-    if getattr(args, "advantage_estimator", "grpo") == "ppo":
+    if args.advantage_estimator == "ppo":
         return {}
     groups: dict[int | None, list[Any]] = defaultdict(list)
     for sample, reward in zip(samples, rewards, strict=False):  # a user's evaluation may score otherwise
@@ -122,7 +127,7 @@ def _zero_std_metrics(args: Namespace, samples: Sequence[Sample], rewards: Seque
     return {f"zero_std/count_{reward}": count for reward, count in counts.items()}
 
 
-def _speculation_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
+def _speculation_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
     if not getattr(args, "sglang_speculative_algorithm", None):
         return {}
     accepted = sum(sample.spec_info.spec_accept_token_num for sample in samples)
@@ -143,20 +148,20 @@ def _prefix_cache_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return {"prefix_cache_hit_rate": cached / total, "avg_cached_tokens_per_sample": cached / len(samples)}
 
 
-def _reward_category_metrics(args: Namespace, samples: Sequence[Sample]) -> dict[str, float]:
-    key = getattr(args, "log_reward_category", None)
+def _reward_category_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
+    key = args.log_reward_category
     if not key:
         return {}
     counts = Counter(sample.reward[key] for sample in samples if isinstance(sample.reward, dict))
     return {f"error_cat/{category}": count / len(samples) for category, count in counts.items()}
 
 
-def _reward(args: Namespace, sample: Sample) -> Any:
+def _reward(args: TrackingView, sample: Sample) -> Any:
     return sample.reward if sample.reward is None else sample.get_reward_value(args)
 
 
 def compute_perf_metrics_from_samples(
-    args: Namespace, samples: Sequence[Sample], rollout_time: float
+    args: TrackingView, samples: Sequence[Sample], rollout_time: float
 ) -> dict[str, float]:
     """Generation speed; ``rollout_time`` in seconds.
 
@@ -166,7 +171,7 @@ def compute_perf_metrics_from_samples(
     metrics: dict[str, float] = {}
     if max(outside) > 0:
         metrics |= dict_add_prefix(compute_statistics(outside), "non_generation_time/")
-    gpus = getattr(args, "rollout_num_gpus", None)
+    gpus = args.rollout_num_gpus
     lengths = [sample.response_length for sample in samples]
     metrics |= _token_rates(lengths, outside, rollout_time, gpus, "")
     effective = [sample.effective_response_length for sample in samples]
@@ -175,7 +180,7 @@ def compute_perf_metrics_from_samples(
 
 
 def _token_rates(
-    lengths: Sequence[int], outside: Sequence[float], rollout_time: float, gpus: int | None, kind: str
+    lengths: Sequence[int], outside: Sequence[float], rollout_time: float, gpus: int, kind: str
 ) -> dict[str, float]:
     """Tokens per second over the rollout; the longest sample bounds how short a rollout can get."""
     longest = max(lengths)

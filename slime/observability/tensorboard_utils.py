@@ -1,12 +1,12 @@
 """Metrics as a tensorboard event file."""
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import plotted_step
 
 
@@ -14,7 +14,7 @@ class TensorboardSink:
     """Writes scalars to ``<--tb-project-name>/<--tb-experiment-name>``; ``$TENSORBOARD_DIR`` is the default
     of the former."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: TrackingView) -> None:
         self._args = args
         # Importing tensorboard takes seconds, so only runs that use it pay.
         from torch.utils.tensorboard import SummaryWriter

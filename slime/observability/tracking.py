@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from slime.arguments.views import TrackingView, view
 from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
@@ -30,10 +31,15 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """Sends every row to every sink."""
+    """Sends every row to every sink.
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    Attributes:
+        facts: what became known when the sinks were opened, for ``with_facts``.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], facts: Mapping[str, Any] | None = None) -> None:
         self._sinks = list(sinks)
+        self.facts = dict(facts or {})
 
     def log(self, metrics: Mapping[str, Any], *, axis: Axis, step: int) -> None:
         """Log one row; nothing happens for an empty one.
@@ -57,17 +63,21 @@ class Tracker:
             sink.close()
 
 
-def init_tracking(args: Namespace) -> Tracker:
+def init_tracking(args: Namespace | TrackingView) -> Tracker:
     """The tracker that the flags ask for. Call it in the driver only: two writers would mix their rows."""
+    args = view(args, TrackingView)
     sinks: list[Sink] = [JsonlWriter(metrics_path(args)), ConsoleSink(args)]
+    facts = {}
     if args.use_wandb:
-        sinks.append(WandbSink(args))
+        wandb = WandbSink(args)
+        sinks.append(wandb)
+        facts["wandb_run_id"] = wandb.run_id
     if args.use_tensorboard:
         sinks.append(TensorboardSink(args))
-    return Tracker(sinks)
+    return Tracker(sinks, facts)
 
 
-def metrics_path(args: Namespace) -> Path:
+def metrics_path(args: TrackingView) -> Path:
     """``--metrics-file``, else ``metrics.jsonl`` in the ``--save`` directory, else in ``outputs/``."""
     if args.metrics_file:
         return Path(args.metrics_file)

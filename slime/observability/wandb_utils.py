@@ -2,11 +2,11 @@
 
 import os
 import secrets
-from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import plotted_step
 
 # Each family of metrics is plotted against the step of its own axis.
@@ -22,9 +22,13 @@ SECRET_ARGS = frozenset({"wandb_key", "sglang_api_key", "sglang_admin_api_key", 
 
 
 class WandbSink:
-    """One wandb run for the whole job; ``args.wandb_run_id`` is set so that a resumed job can continue it."""
+    """One wandb run for the whole job.
 
-    def __init__(self, args: Namespace) -> None:
+    Attributes:
+        run_id: by which a resumed job can continue it.
+    """
+
+    def __init__(self, args: TrackingView) -> None:
         self._args = args
         # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
         import wandb
@@ -37,14 +41,14 @@ class WandbSink:
             entity=args.wandb_team,
             project=args.wandb_project,
             group=group,
-            name=getattr(args, "run_name", None) or group,
+            name=args.run_name or group,
             dir=args.wandb_dir,
             id=args.wandb_run_id,
             resume="allow" if args.wandb_run_id else None,
             mode=mode,
             config={name: _loggable(value) for name, value in vars(args).items() if name not in SECRET_ARGS},
         )
-        args.wandb_run_id = self._run.id
+        self.run_id = self._run.id
         for axis in sorted(set(AXIS_OF_FAMILY.values())):
             self._run.define_metric(axis)
         for family, axis in AXIS_OF_FAMILY.items():
@@ -59,7 +63,7 @@ class WandbSink:
         self._run.finish()
 
 
-def _group_name(args: Namespace) -> str | None:
+def _group_name(args: TrackingView) -> str | None:
     if not args.wandb_group or not args.wandb_random_suffix:
         return args.wandb_group
     return f"{args.wandb_group}_{secrets.token_hex(3)}"

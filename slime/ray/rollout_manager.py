@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from slime.arguments.views import TrainingView, view
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.engine_fleet import EngineFleet
@@ -168,8 +169,9 @@ class RolloutManager:
     def _to_train_refs(self, samples: list[Sample]) -> list[ray.ObjectRef]:
         if self._parallel_config is None:
             return []
-        batch = samples_to_train_data(self._args, samples)
-        shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
+        args = view(self._args, TrainingView)
+        batch = samples_to_train_data(args, samples)
+        shards = split_train_data_by_dp(args, batch, self._parallel_config)
         return [ray.put(shard) for shard in shards]
 
     def _save_state(self, rollout_id: int) -> None:

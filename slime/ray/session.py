@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from slime.arguments import parse_args
+from slime.arguments.facts import with_facts
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ def _session(args: Namespace, loop: Loop) -> None:
 
     with _own_save_directory(args), ray_cluster(args):
         tracker = init_tracking(args)
+        args = with_facts(args, **tracker.facts)
         try:
             log = RunLog(tracker)
             with running_groups(args, log) as groups:

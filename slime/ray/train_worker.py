@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from slime.arguments.facts import with_facts
+from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
@@ -36,7 +37,7 @@ class TrainWorker:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._args = with_facts(args, rank=rank, world_size=world_size)
+        self._args = view(with_facts(args, rank=rank, world_size=world_size), TrainWorkerView)
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None

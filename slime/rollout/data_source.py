@@ -5,12 +5,12 @@ import logging
 import os
 import pickle
 from abc import ABC, abstractmethod
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.arguments.views import RolloutView
 from slime.rollout.ledger import Ledger
 from slime.utils.data import Dataset
 from slime.utils.misc import load_function
@@ -50,7 +50,7 @@ class RolloutDataSource(DataSource):
 
     keeps_books = True
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: RolloutView) -> None:
         self.args = args
         self.epoch_id = 0
         self.sample_offset = 0
@@ -68,7 +68,7 @@ class RolloutDataSource(DataSource):
                 "--prompt-data: not given, expected a file (or pass --disable-rollout-global-dataset)"
             )
         tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-        if getattr(args, "dump_details", None):
+        if args.dump_details:
             tokenizer.save_pretrained(Path(args.dump_details) / "tokenizer")
         return Dataset(
             args.prompt_data,
@@ -205,7 +205,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     keeps_books = True
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: RolloutView) -> None:
         super().__init__(args)
         self.buffer: list[Group] = []
         self._choose = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
@@ -252,7 +252,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
 
 
-def pop_first(args: Namespace, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
+def pop_first(
+    args: RolloutView, rollout_id: int | None, buffer: list[Group], num_samples: int
+) -> list[Group]:
     """The oldest groups, taken out of the buffer."""
     groups = buffer[:num_samples]
     del buffer[:num_samples]

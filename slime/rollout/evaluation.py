@@ -2,12 +2,12 @@
 
 import asyncio
 import copy
-from argparse import Namespace
 from numbers import Real
 from typing import Any
 
 import orjson
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.generation import generate_and_rm
@@ -19,7 +19,7 @@ from slime.utils.types import Sample
 _datasets: dict[Any, Dataset] = {}
 
 
-async def eval_rollout(args: Namespace, rollout_id: int) -> RolloutFnEvalOutput:
+async def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutput:
     """Evaluate on all of ``args.eval_datasets`` at once.
 
     Raises:
@@ -44,7 +44,7 @@ async def eval_rollout(args: Namespace, rollout_id: int) -> RolloutFnEvalOutput:
 
 
 async def eval_rollout_single_dataset(
-    args: Namespace, rollout_id: int, dataset_cfg: Any
+    args: RolloutView, rollout_id: int, dataset_cfg: Any
 ) -> dict[str, dict[str, Any]]:
     """``{name: {rewards, truncated, samples}}`` of one eval set, in the order of its prompts."""
     samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
@@ -63,7 +63,7 @@ async def eval_rollout_single_dataset(
     }
 
 
-def _reward(args: Namespace, sample: Sample) -> Any:
+def _reward(args: RolloutView, sample: Sample) -> Any:
     """The number: an eval set may be scored by a function of its own, which needs no key."""
     key = args.eval_reward_key or args.reward_key
     if not key or isinstance(sample.reward, Real):
@@ -91,7 +91,7 @@ def _make_samples(dataset: Dataset, config: Any) -> list[Sample]:
     return samples
 
 
-def eval_sampling_params(args: Namespace, config: Any) -> dict[str, Any]:
+def eval_sampling_params(args: RolloutView, config: Any) -> dict[str, Any]:
     """``sampling_params`` of /generate for an eval set; what it leaves open is as in training."""
     params = dict(GenerateState(args).sampling_params)
     own = {
@@ -109,7 +109,7 @@ def eval_sampling_params(args: Namespace, config: Any) -> dict[str, Any]:
     return params | {key: value for key, value in own.items() if value is not None}
 
 
-def _load_dataset(args: Namespace, config: Any) -> Dataset:
+def _load_dataset(args: RolloutView, config: Any) -> Dataset:
     template_kwargs = config.apply_chat_template_kwargs or {}
     key = (*config.cache_key, args.hf_checkpoint, config.apply_chat_template, orjson.dumps(template_kwargs))
     if key not in _datasets:

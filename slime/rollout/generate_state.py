@@ -1,9 +1,9 @@
 """What all generation tasks of a process share."""
 
 import asyncio
-from argparse import Namespace
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
@@ -22,7 +22,7 @@ class GenerateState:
 
     _instance: "GenerateState | None" = None
 
-    def __new__(cls, args: Namespace) -> "GenerateState":
+    def __new__(cls, args: RolloutView) -> "GenerateState":
         if GenerateState._instance is None:
             state = super().__new__(cls)
             state._build(args)
@@ -34,7 +34,7 @@ class GenerateState:
         """Forget the instance, so that the next call builds one from its own args."""
         GenerateState._instance = None
 
-    def _build(self, args: Namespace) -> None:
+    def _build(self, args: RolloutView) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
@@ -61,7 +61,7 @@ class GenerateState:
         return self.tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
 
 
-def training_sampling_params(args: Namespace) -> dict[str, Any]:
+def training_sampling_params(args: RolloutView) -> dict[str, Any]:
     """``sampling_params`` of /generate by the ``--rollout-*`` flags."""
     return {
         "temperature": args.rollout_temperature,
@@ -76,13 +76,13 @@ def training_sampling_params(args: Namespace) -> dict[str, Any]:
     }
 
 
-def params_for_sample(args: Namespace, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
+def params_for_sample(args: RolloutView, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
     """A copy of the sampling parameters; under deterministic inference with a seed of the sample's own.
 
     The running sample index makes the seed differ between the samples of a group and between rollouts,
     and a resumed run repeats it.
     """
     params = dict(params)
-    if getattr(args, "sglang_enable_deterministic_inference", False):
+    if args.sglang_enable_deterministic_inference:
         params["sampling_seed"] = args.rollout_seed + (sample.index or 0)
     return params

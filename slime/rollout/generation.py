@@ -2,10 +2,10 @@
 
 import inspect
 import uuid
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
@@ -21,7 +21,7 @@ _GENERATE_RETRIES = 20
 _FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 
 
-def get_model_url(args: Namespace, model_name: str = "default", endpoint: str = "/generate") -> str:
+def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
     """URL of an endpoint on the router of a model."""
     routers = getattr(args, "sglang_model_routers", None) or {}
     routers = {"default": (args.sglang_router_ip, args.sglang_router_port)} | routers
@@ -31,7 +31,7 @@ def get_model_url(args: Namespace, model_name: str = "default", endpoint: str = 
     return f"http://{ip}:{port}{endpoint}"
 
 
-async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Let the engine answer a prompt, or go on with a response that was aborted.
 
     ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included.
@@ -72,14 +72,14 @@ def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
     return [triple[1] for triple in triples], [triple[0] for triple in triples]
 
 
-def _routing_headers(args: Namespace, sample: Sample) -> dict[str, str] | None:
-    if getattr(args, "router_policy", None) == "consistent_hashing" and sample.session_id:
+def _routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
+    if args.router_policy == "consistent_hashing" and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
 
 
 async def generate_and_rm(
-    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
     """Generate for one sample, run the sample hooks and, unless the group is scored as one, the reward.
 
@@ -107,7 +107,7 @@ async def generate_and_rm(
 
 
 async def _generate_one(
-    args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
@@ -130,7 +130,7 @@ def _refuse_aborted(result: Sample | list[Sample]) -> None:
             raise RolloutError(f"{name_samples(sample)} was aborted, though the rollout did not ask for it")
 
 
-async def _score(args: Namespace, result: Sample | list[Sample]) -> None:
+async def _score(args: RolloutView, result: Sample | list[Sample]) -> None:
     samples = _as_list(result)
     if any(sample.status == Sample.Status.ABORTED for sample in samples):
         return
@@ -144,7 +144,7 @@ async def _score(args: Namespace, result: Sample | list[Sample]) -> None:
 
 
 async def generate_and_rm_group(
-    args: Namespace, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+    args: RolloutView, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 

@@ -1,10 +1,10 @@
 """``--rollout-sample-hook-path``: user functions that see each sample once it is generated."""
 
 import inspect
-from argparse import Namespace
 from contextvars import ContextVar
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -17,7 +17,7 @@ def set_current_rollout_id(rollout_id: int) -> None:
     _current_rollout_id.set(rollout_id)
 
 
-async def apply_rollout_sample_hooks(args: Namespace, value: Any, *, evaluation: bool = False) -> Any:
+async def apply_rollout_sample_hooks(args: RolloutView, value: Any, *, evaluation: bool = False) -> Any:
     """Run all hooks in order on a sample, or on each in a (nested) list of samples, keeping the nesting.
 
     A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async; it returns the sample to
@@ -30,7 +30,7 @@ async def apply_rollout_sample_hooks(args: Namespace, value: Any, *, evaluation:
     return value
 
 
-async def _apply(path: str, args: Namespace, sample: Sample, evaluation: bool) -> Sample:
+async def _apply(path: str, args: RolloutView, sample: Sample, evaluation: bool) -> Sample:
     hook = load_function(path)
     with blame(hook, sample):
         result = hook(args, sample, rollout_id=_current_rollout_id.get(), evaluation=evaluation)

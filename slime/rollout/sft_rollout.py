@@ -1,9 +1,9 @@
 """Supervised fine-tuning: "rollouts" that come from the data, with loss masks, and need no engine."""
 
-from argparse import Namespace
 from functools import cache
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.rollout.ledger import RolloutAccount
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
@@ -12,7 +12,7 @@ from slime.utils.types import Sample
 
 
 def generate_rollout(
-    args: Namespace, rollout_id: int, data_buffer: Any, evaluation: bool = False
+    args: RolloutView, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> list[list[Sample]]:
     """``--rollout-batch-size`` groups of one sample, its prompt being a list of chat messages.
 

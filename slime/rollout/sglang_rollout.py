@@ -6,12 +6,12 @@ when the batch is full.
 """
 
 import asyncio
-from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, blame
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
@@ -48,7 +48,7 @@ _LAST_ABORT_INTERVAL_S = 3.0
 
 
 def generate_rollout(
-    args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: RolloutView, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Collect the samples of one training rollout, or evaluate; blocks until done."""
     if evaluation:
@@ -56,7 +56,9 @@ def generate_rollout(
     return run(generate_rollout_async(args, rollout_id, data_source))
 
 
-async def generate_rollout_async(args: Namespace, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
+async def generate_rollout_async(
+    args: RolloutView, rollout_id: int, data_source: Any
+) -> RolloutFnTrainOutput:
     """Collect ``--rollout-batch-size`` groups; unfinished ones go back to ``data_source`` if they may.
 
     Raises:
@@ -103,7 +105,7 @@ async def _deadline(state: GenerateState, rollout_id: int, seconds: float) -> As
 class _Collection:
     """The groups of one rollout and their fates."""
 
-    args: Namespace
+    args: RolloutView
     account: RolloutAccount
     kept: list[list[Any]] = field(default_factory=list)
     finished: list[list[Any]] = field(default_factory=list)
@@ -159,7 +161,7 @@ class _Collection:
         self.account.give_back(sorted(resumable, key=_first_index))
 
 
-async def abort(args: Namespace, rollout_id: int) -> list[list[Any]]:
+async def abort(args: RolloutView, rollout_id: int) -> list[list[Any]]:
     """Stop all generation and return the groups that were in flight, in the state they got to.
 
     With ``--partial-rollout`` samples with a response are marked with the rollout that began them.
@@ -181,7 +183,7 @@ async def abort(args: Namespace, rollout_id: int) -> list[list[Any]]:
     return groups
 
 
-def _run_batch_hooks(args: Namespace, groups: list[list[Any]], collection: _Collection) -> None:
+def _run_batch_hooks(args: RolloutView, groups: list[list[Any]], collection: _Collection) -> None:
     if args.rollout_sample_filter_path:
         sample_filter = load_function(args.rollout_sample_filter_path)
         with blame(sample_filter, _flatten(groups)):

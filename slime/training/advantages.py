@@ -1,10 +1,9 @@
 """Advantages and returns of a rollout's samples (last pipeline stage only)."""
 
-from argparse import Namespace
-
 import torch
 
-from slime.training.estimators import ESTIMATORS
+from slime.arguments.advantages import ESTIMATORS
+from slime.arguments.views import TrainingView
 from slime.training.kl import compute_approx_kl
 from slime.training.parallel import ParallelContext
 from slime.utils.distributed_utils import distributed_masked_whiten
@@ -13,12 +12,12 @@ from slime.utils.types import RolloutBatch
 
 
 def compute_advantages_and_returns(
-    args: Namespace, rollout_data: RolloutBatch, context: ParallelContext | None = None
+    args: TrainingView, rollout_data: RolloutBatch, context: ParallelContext | None = None
 ) -> None:
     """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``: per sample [R] float32.
 
     Raises:
-        ValueError: an unknown estimator, or a custom function that did not set what it has to.
+        ValueError: a custom function did not set what it has to.
     """
     rollout_data["kl"] = _kl(args, rollout_data)
     if args.custom_advantage_function_path:
@@ -39,7 +38,7 @@ def compute_advantages_and_returns(
         rollout_data["advantages"] = list(whitened.split(lengths))
 
 
-def _kl(args: Namespace, rollout_data: RolloutBatch) -> list[torch.Tensor]:
+def _kl(args: TrainingView, rollout_data: RolloutBatch) -> list[torch.Tensor]:
     """Per token KL of the policy to the reference, zero if the reward has no KL term."""
     policy = rollout_data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
     if args.kl_coef == 0 or policy is None:
@@ -50,10 +49,7 @@ def _kl(args: Namespace, rollout_data: RolloutBatch) -> list[torch.Tensor]:
     ]
 
 
-def _estimate(args: Namespace, rollout_data: RolloutBatch) -> None:
-    if args.advantage_estimator not in ESTIMATORS:
-        raise ValueError(
-            f"--advantage-estimator {args.advantage_estimator}: wanted one of {', '.join(ESTIMATORS)}"
-        )
-    rollout_data["returns"] = ESTIMATORS[args.advantage_estimator](args, rollout_data)
+def _estimate(args: TrainingView, rollout_data: RolloutBatch) -> None:
+    estimate = load_function(ESTIMATORS[args.advantage_estimator].returns)
+    rollout_data["returns"] = estimate(args, rollout_data)
     rollout_data["advantages"] = [returns.clone() for returns in rollout_data["returns"]]

@@ -1,6 +1,5 @@
 """What the rest of the project knows about a trainer: the weights of one role on one rank."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
@@ -20,7 +20,7 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 Outputs = dict[str, list[torch.Tensor]]
 """Per sample values [R] float32 under the names of batch fields; empty before the last pipeline stage."""
 
-Head = Callable[[Namespace, torch.Tensor, Mapping[str, Any]], Outputs]
+Head = Callable[[TrainingView, torch.Tensor, Mapping[str, Any]], Outputs]
 """What a forward pass is for: (args, logits [1, T, V / tp], micro-batch) -> values of its samples."""
 
 

@@ -1,11 +1,11 @@
 """From finished samples to what each data-parallel rank trains on. Plain lists; the trainer makes tensors."""
 
-from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from slime.arguments.views import TrainingView
 from slime.training.batch import FIELDS, REQUIRED, BatchError, select
 from slime.training.rewards import post_process_rewards
 from slime.training.schedule import build_dp_schedule
@@ -13,7 +13,7 @@ from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch, Sample, name_samples
 
 
-def samples_to_train_data(args: Namespace, samples: list[Sample]) -> RolloutBatch:
+def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutBatch:
     """Rewards and conversion in one, with the user's functions in place of ours where given."""
     if args.custom_convert_samples_to_train_data_path:
         path = args.custom_convert_samples_to_train_data_path
@@ -111,7 +111,7 @@ def fill_rollout_ids(rollout_ids: list[int | None]) -> list[int]:
 
 
 def split_train_data_by_dp(
-    args: Namespace, batch: RolloutBatch, parallel_config: Mapping[str, int]
+    args: TrainingView, batch: RolloutBatch, parallel_config: Mapping[str, int]
 ) -> list[RolloutBatch]:
     """One shard per data-parallel rank: its samples and the schedule of its micro-batches.
 

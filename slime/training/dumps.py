@@ -1,17 +1,17 @@
 """``--save-debug-train-data``: what was trained on."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from slime.arguments.views import TrainingView
 from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 
 
-def dump_batch(args: Namespace, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
+def dump_batch(args: TrainingView, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
     """Writes the shards of all data-parallel ranks into one file, if the flag asks for it."""
     template = args.save_debug_train_data
     if not template or not context.is_last_stage or context.tp_rank != 0:

@@ -1,8 +1,9 @@
 """What must hold in a healthy run, checked with ``--ci-test``."""
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from slime.arguments.views import TrainingView
 
 _KL_BOUND = 1e-8
 
@@ -11,7 +12,7 @@ class InvariantError(RuntimeError):
     """A training step broke an invariant."""
 
 
-def check_invariants(args: Namespace, rollout_id: int, steps: Sequence[Mapping[str, Any]]) -> None:
+def check_invariants(args: TrainingView, rollout_id: int, steps: Sequence[Mapping[str, Any]]) -> None:
     """Trainer and engine agree in every step; the first step of a rollout starts on policy.
 
     Args:

@@ -1,12 +1,12 @@
 """Log-probs and entropies of a micro-batch's responses, from its logits."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from slime.arguments.views import TrainingView
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
@@ -15,7 +15,7 @@ _NEVER = -1e30
 
 
 def get_log_probs_and_entropy(
-    args: Namespace,
+    args: TrainingView,
     logits: torch.Tensor,
     batch: Mapping[str, Any],
     context: ParallelContext | None = None,
@@ -59,7 +59,7 @@ def _response_rows(batch: Mapping[str, Any], device: torch.device) -> tuple[torc
 
 
 def _of_rows(
-    args: Namespace,
+    args: TrainingView,
     logits: torch.Tensor,
     rows: torch.Tensor,
     targets: torch.Tensor,
@@ -81,7 +81,7 @@ def _of_rows(
     return compute(logits)
 
 
-def _without_padding(args: Namespace, logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
+def _without_padding(args: TrainingView, logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
     """The engine's vocabulary has no padding rows, so they must not take part in the softmax."""
     real = args.vocab_size - context.tp_rank * logits.size(-1)
     if real >= logits.size(-1):

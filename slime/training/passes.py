@@ -1,12 +1,12 @@
 """The forward passes before the optimizer steps of a rollout, as data."""
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.training.backend import Head, Outputs
 from slime.training.log_probs import get_log_probs_and_entropy
 
@@ -31,26 +31,26 @@ class Pass:
     tag: str
     prefix: str
     head: Head
-    when: Callable[[Namespace, int], bool]
+    when: Callable[[TrainingView, int], bool]
 
 
-def log_probs(args: Namespace, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+def log_probs(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs`` of the responses."""
     return {"log_probs": get_log_probs_and_entropy(args, logits, batch)[0]}
 
 
-def log_probs_and_entropy(args: Namespace, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs``, and ``entropy`` where it is asked for."""
     values, entropy = get_log_probs_and_entropy(args, logits, batch)
     return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
 
 
-def needs_reference(args: Namespace, num_steps: int = 1) -> bool:
+def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:
     """Whether the reward or the loss has a KL to a reference model."""
     return args.kl_coef != 0 or args.use_kl_loss
 
 
-def needs_own_log_probs(args: Namespace, num_steps: int) -> bool:
+def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
     Not if the engine's are used; nor if the loss can take its own, detached, because there is a single

@@ -1,10 +1,9 @@
 """From what reward functions said to what advantages are made of."""
 
-from argparse import Namespace
-
 import torch
 
-from slime.arguments.algorithm import GROUP_CENTRED, GROUP_SCALED
+from slime.arguments.advantages import ESTIMATORS
+from slime.arguments.views import TrainingView
 from slime.training.batch import BatchError
 from slime.utils.misc import load_function
 from slime.utils.types import Sample, name_samples
@@ -12,7 +11,7 @@ from slime.utils.types import Sample, name_samples
 _STD_EPSILON = 1e-6
 
 
-def post_process_rewards(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
+def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[list[float], list[float]]:
     """Raw rewards, and those that the advantages are made of.
 
     With a group-based estimator and ``--rewards-normalization``: (r - mean) / (std + 1e-6) within the
@@ -25,7 +24,8 @@ def post_process_rewards(args: Namespace, samples: list[Sample]) -> tuple[list[f
     if args.custom_reward_post_process_path:
         return load_function(args.custom_reward_post_process_path)(args, samples)
     raw = [_reward_number(args, sample) for sample in samples]
-    if args.advantage_estimator not in GROUP_CENTRED or not args.rewards_normalization:
+    estimator = ESTIMATORS[args.advantage_estimator]
+    if not estimator.centred or not args.rewards_normalization:
         return raw, raw
     regular = len(raw) == args.n_samples_per_prompt * args.rollout_batch_size
     # In float32 the mean of equal rewards may be a little off, and the division by a std of about zero
@@ -34,12 +34,12 @@ def post_process_rewards(args: Namespace, samples: list[Sample]) -> tuple[list[f
         -1, args.n_samples_per_prompt if regular else len(raw)
     )
     centred = rewards - rewards.mean(dim=-1, keepdim=True)
-    if args.advantage_estimator in GROUP_SCALED and args.grpo_std_normalization:
+    if estimator.scaled and args.grpo_std_normalization:
         centred = centred / (centred.std(dim=-1, keepdim=True) + _STD_EPSILON)
     return raw, centred.flatten().tolist()
 
 
-def _reward_number(args: Namespace, sample: Sample) -> float:
+def _reward_number(args: TrainingView, sample: Sample) -> float:
     reward = sample.get_reward_value(args)
     if reward is None:
         raise BatchError(f"{name_samples(sample)} ({sample.status.value}) has no reward")

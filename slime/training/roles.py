@@ -1,10 +1,7 @@
 """The trained models of a run."""
 
-from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from slime.training.losses import LossFunction, select_loss
 from slime.training.passes import ACTOR_PASSES, Pass
 
 
@@ -14,15 +11,15 @@ class Role:
 
     Attributes:
         passes: before its optimizer steps.
-        loss: chooses the loss by the flags.
+        loss_type: a name in ``LOSSES``; None for that of ``--loss-type``.
         gives: batch fields from its passes that other roles are to have.
     """
 
     name: str
     passes: tuple[Pass, ...]
-    loss: Callable[[Namespace], LossFunction]
+    loss_type: str | None = None
     gives: tuple[str, ...] = ()
 
 
-ACTOR = Role("actor", ACTOR_PASSES, select_loss)
+ACTOR = Role("actor", ACTOR_PASSES)
 ROLES = {role.name: role for role in (ACTOR,)}

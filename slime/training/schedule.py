@@ -1,9 +1,9 @@
 """Which sample is trained in which optimizer step, micro-batch and data-parallel rank."""
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from slime.arguments.views import TrainingView
 from slime.models import calculate_fwd_flops
 from slime.utils.seqlen_balancing import (
     expand_bins_by_splitting,
@@ -29,7 +29,7 @@ class DpSchedule(NamedTuple):
 
 
 def build_dp_schedule(
-    args: Namespace,
+    args: TrainingView,
     train_parallel_config: Mapping[str, int],
     total_lengths: Sequence[int],
     *,
@@ -84,7 +84,7 @@ def _steps(rollout_indices: Sequence[int], global_batch_size: int) -> list[list[
 
 
 def _pack(
-    args: Namespace, config: Mapping[str, int], members: list[int], total_lengths: Sequence[int]
+    args: TrainingView, config: Mapping[str, int], members: list[int], total_lengths: Sequence[int]
 ) -> list[list[int]]:
     """Micro-batches of one step as lists of sample positions; their number fits every rank."""
     lengths = [total_lengths[p] for p in members]
@@ -94,6 +94,7 @@ def _pack(
     if not args.use_dynamic_batch_size:
         bins = _static_bins(args, len(members), multiple)
     else:
+        assert args.max_tokens_per_gpu is not None, "--use-dynamic-batch-size needs it"
         cap = args.max_tokens_per_gpu * config["cp_size"]
         if args.balance_by_flops:
             flops = [calculate_fwd_flops([length], args) for length in lengths]
@@ -121,7 +122,7 @@ def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -
     return bins
 
 
-def _static_bins(args: Namespace, count: int, multiple: int) -> list[list[int]]:
+def _static_bins(args: TrainingView, count: int, multiple: int) -> list[list[int]]:
     size = args.micro_batch_size
     bins = [[*range(at, min(at + size, count))] for at in range(0, count, size)]
     if count % size or len(bins) % multiple:
@@ -133,7 +134,7 @@ def _static_bins(args: Namespace, count: int, multiple: int) -> list[list[int]]:
 
 
 def _distribute(
-    args: Namespace, bins: list[list[int]], dp_size: int, total_lengths: Sequence[int]
+    args: TrainingView, bins: list[list[int]], dp_size: int, total_lengths: Sequence[int]
 ) -> list[list[int]]:
     """Indices of the bins of each rank, equally many."""
     if not args.balance_data:

@@ -1,19 +1,21 @@
 """What happens to one rollout in the trainer: passes, advantages, optimizer steps."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.arguments.loss import LOSSES
+from slime.arguments.views import TrainingView
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.backend import Outputs, TrainBackend
 from slime.training.batch import loss_fields
 from slime.training.dumps import dump_batch, to_host
 from slime.training.invariants import check_invariants
+from slime.training.losses import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.passes import REFERENCE, TRAINED, Pass
-from slime.training.roles import Role
+from slime.training.roles import ACTOR, Role
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
 
@@ -31,12 +33,20 @@ class Trained:
     gives: Outputs = field(default_factory=dict)
 
 
+def select_loss(args: TrainingView, role: Role = ACTOR) -> LossFunction:
+    """The loss of a role: its own, else that of ``--loss-type``."""
+    loss_type = role.loss_type or args.loss_type
+    if loss_type == "custom_loss" and args.custom_loss_function_path:
+        return load_function(args.custom_loss_function_path)
+    return load_function(LOSSES[loss_type])
+
+
 class Trainer:
     """Trains the model of a role on rollouts."""
 
-    def __init__(self, args: Namespace, role: Role, backend: TrainBackend, timer: Timer) -> None:
+    def __init__(self, args: TrainingView, role: Role, backend: TrainBackend, timer: Timer) -> None:
         self._args, self._role, self._backend, self._timer = args, role, backend, timer
-        self._loss = role.loss(args)
+        self._loss = select_loss(args, role)
 
     def train(self, rollout_id: int, batch: RolloutBatch, given: Mapping[str, Any] | None = None) -> Trained:
         """One rollout.

@@ -1,9 +1,8 @@
 """Arrays that an engine returns per token: the kept nucleus and the routed experts."""
 
 import base64
-from argparse import Namespace
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,6 +13,16 @@ _TOP_P_KEYS = (
     ("top_p_token_ids", "top_p_token_offsets"),
     ("top_p_kept_token_ids", "top_p_kept_token_offsets"),
 )
+
+
+class RoutedShape(Protocol):
+    """Of ``args``: the shape of the experts that a token was routed to."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def moe_router_topk(self) -> int: ...
 
 
 def decode_int32_array(value: Any) -> np.ndarray:
@@ -47,7 +56,7 @@ def merge_top_p(earlier: Nucleus, meta_info: Mapping[str, Any], new_tokens: int)
 
 
 def merge_routed_experts(
-    earlier: Any, num_tokens: int, args: Namespace | None, meta_info: Mapping[str, Any]
+    earlier: Any, num_tokens: int, args: RoutedShape | None, meta_info: Mapping[str, Any]
 ) -> np.ndarray | None:
     """Routed experts, int32 [L - 1, layers, top-k], with the rows before the answer's start; None without.
 

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -78,7 +78,17 @@ class _ClientSettings:
 _settings = _ClientSettings()
 
 
-def get_rollout_num_engines(args: Namespace) -> int:
+class EngineGpus(Protocol):
+    """Of ``args``: the GPUs of all engines, and of one."""
+
+    @property
+    def rollout_num_gpus(self) -> int: ...
+
+    @property
+    def rollout_num_gpus_per_engine(self) -> int: ...
+
+
+def get_rollout_num_engines(args: EngineGpus) -> int:
     """Engines that the rollout GPUs make, at least 1."""
     return max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
 

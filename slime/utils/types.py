@@ -1,16 +1,22 @@
 """The data that rooms hand to one another: samples, train batches, engine addresses."""
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from slime.utils.engine_meta import merge_routed_experts, merge_top_p
+from slime.utils.engine_meta import RoutedShape, merge_routed_experts, merge_top_p
 
 RolloutBatch = dict[str, Any]
+
+
+class RewardChoice(Protocol):
+    """Of ``args``: which reward to train on."""
+
+    @property
+    def reward_key(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ class Sample:
             setattr(sample, key, values[key])
         return sample
 
-    def get_reward_value(self, args: Namespace) -> Any:
+    def get_reward_value(self, args: RewardChoice) -> Any:
         """The number to train on: ``reward``, or its entry ``--reward-key``."""
         if not args.reward_key:
             return self.reward
@@ -203,7 +209,7 @@ class Sample:
 
     def append_response_tokens(
         self,
-        args: Namespace | None = None,
+        args: RoutedShape | None = None,
         *,
         tokens: Sequence[int],
         log_probs: Sequence[float] | None = None,
@@ -255,7 +261,7 @@ class Sample:
             raise ValueError(f"sample {self.index}: {len(tokens)} tokens but {len(log_probs)} log-probs")
 
     def _apply_meta_info(
-        self, args: Namespace | None, meta_info: Mapping[str, Any], count: int, update_terminal_info: bool
+        self, args: RoutedShape | None, meta_info: Mapping[str, Any], count: int, update_terminal_info: bool
     ) -> None:
         no_nuclei = [0] * (self.response_length - count + 1)
         earlier = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets or no_nuclei

@@ -1,19 +1,18 @@
 """Steps that all trainer ranks take together, and that fail together."""
 
 import os
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
 
-DEFAULT_TIMEOUT_MINUTES = 10
+from slime.arguments.views import WeightSyncView
 
 
-def wait_limit(args: Namespace) -> timedelta:
+def wait_limit(args: WeightSyncView) -> timedelta:
     """How long a rank waits for others: ``--distributed-timeout-minutes``."""
-    return timedelta(minutes=getattr(args, "distributed_timeout_minutes", None) or DEFAULT_TIMEOUT_MINUTES)
+    return timedelta(minutes=args.distributed_timeout_minutes)
 
 
 def group_address() -> str:

@@ -3,13 +3,13 @@
 import itertools
 import logging
 import socket
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.training.backend import NamedTensors
 from slime.utils.accelerator import process_group_backend
@@ -34,7 +34,7 @@ class BroadcastTransport(Transport):
     Each bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP.
     """
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: WeightSyncView) -> None:
         self._timeout = wait_limit(args)
         self._engines = EngineClients([], 0.0)
         self._group: dist.ProcessGroup | None = None

@@ -1,12 +1,12 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from slime.arguments.views import WeightSyncView
 from slime.training.backend import NamedTensors
 from slime.utils.accelerator import has_gpu
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
@@ -24,7 +24,7 @@ class HandleTransport(Transport):
     posts them, one per tensor-parallel rank of the engine.
     """
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: WeightSyncView) -> None:
         self._timeout = wait_limit(args)
         self._all_ranks: set[int] = set()
         self._engine: EngineClients | None = None

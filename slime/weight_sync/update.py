@@ -1,10 +1,10 @@
 """One weight update from begin to end."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
 import torch.distributed as dist
 
+from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.training.backend import HfTensors, NamedTensors
 from slime.utils.types import EngineEndpoint
@@ -14,13 +14,13 @@ from slime.weight_sync.clients import EngineClients
 from slime.weight_sync.handle import HandleTransport
 from slime.weight_sync.transport import Transport
 
-TRANSPORTS: dict[str, Callable[[Namespace], Transport]] = {
+TRANSPORTS: dict[str, Callable[[WeightSyncView], Transport]] = {
     "handle": HandleTransport,
     "broadcast": BroadcastTransport,
 }
 
 
-def transport_names(args: Namespace) -> tuple[str, ...]:
+def transport_names(args: WeightSyncView) -> tuple[str, ...]:
     """Handles reach engines on the trainer's GPUs, broadcasts those beyond them."""
     return ("handle", "broadcast") if args.colocate else ("broadcast",)
 
@@ -36,7 +36,7 @@ class WeightUpdate:
     """
 
     def __init__(
-        self, args: Namespace, weights: HfTensors, transports: Sequence[Transport] | None = None
+        self, args: WeightSyncView, weights: HfTensors, transports: Sequence[Transport] | None = None
     ) -> None:
         self._args, self._weights = args, weights
         if transports is None:
@@ -44,7 +44,7 @@ class WeightUpdate:
         self._transports = list(transports)
         self._ranks = RankAgreement(wait_limit(args))
         self._engines = EngineClients([], 0.0)
-        self._check_pending = bool(getattr(args, "check_weight_update_equal", False))
+        self._check_pending = args.check_weight_update_equal
         self._interrupted = False
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:

@@ -132,7 +132,7 @@ def test_a_missing_required_flag_is_named(words, refusal):
         ("no_such_module.f", "cannot import 'no_such_module'"),
         ("slime.utils.misc.nothing", "module 'slime.utils.misc' has no attribute 'nothing'"),
         ("nodots", "expected package.module.name"),
-        ("slime.arguments.rollout.RM_TYPES", "is tuple (wanted: something to call)"),
+        ("slime.arguments.rewards.RM_TYPES", "is tuple (wanted: something to call)"),
         ("raising_plugin.f", "its import fails: RuntimeError: no key"),
         ("misspelt_plugin.f", "its import fails: SyntaxError"),
     ],
@@ -275,6 +275,19 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("changes", "start"), CONTRADICTIONS, ids=[start for _, start in CONTRADICTIONS])
 def test_a_contradiction_is_named(words, refusal, changes, start):
+    assert refusal(words(**changes)).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        (dict(n_samples_per_prompt=0, kl_loss_coef=0.1), "--n-samples-per-prompt 0: wanted more than 0"),
+        (dict(kl_loss_coef=0.1, ref_load="/none"), "--kl-loss-coef 0.1: needs --use-kl-loss"),
+        (dict(metrics_file="/", custom_rm_path="json.no"), "--metrics-file /: / is a directory"),
+        (dict(custom_rm_path="json.no", prompt_data="/none.jsonl"), "--custom-rm-path json.no: module"),
+    ],
+)
+def test_of_two_faults_the_one_that_is_found_sooner_is_named(words, refusal, changes, start):
     assert refusal(words(**changes)).startswith(start)
 
 

@@ -13,8 +13,10 @@ from slime.utils.types import Sample
 
 def make_args(**overrides):
     values = dict(
-        reward_key=None, advantage_estimator="grpo", rollout_num_gpus=2, n_samples_per_eval_prompt=1
-    )
+        reward_key=None, advantage_estimator="grpo", rollout_num_gpus=2, n_samples_per_eval_prompt=1,
+        custom_rollout_log_function_path=None, custom_eval_rollout_log_function_path=None,
+        log_passrate=False, log_reward_category=None, eval_datasets=[],
+    )  # fmt: skip
     return Namespace(**values | overrides)
 
 

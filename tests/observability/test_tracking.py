@@ -14,8 +14,8 @@ from slime.observability.tracking import Tracker, init_tracking, metrics_path
 
 def make_args(tmp_path, **overrides):
     values = dict(
-        metrics_file=None, save=str(tmp_path), num_rollout=15, use_wandb=False, use_tensorboard=False,
-        tb_project_name=None, tb_experiment_name="exp", run_name=None,
+        metrics_file=None, save=str(tmp_path), num_rollout=15, loss_type="policy_loss",
+        use_wandb=False, use_tensorboard=False, tb_project_name=None, tb_experiment_name="exp", run_name=None,
         wandb_mode="offline", wandb_key=None, wandb_host=None, wandb_team=None, wandb_project="slime-test",
         wandb_group="group", wandb_random_suffix=True, wandb_dir=str(tmp_path), wandb_run_id=None,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
         "from test_tracking import make_args; from slime.observability.tracking import init_tracking;"
         "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(args);"
         "tracker.log({'train/loss': 0.25}, axis='train', step=3); tracker.finish();"
-        "assert args.wandb_run_id"
+        "assert tracker.facts['wandb_run_id'] and args.wandb_run_id is None"
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
     done = subprocess.run(

@@ -50,6 +50,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
         args = Namespace(
             hf_checkpoint=checkpoint,
             trust_remote_code=False,
+            rm_url=None,
             prompt_data=prompt_file,
             input_key="prompt",
             label_key="label",

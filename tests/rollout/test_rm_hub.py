@@ -161,6 +161,12 @@ async def test_an_unknown_type_and_a_missing_label_are_errors(make_args):
         await async_rm(args, Sample(response="\\boxed{1}"))
 
 
+async def test_a_remote_reward_needs_an_address(make_args):
+    sample = Sample(prompt="p", response="r", metadata={"rm_type": "remote_rm"})
+    with pytest.raises(RolloutError, match="--rm-url: not given"):
+        await async_rm(make_args(custom_rm_path=None, rm_type="math", rm_url=None), sample)
+
+
 async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
     app, seen = FastAPI(), []
 

@@ -83,7 +83,7 @@ def test_an_irregular_batch_is_one_group():
 @pytest.mark.parametrize(
     ("overrides", "wanted"),
     [
-        ({"advantage_estimator": "ppo"}, [1.0, 0.0, 5.0, 5.0]),
+        ({"advantage_estimator": "reinforce_plus_plus"}, [1.0, 0.0, 5.0, 5.0]),
         ({"rewards_normalization": False}, [1.0, 0.0, 5.0, 5.0]),
         ({"advantage_estimator": "reinforce_plus_plus_baseline"}, [0.5, -0.5, 0.0, 0.0]),
     ],

@@ -8,12 +8,13 @@ import torch
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.log_probs import get_log_probs_and_entropy
-from slime.training.losses import select_loss, sft_loss_function
+from slime.training.losses import sft_loss_function
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import tensorize
 from slime.training.parallel import ParallelContext
 from slime.training.passes import needs_own_log_probs
+from slime.training.trainer import select_loss
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.trainer_batches import _FLAGS, random_rollout, split

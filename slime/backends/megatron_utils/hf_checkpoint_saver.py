@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.models.hf_config import read_hf_config
 from slime.training.backend import NamedTensors
@@ -41,7 +42,7 @@ def save_hf_model_to_path(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    shards = _write_shards(partial, HfWeights(args, model), shard_bytes, _writers(args))
+    shards = _write_shards(partial, HfWeights(view(args, ModelView), model), shard_bytes, _writers(args))
     dist.barrier()
     if dist.get_rank() == 0:
         _name_shards(partial, shards)

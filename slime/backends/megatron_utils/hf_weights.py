@@ -1,6 +1,5 @@
 """Hugging Face tensors into this rank's parameters, and the whole model as buckets of them."""
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.named_params import named_params, partition_dim
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.hf_config import read_hf_config
@@ -45,7 +45,7 @@ class HfWeights:
     write to them.
     """
 
-    def __init__(self, args: Namespace, model: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, args: ModelView, model: Sequence[torch.nn.Module]) -> None:
         self._args = args
         self.ranks = frozenset(dist.get_process_group_ranks(mpu.get_model_parallel_group()))
         self._rules = family_of(args.model_type).weights
@@ -150,7 +150,7 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 
 
 @torch.no_grad()
-def load_hf_weights(args: Namespace, model: Sequence[torch.nn.Module], path: str | Path) -> None:
+def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str | Path) -> None:
     """Fills every parameter of this rank, converting to the parameter's dtype.
 
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
@@ -165,7 +165,7 @@ def load_hf_weights(args: Namespace, model: Sequence[torch.nn.Module], path: str
 
 
 def _local_value(
-    args: Namespace, reader: SafetensorReader, name: str, param: torch.nn.Parameter
+    args: ModelView, reader: SafetensorReader, name: str, param: torch.nn.Parameter
 ) -> torch.Tensor:
     weights = family_of(args.model_type).weights
     if name in weights.absent(args):
@@ -186,7 +186,7 @@ def _local_value(
     return value
 
 
-def _refuse_leftovers(args: Namespace, reader: SafetensorReader) -> None:
+def _refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
     """A checkpoint with tensors that the model has no place for is another model than its config says."""
     names, wanted = set(reader.names()), family_of(args.model_type).weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}

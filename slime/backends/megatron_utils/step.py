@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 
+from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.optimizer import (
@@ -131,7 +132,7 @@ def forward_only(
         load_function(args.custom_megatron_before_log_prob_hook_path)(args, state.model, store_prefix)
 
     def collect(batch: dict[str, Any], logits: torch.Tensor, non_loss_data: bool = True) -> Outputs:
-        return head(args, logits, batch)
+        return head(view(args, TrainingView), logits, batch)
 
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
@@ -181,7 +182,12 @@ def train_one_step(
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch = get_batch(iterator, keys, context.pad_multiple)
         return _forward(model, batch), partial(
-            loss_function, args, batch, num_microbatches, step_global_batch_size, loss
+            loss_function,
+            view(args, TrainingView),
+            batch,
+            num_microbatches,
+            step_global_batch_size,
+            loss,
         )
 
     results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
     find_checkpoint,
@@ -68,7 +69,7 @@ class MegatronBackend:
             return lambda chunks: None
         args = self._args
         given = [path for path in (args.load, args.ref_load) if path and is_hf_checkpoint(path)]
-        return lambda chunks: load_hf_weights(args, chunks, [*given, args.hf_checkpoint][0])
+        return lambda chunks: load_hf_weights(view(args, ModelView), chunks, [*given, args.hf_checkpoint][0])
 
     def _resume(self) -> Start:
         iteration, common = load_checkpoint(self._args, self.state, self._args.load)
@@ -90,7 +91,7 @@ class MegatronBackend:
         if is_megatron_checkpoint(path):
             load_model_only(self.state, find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1])
         else:
-            load_hf_weights(self._args, self.state.model, path)
+            load_hf_weights(view(self._args, ModelView), self.state.model, path)
 
     def parallel_config(self) -> dict[str, int]:
         return {
@@ -141,7 +142,7 @@ class MegatronBackend:
         reset_optimizer_states(self.state.optimizer)
 
     def hf_tensors(self) -> HfWeights:
-        return HfWeights(self._args, self.state.model)
+        return HfWeights(view(self._args, ModelView), self.state.model)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
         extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}

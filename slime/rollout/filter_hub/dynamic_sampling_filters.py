@@ -1,17 +1,17 @@
 """Filters that leave out groups from which nothing can be learnt (DAPO, arXiv 2503.14476, eq. 11)."""
 
-from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from slime.arguments.views import RolloutView
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.utils.types import Sample
 
 
-def check_reward_nonzero_std(args: Namespace, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
+def check_reward_nonzero_std(args: RolloutView, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
     """Keep a group whose rewards differ: equal rewards give zero advantages."""
     rewards = np.array([sample.get_reward_value(args) for sample in _flat(samples)], dtype=np.float64)
     keep = bool(rewards.std() > 1e-6)
@@ -19,7 +19,7 @@ def check_reward_nonzero_std(args: Namespace, samples: list[Any], **kwargs: Any)
 
 
 def check_reward_nonzero_std_with_fallback(
-    args: Namespace, samples: list[Any], **kwargs: Any
+    args: RolloutView, samples: list[Any], **kwargs: Any
 ) -> DynamicFilterOutput:
     """The same, but rather a group of equal rewards than one more round of generation."""
     return replace(check_reward_nonzero_std(args, samples, **kwargs), keep_when_insufficient=True)

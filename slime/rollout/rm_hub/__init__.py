@@ -2,10 +2,10 @@
 
 import asyncio
 import inspect
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
 from slime.rollout.rm_hub.registry import score_by_type
 from slime.rollout.rm_hub.remote import remote_rm
@@ -16,7 +16,7 @@ from slime.utils.types import Sample
 __all__ = ["async_rm", "batched_async_rm", "remote_rm"]
 
 
-async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
+async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     """The reward of a sample.
 
     In order of precedence: ``sample.custom_rm_path``, ``--custom-rm-path``, ``rm_type`` in the sample's
@@ -43,7 +43,7 @@ async def async_rm(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
     return reward
 
 
-async def batched_async_rm(args: Namespace, samples: list[Sample], **kwargs: Any) -> list[Any]:
+async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: Any) -> list[Any]:
     """One reward per sample; ``--custom-rm-path`` gets the whole list in one call.
 
     Raises:

@@ -1,10 +1,10 @@
 """The reward functions that ``--rm-type`` names."""
 
 import random
-from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.rm_hub.answers import boxed_answer
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
@@ -16,7 +16,7 @@ from slime.utils.types import Sample
 _BOXED_PREFIX = "boxed_"
 
 
-async def score_by_type(args: Namespace, sample: Sample, rm_type: str | None) -> Any:
+async def score_by_type(args: RolloutView, sample: Sample, rm_type: str | None) -> Any:
     """Score a sample by a named type; ``boxed_<type>`` scores the content of its last ``\\boxed{}``.
 
     Raises:
@@ -34,38 +34,38 @@ async def score_by_type(args: Namespace, sample: Sample, rm_type: str | None) ->
     return await _SCORERS[name](args, sample, response)
 
 
-async def _math(args: Namespace, sample: Sample, response: str) -> float:
+async def _math(args: RolloutView, sample: Sample, response: str) -> float:
     return await grade_math(response, sample.label)
 
 
-async def _deepscaler(args: Namespace, sample: Sample, response: str) -> float:
+async def _deepscaler(args: RolloutView, sample: Sample, response: str) -> float:
     for marker in ("</think>", "###Response"):
         if marker in response:
             return await grade_math(response.rpartition(marker)[2], sample.label)
     return 0.0
 
 
-async def _dapo(args: Namespace, sample: Sample, response: str) -> dict[str, Any]:
+async def _dapo(args: RolloutView, sample: Sample, response: str) -> dict[str, Any]:
     return compute_score(response, sample.label)
 
 
-async def _f1(args: Namespace, sample: Sample, response: str) -> float:
+async def _f1(args: RolloutView, sample: Sample, response: str) -> float:
     return f1_score(response, sample.label)[0]
 
 
-async def _gpqa(args: Namespace, sample: Sample, response: str) -> float:
+async def _gpqa(args: RolloutView, sample: Sample, response: str) -> float:
     return compute_gpqa_reward(response, sample.label, sample.metadata)
 
 
-async def _random(args: Namespace, sample: Sample, response: str) -> int:
+async def _random(args: RolloutView, sample: Sample, response: str) -> int:
     return random.randint(0, 1)
 
 
-async def _remote(args: Namespace, sample: Sample, response: str) -> Any:
+async def _remote(args: RolloutView, sample: Sample, response: str) -> Any:
     return await post_to_reward_model(args, sample, response)
 
 
-_SCORERS: dict[str, Callable[[Namespace, Sample, str], Awaitable[Any]]] = {
+_SCORERS: dict[str, Callable[[RolloutView, Sample, str], Awaitable[Any]]] = {
     "math": _math,
     "deepscaler": _deepscaler,
     "dapo": _dapo,

@@ -1,24 +1,29 @@
 """``--rm-type remote_rm``: a reward model behind an HTTP endpoint."""
 
-from argparse import Namespace
 from typing import Any
 
 import httpx
 import orjson
 from tenacity import retry, stop_after_attempt, wait_exponential, wait_random
 
+from slime.arguments.views import RolloutView
 from slime.utils.types import Sample
 
 _TIMEOUT_S = 120.0
 
 
-async def remote_rm(args: Namespace, sample: Sample, max_retries: int = 10) -> Any:
+async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
     """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times."""
     return await post_to_reward_model(args, sample, sample.response, max_retries)
 
 
-async def post_to_reward_model(args: Namespace, sample: Sample, response: str, max_retries: int = 10) -> Any:
+async def post_to_reward_model(
+    args: RolloutView, sample: Sample, response: str, max_retries: int = 10
+) -> Any:
     """The same for a response that differs from the sample's, its boxed answer for instance."""
+    url = args.rm_url
+    if url is None:
+        raise ValueError("--rm-url: not given, expected the address that remote_rm asks")
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
 
     @retry(
@@ -29,7 +34,7 @@ async def post_to_reward_model(args: Namespace, sample: Sample, response: str, m
     async def post() -> Any:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
             answer = await client.post(
-                args.rm_url, content=orjson.dumps(payload), headers={"Content-Type": "application/json"}
+                url, content=orjson.dumps(payload), headers={"Content-Type": "application/json"}
             )
         answer.raise_for_status()
         return answer.json()

@@ -1,15 +1,6 @@
-"""From rewards to returns: one module per family of estimators, named by ``--advantage-estimator``."""
+"""From rewards to returns: one module per family of estimators, registered in ``slime.arguments.advantages``.
 
-from slime.training.estimators.base import Estimator
-from slime.training.estimators.grpo import group_relative_returns
-from slime.training.estimators.reinforce_plus_plus import baseline_returns, token_returns
-
-__all__ = ["ESTIMATORS", "Estimator"]
-
-ESTIMATORS: dict[str, Estimator] = {
-    "grpo": group_relative_returns,
-    "gspo": group_relative_returns,
-    "cispo": group_relative_returns,
-    "reinforce_plus_plus": token_returns,
-    "reinforce_plus_plus_baseline": baseline_returns,
-}
+An estimator is fn(args, shard). The rank's shard has ``rewards`` (normalised within the group, where that is
+asked for), ``kl`` and ``loss_masks``; the result are returns, per sample [R] float32, which are advantages as
+well.
+"""

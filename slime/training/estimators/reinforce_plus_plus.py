@@ -1,13 +1,12 @@
 """REINFORCE++ (arXiv 2501.03262) and its form with the group's mean as baseline."""
 
-from argparse import Namespace
-
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.utils.types import RolloutBatch
 
 
-def token_returns(args: Namespace, shard: RolloutBatch) -> list[torch.Tensor]:
+def token_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """Discounted returns of the KL penalties and of the reward at the last trained token."""
     samples = zip(shard["rewards"], shard["kl"], shard["loss_masks"], strict=True)
     return [
@@ -16,7 +15,7 @@ def token_returns(args: Namespace, shard: RolloutBatch) -> list[torch.Tensor]:
     ]
 
 
-def baseline_returns(args: Namespace, shard: RolloutBatch) -> list[torch.Tensor]:
+def baseline_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """The centred reward less the KL penalty of each token."""
     return [reward - args.kl_coef * kl for reward, kl in zip(shard["rewards"], shard["kl"], strict=True)]
 

@@ -5,12 +5,12 @@ loss_masks, total_lengths, response_lengths) and returns the corrected loss, the
 token.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.training.kl import sequence_kl
 
 Corrected = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
@@ -37,7 +37,7 @@ def compute_opsm_mask(
 
 
 def vanilla_tis_function(
-    args: Namespace,
+    args: TrainingView,
     *,
     pg_loss: torch.Tensor,
     train_log_probs: Sequence[torch.Tensor],
@@ -52,7 +52,7 @@ def vanilla_tis_function(
 
 
 def icepop_function(
-    args: Namespace,
+    args: TrainingView,
     *,
     pg_loss: torch.Tensor,
     train_log_probs: Sequence[torch.Tensor],

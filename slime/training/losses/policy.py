@@ -3,12 +3,12 @@
 Log-probs are natural logarithms, float32, of response tokens; a mask is 1 where a token counts.
 """
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.training.kl import compute_approx_kl, sequence_kl
 from slime.training.log_probs import get_log_probs_and_entropy
 from slime.training.losses.corrections import compute_opsm_mask, vanilla_tis_function
@@ -20,7 +20,7 @@ Tensors = list[torch.Tensor]
 
 
 def policy_loss_function(
-    args: Namespace,
+    args: TrainingView,
     batch: Mapping[str, Any],
     logits: torch.Tensor,
     sum_of_sample_mean: Reducer,
@@ -76,14 +76,14 @@ def policy_loss_function(
     return loss, {name: value.detach().clone() for name, value in metrics.items()}
 
 
-def _old_log_probs(args: Namespace, batch: Mapping[str, Any], new: Tensors) -> Tensors:
+def _old_log_probs(args: TrainingView, batch: Mapping[str, Any], new: Tensors) -> Tensors:
     if args.use_rollout_logprobs:
         return batch["rollout_log_probs"]
     return batch.get("log_probs") or [log_probs.detach() for log_probs in new]
 
 
 def _policy_gradient(
-    args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors
+    args: TrainingView, batch: Mapping[str, Any], new: Tensors, old: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Per token: loss, old minus new log-probs, 1.0 where clipped; and the dropped share of OPSM."""
     advantages, masks = torch.cat(batch["advantages"]), batch["loss_masks"]
@@ -104,7 +104,7 @@ def _policy_gradient(
 
 
 def _correct_for_engine(
-    args: Namespace, batch: Mapping[str, Any], new: Tensors, pg: torch.Tensor, ppo_kl: torch.Tensor
+    args: TrainingView, batch: Mapping[str, Any], new: Tensors, pg: torch.Tensor, ppo_kl: torch.Tensor
 ) -> tuple[torch.Tensor, Tensors, dict[str, torch.Tensor]]:
     """Importance correction for the gap between trainer and engine, or its metrics alone.
 
@@ -128,7 +128,7 @@ def _correct_for_engine(
 
 
 def _engine_gap(
-    args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors
+    args: TrainingView, batch: Mapping[str, Any], new: Tensors, old: Tensors
 ) -> dict[str, torch.Tensor]:
     if "rollout_log_probs" not in batch:
         return {}
@@ -137,7 +137,9 @@ def _engine_gap(
     return {"train_rollout_logprob_abs_diff": gap}
 
 
-def _kl_to_reference(args: Namespace, batch: Mapping[str, Any], new: Tensors, old: Tensors) -> torch.Tensor:
+def _kl_to_reference(
+    args: TrainingView, batch: Mapping[str, Any], new: Tensors, old: Tensors
+) -> torch.Tensor:
     policy = torch.cat(new)
     ratio = torch.exp(policy - torch.cat(old)) if args.use_unbiased_kl else None
     return compute_approx_kl(policy, torch.cat(batch["ref_log_probs"]), args.kl_loss_type, ratio)

@@ -1,14 +1,15 @@
 """How per-token values of a micro-batch become one number."""
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from slime.arguments.views import TrainingView
+
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 LossOutput = tuple[torch.Tensor, dict[str, torch.Tensor]]
-LossFunction = Callable[[Namespace, Mapping[str, Any], torch.Tensor, Reducer], LossOutput]
+LossFunction = Callable[[TrainingView, Mapping[str, Any], torch.Tensor, Reducer], LossOutput]
 
 
 def get_sum_of_sample_mean(
@@ -37,7 +38,7 @@ def get_sum_of_sample_mean(
 
 
 def reducer_of(
-    args: Namespace, batch: Mapping[str, Any], masks: Sequence[torch.Tensor] | None = None
+    args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor] | None = None
 ) -> Reducer:
     """The reducer of a micro-batch; other ``masks`` change what is summed, not the denominators."""
     return get_sum_of_sample_mean(

@@ -1,18 +1,18 @@
 """A loss on its way into the backward pass of a trainer."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from slime.arguments.views import TrainingView
 from slime.training.losses.reducers import LossFunction, reducer_of
 from slime.training.parallel import ParallelContext
 
 
 def loss_function(
-    args: Namespace,
+    args: TrainingView,
     batch: Mapping[str, Any],
     num_microbatches: int,
     step_global_batch_size: int,

@@ -1,18 +1,18 @@
 """The loss of supervised fine-tuning."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from slime.arguments.views import TrainingView
 from slime.training.log_probs import get_log_probs_and_entropy
 from slime.training.losses.reducers import LossOutput, Reducer
 from slime.training.parallel import ParallelContext
 
 
 def sft_loss_function(
-    args: Namespace,
+    args: TrainingView,
     batch: Mapping[str, Any],
     logits: torch.Tensor,
     sum_of_sample_mean: Reducer,

@@ -4,8 +4,9 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments import UsageError
-from slime.utils.eval_config import EvalDatasetConfig, resolve_eval_datasets
+from slime.arguments import UsageError, eval_datasets
+from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
+from slime.utils import eval_config
 
 FLAGS = {
     **dict(eval_config=None, eval_prompt_data=None, n_samples_per_eval_prompt=2, n_samples_per_prompt=8),
@@ -119,3 +120,7 @@ def test_the_cache_key_ignores_how_samples_are_drawn():
     one, two = (EvalDatasetConfig("a", "a.jsonl", temperature=t) for t in (0.0, 1.0))
     assert one.cache_key == two.cache_key
     assert one.cache_key != EvalDatasetConfig("a", "a.jsonl", input_key="q").cache_key
+
+
+def test_plug_ins_find_everything_under_the_old_path():
+    assert all(getattr(eval_config, name) is getattr(eval_datasets, name) for name in eval_config.__all__)

@@ -1,10 +1,14 @@
-"""Flags of the engines (``--sglang-*``) and of the router (``--router-*``)."""
+"""The engines: which server generates, and the options of its own parser (``--sglang-*``)."""
 
 import argparse
 import copy
 import importlib.util
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from slime.arguments.concern import Concern
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, flag, flags_of, refused
@@ -30,22 +34,39 @@ LAUNCHER_OWNED = frozenset(
         "enable_return_routed_experts",
     }
 )
-ROUTER_DEFAULTS = {
-    "router_log_level": "warn",
-    "router_balance_abs_threshold": 10,
-    "router_balance_rel_threshold": 1.2,
-}
 
 
 @dataclass(frozen=True)
-class EngineFleetArgs:
+class EngineArgs:
     """The engines as a whole."""
 
-    sglang_server_concurrency: int = flag(512, help="requests in flight per engine at most")
-    sglang_router_request_timeout_secs: int = flag(14400, help="seconds the router waits for one request")
-    sglang_router_ip: str | None = refused(help="address of a router started elsewhere")
-    sglang_router_port: int | None = flag(help="port of the router; default a free one")
+    rollout_engine: Literal["auto", "sglang", "embedded"] = flag(
+        "auto", help="engine server; auto is sglang where it is installed and a GPU is present, else embedded"
+    )
     sglang_config: str | None = refused(help="YAML file of models and server groups")
+    rollout_external_engine_addrs: list[str] | None = refused(help="host:port of engines started elsewhere")
+    prefill_num_servers: int | None = refused(help="engines that only prefill")
+
+
+@dataclass(frozen=True)
+class DerivedEngines:
+    """What an engine is.
+
+    Attributes:
+        rollout_external: whether the engines were started elsewhere.
+        sglang_tp_size: GPUs of one engine.
+    """
+
+    rollout_engine: Literal["sglang", "embedded"]
+    rollout_external: bool
+    sglang_tp_size: int
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of the server's own parser that this code reads, whichever server it is."""
+
+    sglang_enable_deterministic_inference: bool
 
 
 def choose_engine(requested: str) -> str:
@@ -66,6 +87,30 @@ def choose_engine(requested: str) -> str:
     from slime.utils.accelerator import has_gpu  # imports torch, which error messages need not wait for
 
     return "sglang" if has_gpu() else "embedded"
+
+
+def derive(args: Namespace) -> None:
+    """Names that hooks know the engines by."""
+    args.rollout_external = False
+    args.sglang_tp_size = args.rollout_num_gpus_per_engine
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """What the chosen server cannot do."""
+    if getattr(args, "sglang_admin_api_key", None):
+        yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
+    if args.debug_train_only or args.rollout_engine != "embedded":
+        return
+    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+
+    each = args.rollout_num_gpus_per_engine
+    if each > 1:
+        yield f"--rollout-num-gpus-per-engine {each}: the embedded engine takes one GPU (wanted: 1)"
+    if has_gpu() and not args.debug_rollout_only:
+        yield (
+            "--rollout-engine embedded (also auto where SGLang is missing): a trainer on GPUs sends weights "
+            "in ways that it does not speak (wanted: pip install -e '.[sglang]')"
+        )
 
 
 def embedded_server_flags() -> list[Flag]:
@@ -97,24 +142,6 @@ def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:
         group._add_action(renamed)
 
 
-def _router_group(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-    if action.help:
-        # RouterArgs writes defaults into its help, which would contradict ours.
-        action.help = action.help.split(" (default")[0]
-    if action.dest in ROUTER_DEFAULTS:
-        action.default = ROUTER_DEFAULTS[action.dest]
-        parser.set_defaults(**{action.dest: action.default})
-
-
-def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
-    """``--router-*`` for every option of sglang_router, with our defaults."""
-    from sglang_router.router_args import RouterArgs
-
-    original = argparse.ArgumentParser(add_help=False)
-    RouterArgs.add_cli_args(original, use_router_prefix=True, exclude_host_port=True)
-    for action in original._actions:
-        if not action.option_strings[0].startswith("--router-"):
-            continue
-        adopted = copy.copy(action)
-        group._add_action(adopted)
-        _router_group(parser, adopted)
+CONCERN = Concern(
+    {"engines": EngineArgs}, derived=DerivedEngines, derive=derive, contradictions=contradictions
+)

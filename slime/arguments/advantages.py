@@ -1,0 +1,141 @@
+"""From rewards to advantages."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A way from rewards to returns.
+
+    Attributes:
+        returns: dotted path of fn(args, shard) -> per sample [R] float32, see ``slime.training.estimators``.
+        centred: rewards are first centred on the mean of a prompt's samples ...
+        scaled: ... and divided by their deviation.
+        penalised: whether the reward has a KL to the reference model in it (``--kl-coef``).
+        discounted: whether ``--gamma`` matters.
+        whitened: whether advantages have to be whitened over the batch.
+    """
+
+    returns: str
+    centred: bool = False
+    scaled: bool = False
+    penalised: bool = False
+    discounted: bool = False
+    whitened: bool = False
+
+
+_GROUP_RELATIVE = Estimator(
+    "slime.training.estimators.grpo.group_relative_returns", centred=True, scaled=True
+)
+_REINFORCE = "slime.training.estimators.reinforce_plus_plus"
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": _GROUP_RELATIVE,
+    "gspo": _GROUP_RELATIVE,
+    "cispo": _GROUP_RELATIVE,
+    "reinforce_plus_plus": Estimator(
+        f"{_REINFORCE}.token_returns", penalised=True, discounted=True, whitened=True
+    ),
+    "reinforce_plus_plus_baseline": Estimator(
+        f"{_REINFORCE}.baseline_returns", centred=True, penalised=True, whitened=True
+    ),
+}
+"""What ``--advantage-estimator`` names."""
+
+
+@dataclass(frozen=True)
+class AdvantageArgs:
+    """From rewards to advantages."""
+
+    advantage_estimator: str = flag(
+        "grpo", choices=(*ESTIMATORS, "ppo"), supported=tuple(ESTIMATORS), help="how advantages are made"
+    )
+    disable_compute_advantages_and_returns: bool = flag(
+        False, help="no advantages, as for SFT; sets compute_advantages_and_returns to False"
+    )
+    custom_advantage_function_path: str | None = path_flag(
+        "fn(args, rollout_data) sets advantages and returns"
+    )
+    gamma: float = flag(1.0, help="discount")
+    lambd: float = refused(1.0, help="lambda of GAE, used by ppo only")
+    normalize_advantages: bool = flag(False, help="whiten advantages over the batch")
+    disable_grpo_std_normalization: bool = flag(
+        False, help="do not divide by the group's standard deviation; sets grpo_std_normalization to False"
+    )
+    disable_rewards_normalization: bool = flag(
+        False, help="train on raw rewards; sets rewards_normalization to False"
+    )
+    num_critic_only_steps: int = refused(0, help="rollouts before the actor starts to train")
+
+
+@dataclass(frozen=True)
+class DerivedAdvantages:
+    """Positive names of switches that say what is not.
+
+    Attributes:
+        use_critic: whether the estimator needs values.
+    """
+
+    compute_advantages_and_returns: bool
+    grpo_std_normalization: bool
+    rewards_normalization: bool
+    use_critic: bool
+
+
+def derive(args: Namespace) -> None:
+    """Nothing is divided by the deviation of a single sample."""
+    args.compute_advantages_and_returns = not args.disable_compute_advantages_and_returns
+    args.rewards_normalization = not args.disable_rewards_normalization
+    args.grpo_std_normalization = not args.disable_grpo_std_normalization and args.n_samples_per_prompt != 1
+    args.use_critic = False
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Estimators that lack what they need, and flags that they do not heed."""
+    if ESTIMATORS[args.advantage_estimator].whitened and not args.normalize_advantages:
+        yield f"--advantage-estimator {args.advantage_estimator}: needs --normalize-advantages"
+    if args.loss_type != "policy_loss":
+        return
+    if not args.compute_advantages_and_returns and not args.rollout_data_postprocess_path:
+        yield (
+            "--disable-compute-advantages-and-returns: the policy loss needs advantages "
+            "(wanted: --rollout-data-postprocess-path that makes them, or without)"
+        )
+    if args.compute_advantages_and_returns and args.custom_advantage_function_path is None:
+        yield from _without_effect(args)
+
+
+def _without_effect(args: Namespace) -> Iterator[str]:
+    name, estimator = args.advantage_estimator, ESTIMATORS[args.advantage_estimator]
+    if args.kl_coef and not estimator.penalised:
+        yield f"--kl-coef {args.kl_coef}: {name} has no KL in its rewards (wanted: --use-kl-loss)"
+    if args.gamma != 1 and not estimator.discounted:
+        yield f"--gamma {args.gamma}: {name} does not discount (wanted: 1)"
+    centred = estimator.centred and args.rewards_normalization
+    learns = args.num_rollout != 0 and not args.debug_rollout_only
+    if args.n_samples_per_prompt == 1 and centred and learns and not _makes_own_groups(args):
+        yield (
+            f"--n-samples-per-prompt 1: {name} compares the samples of a prompt, so every advantage "
+            "would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
+        )
+
+
+def _makes_own_groups(args: Namespace) -> bool:
+    """Whether user code may compare rewards otherwise, or make several samples of one prompt."""
+    return bool(
+        args.custom_reward_post_process_path
+        or args.custom_convert_samples_to_train_data_path
+        or args.custom_generate_function_path
+        or args.rollout_data_postprocess_path
+        or args.rollout_function_path != DEFAULT_ROLLOUT_FUNCTION
+    )
+
+
+CONCERN = Concern(
+    {"advantages": AdvantageArgs}, derived=DerivedAdvantages, derive=derive, contradictions=contradictions
+)

@@ -1,0 +1,106 @@
+"""How samples are cut into optimizer steps and micro-batches."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.arguments.concern import Concern
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag, path_flag
+
+
+@dataclass(frozen=True)
+class BatchArgs:
+    """Optimizer steps and micro-batches."""
+
+    rollout_batch_size: int = flag(required=True, help="prompts of one rollout")
+    n_samples_per_prompt: int = flag(1, help="samples of one prompt, a group")
+    global_batch_size: int | None = flag(
+        help="samples of one optimizer step; default all samples of a rollout"
+    )
+    num_steps_per_rollout: int | None = flag(help="optimizer steps of a rollout; sets --global-batch-size")
+    micro_batch_size: int = flag(1, help="samples of one micro-batch, without --use-dynamic-batch-size")
+    use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
+    max_tokens_per_gpu: int | None = flag(help="tokens of one micro-batch on one GPU")
+    log_probs_max_tokens_per_gpu: int | None = flag(
+        help="the same for log-probs; default --max-tokens-per-gpu"
+    )
+    balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
+    balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
+    data_pad_size_multiplier: int = flag(128, help="packed batches are padded to a multiple of this times TP")
+    custom_convert_samples_to_train_data_path: str | None = path_flag("fn(args, samples) -> train data")
+
+
+@dataclass(frozen=True)
+class DerivedBatches:
+    """The optimizer steps of a rollout."""
+
+    global_batch_size: int
+
+
+def derive(args: Namespace) -> None:
+    """The samples of an optimizer step, and limits that follow another flag."""
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.num_steps_per_rollout is not None:
+        args.global_batch_size = _samples_of_a_step(args, samples, args.num_steps_per_rollout)
+    if args.global_batch_size is None:
+        args.global_batch_size = samples
+    if args.log_probs_max_tokens_per_gpu is None:
+        args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
+    if args.balance_by_flops:
+        args.balance_data = True
+
+
+def _samples_of_a_step(args: Namespace, samples: int, steps: int) -> int:
+    if samples % steps:
+        raise UsageError(f"--num-steps-per-rollout {steps}: does not divide {samples} samples of a rollout")
+    if args.global_batch_size not in (None, samples // steps):
+        raise UsageError(
+            f"--global-batch-size {args.global_batch_size}: {samples} samples of a rollout and "
+            f"--num-steps-per-rollout {steps} want {samples // steps}"
+        )
+    return samples // steps
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Sizes that do not divide each other, and limits without the mode they belong to."""
+    samples, step = args.rollout_batch_size * args.n_samples_per_prompt, args.global_batch_size
+    shape = (
+        f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt}"
+    )
+    if samples % step:
+        yield f"--global-batch-size {step}: does not divide {samples} samples of a rollout ({shape})"
+    if args.log_probs_max_tokens_per_gpu != args.max_tokens_per_gpu:
+        yield (
+            f"--log-probs-max-tokens-per-gpu {args.log_probs_max_tokens_per_gpu}: log-probs and training "
+            f"share micro-batches (wanted: as --max-tokens-per-gpu {args.max_tokens_per_gpu})"
+        )
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
+        yield "--use-dynamic-batch-size: needs --max-tokens-per-gpu"
+    if args.balance_by_flops and not args.use_dynamic_batch_size:
+        yield "--balance-by-flops: needs --use-dynamic-batch-size"
+    if not args.debug_rollout_only:
+        yield from _data_parallel(args, step)
+
+
+def _data_parallel(args: Namespace, step: int) -> Iterator[str]:
+    dp = args.trainer_world_size // (args.tensor_model_parallel_size * args.pipeline_model_parallel_size)
+    if dp and step % dp:
+        yield f"--global-batch-size {step}: not a multiple of the data-parallel size {dp}"
+    elif dp and not args.use_dynamic_batch_size and step % (dp * args.micro_batch_size):
+        yield (
+            f"--global-batch-size {step}: not a multiple of --micro-batch-size {args.micro_batch_size} "
+            f"x data-parallel size {dp}"
+        )
+
+
+CONCERN = Concern(
+    {"batches": BatchArgs},
+    derived=DerivedBatches,
+    derive=derive,
+    positive=(
+        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "micro_batch_size"),
+        *("max_tokens_per_gpu", "data_pad_size_multiplier"),
+    ),
+    contradictions=contradictions,
+)

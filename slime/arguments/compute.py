@@ -1,0 +1,38 @@
+"""The kernels of a layer. Most of these flags say what is so anyway; Megatron-LM's scripts pass them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, refused
+
+
+@dataclass(frozen=True)
+class ComputeArgs:
+    """How a layer is computed."""
+
+    transformer_impl: Literal["local", "transformer_engine"] = flag(
+        "local", supported=("local",), help="who implements the layers"
+    )
+    attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = flag(
+        "auto",
+        supported=("auto", "flash", "local"),
+        help="attention kernel; torch's scaled_dot_product_attention chooses it",
+    )
+    attention_dropout: float = refused(0.0, help="dropout of attention", wanted="0.0")
+    hidden_dropout: float = refused(0.0, help="dropout of the residual stream", wanted="0.0")
+    attention_softmax_in_fp32: bool | None = flag(const=True, help="softmax in float32 (always so)")
+    bias_dropout_fusion: bool = flag(False, help="fuse bias and dropout; no effect without dropout")
+    no_bias_dropout_fusion: bool | None = flag(const=True, help="do not fuse bias and dropout (default)")
+    masked_softmax_fusion: bool = refused(False, help="fused softmax kernel")
+    no_masked_softmax_fusion: bool | None = flag(const=True, help="no fused softmax kernel (default)")
+    bias_swiglu_fusion: bool = refused(False, help="fuse bias and SwiGLU")
+    no_bias_swiglu_fusion: bool | None = flag(const=True, help="do not fuse bias and SwiGLU (default)")
+    no_persist_layer_norm: bool | None = flag(const=True, help="no persistent norm kernel (default)")
+    apply_rope_fusion: bool = refused(False, help="fused rotary embedding")
+    no_rope_fusion: bool | None = flag(const=True, help="no fused rotary embedding (default)")
+    gradient_accumulation_fusion: bool = refused(False, help="fuse gradient accumulation into the GEMM")
+    no_gradient_accumulation_fusion: bool | None = flag(const=True, help="do not fuse it (default)")
+
+
+CONCERN = Concern({"compute": ComputeArgs})

@@ -1,0 +1,94 @@
+"""One half of the loop alone, what passes between the halves, and the self-checks of a run."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, refused
+from slime.arguments.outputs import bad_output, bad_template
+
+
+@dataclass(frozen=True)
+class DebugArgs:
+    """Run one half of the loop, dump and reload what passes between the halves."""
+
+    debug_rollout_only: bool = flag(False, help="engines only, no trainer")
+    debug_train_only: bool = flag(False, help="trainer only, on --load-debug-rollout-data")
+    load_debug_rollout_data: str | None = flag(help="dump to train on, with {rollout_id} in its name")
+    load_debug_rollout_data_subsample: float | None = flag(help="part of the dump to use, between 0 and 1")
+    save_debug_rollout_data: str | None = flag(help="file to dump samples to, with {rollout_id} in its name")
+    save_debug_train_data: str | None = flag(help="file to dump train data to, with {rollout_id} in its name")
+    dump_details: str | None = flag(help="directory of both dumps")
+    load_forge_rollout_data: str | None = refused(help="dump of another framework to train on")
+    memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
+    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for")
+    memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
+    record_memory_history: bool = refused(False, help="record allocations")
+    profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
+        ["train_overall"], help="what the profiler records"
+    )
+
+
+@dataclass(frozen=True)
+class CiArgs:
+    """Self-checks of a run."""
+
+    ci_test: bool = flag(False, help="stop the run when an invariant does not hold")
+    ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
+    ci_train_rollout_logprob_abs_diff_threshold: float = flag(
+        0.1, help="largest mean gap between trainer and engine log-probs"
+    )
+    ci_save_grad_norm: str | None = refused(help="file to save gradient norms to")
+    ci_load_grad_norm: str | None = refused(help="file of gradient norms to compare with")
+
+
+def trains_only(args: Namespace) -> bool:
+    """Whether the run has no engines: it was told so, or there is a dump to train on.
+
+    The same before and after ``derive``.
+    """
+    return args.debug_train_only or args.load_debug_rollout_data is not None
+
+
+def derive(args: Namespace) -> None:
+    """What a dump implies, and where the files of ``--dump-details`` go."""
+    args.debug_train_only = trains_only(args)
+    if args.dump_details is not None:
+        args.save_debug_rollout_data = f"{args.dump_details}/rollout_data/{{rollout_id}}.pt"
+        args.save_debug_train_data = f"{args.dump_details}/train_data/{{rollout_id}}.pt"
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Halves that leave nothing, and dumps into one file."""
+    if args.debug_train_only and args.debug_rollout_only:
+        yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
+    part = args.load_debug_rollout_data_subsample
+    if part is not None and not 0 < part <= 1:
+        yield f"--load-debug-rollout-data-subsample {part}: wanted 0 to 1"
+    if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
+        yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """Places of dumps, those to write and the one to train on."""
+    yield from bad_output(args, "dump_details", is_directory=True)
+    yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
+    yield from bad_output(args, "save_debug_train_data", is_directory=False)
+    dump, first = args.load_debug_rollout_data, args.start_rollout_id
+    if dump is None:
+        return
+    if reason := bad_template(dump):
+        yield f"--load-debug-rollout-data {dump}: {reason}"
+    elif first is not None and not Path(dump.format(rollout_id=first)).is_file():
+        yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
+
+
+CONCERN = Concern(
+    {"debug": DebugArgs, "self-checks": CiArgs},
+    derive=derive,
+    contradictions=contradictions,
+    missing=missing,
+)

@@ -1,0 +1,59 @@
+"""The Hugging Face directory that says what the model is: its config, tokenizer and first weights."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, refused
+
+
+@dataclass(frozen=True)
+class HfCheckpointArgs:
+    """Where the model and its tokenizer come from."""
+
+    hf_checkpoint: str = flag(
+        required=True, help="HF directory: tokenizer, config, first weights of the engines"
+    )
+    model_name: str | None = refused(
+        help="name of the weight converter", wanted="leave it out, config.json names the model"
+    )
+    trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
+    tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
+        "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"
+    )
+    tokenizer_model: str | None = refused(
+        help="tokenizer directory", wanted="leave it out, --hf-checkpoint has it"
+    )
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """Weights to start from; its config.json was read for the shape."""
+    directory = Path(args.hf_checkpoint)
+    if not any(directory.glob("*.safetensors")) and not args.load:
+        yield f"--hf-checkpoint {directory}: holds no .safetensors file"
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """A tokenizer that does not load, or that belongs to another model."""
+    from slime.utils.processing_utils import load_tokenizer  # imports transformers
+
+    try:
+        tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
+    except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"
+        return
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= args.vocab_size:
+        yield (
+            f"--hf-checkpoint {args.hf_checkpoint}: the tokenizer does not fit the model: "
+            f"token id {largest}, but vocab_size {args.vocab_size} (config.json)"
+        )
+    if args.apply_chat_template and not tokenizer.chat_template:
+        yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
+
+
+CONCERN = Concern({"model": HfCheckpointArgs}, missing=missing, unusable=unusable)

@@ -1,0 +1,49 @@
+"""The KL to a reference model."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.arguments.checkpoints import no_checkpoint
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag
+
+
+@dataclass(frozen=True)
+class KlArgs:
+    """The KL to the reference model, in the loss or in the reward."""
+
+    use_kl_loss: bool = flag(False, help="add the KL to the reference model to the loss")
+    kl_loss_coef: float = flag(0.0, help="weight of the KL in the loss")
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag("k1", help="estimator of the KL")
+    use_unbiased_kl: bool = flag(False, help="weight the KL with the importance ratio")
+    kl_coef: float = flag(0.0, help="weight of the KL in the reward")
+    ref_load: str | None = flag(help="checkpoint of the reference model; default --hf-checkpoint")
+    ref_ckpt_step: int | None = flag(help="iteration of --ref-load")
+    ref_update_interval: int | None = flag(help="rollouts after which the reference becomes the actor")
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """The KL in two places, or in none."""
+    if args.kl_coef and args.kl_loss_coef:
+        yield f"--kl-coef {args.kl_coef} and --kl-loss-coef {args.kl_loss_coef}: only one of them above 0"
+    if args.ref_update_interval is not None and not (args.kl_coef or args.use_kl_loss):
+        yield "--ref-update-interval: there is no reference model (wanted: --use-kl-loss or --kl-coef)"
+    if args.kl_loss_coef and not args.use_kl_loss:
+        yield f"--kl-loss-coef {args.kl_loss_coef}: needs --use-kl-loss"
+    if args.use_unbiased_kl and not args.use_kl_loss:
+        yield "--use-unbiased-kl: needs --use-kl-loss"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """The reference model's checkpoint."""
+    return no_checkpoint(args, "ref_load")
+
+
+CONCERN = Concern(
+    {"reference model": KlArgs},
+    positive=("ref_update_interval",),
+    contradictions=contradictions,
+    missing=missing,
+)

@@ -1,0 +1,67 @@
+"""The number formats of the trainer."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag, refused
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class PrecisionArgs:
+    """Number formats of the trainer."""
+
+    bf16: bool | None = flag(const=True, help="train in bfloat16 (default)")
+    fp16: bool = flag(False, help="train in float16")
+    fp32: bool = flag(False, help="train in float32; the default is bfloat16")
+    accumulate_allreduce_grads_in_fp32: bool = flag(False, help="sum and reduce gradients in float32")
+    grad_reduce_in_bf16: bool = flag(False, help="sum and reduce gradients in bfloat16")
+    no_check_for_nan_in_loss_and_grad: bool = flag(
+        False, help="do not stop on NaN or Inf in loss or gradients"
+    )
+    initial_loss_scale: float = flag(2.0**32, help="first loss scale of float16 training")
+    min_loss_scale: float = flag(1.0, help="smallest loss scale")
+    loss_scale: float | None = flag(help="fixed loss scale")
+    loss_scale_window: float = flag(1000.0, help="steps without overflow before the scale grows")
+    hysteresis: int = flag(2, help="overflows before the scale shrinks")
+    fp8_format: Literal["e4m3", "hybrid"] | None = refused(help="float8 training")
+    fp8_recipe: str = refused("delayed", help="recipe of float8 scaling")
+    fp8_param_gather: bool = refused(False, help="keep parameters in float8")
+
+
+@dataclass(frozen=True)
+class DerivedPrecision:
+    """The one format that parameters have."""
+
+    bf16: bool
+    params_dtype: "torch.dtype"
+
+
+def derive(args: Namespace) -> None:
+    """bfloat16 unless told otherwise."""
+    chosen = [name for name in ("bf16", "fp16", "fp32") if getattr(args, name)]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]}: only one precision at a time")
+    import torch  # takes a second, which a misspelt flag need not wait for
+
+    args.bf16 = not (args.fp16 or args.fp32)
+    args.params_dtype = torch.float16 if args.fp16 else torch.float32 if args.fp32 else torch.bfloat16
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Two formats for the same gradients."""
+    if args.accumulate_allreduce_grads_in_fp32 and args.grad_reduce_in_bf16:
+        yield "--accumulate-allreduce-grads-in-fp32 and --grad-reduce-in-bf16: only one of them at a time"
+    if args.grad_reduce_in_bf16 and not args.bf16:
+        yield "--grad-reduce-in-bf16: needs --bf16"
+
+
+CONCERN = Concern(
+    {"precision": PrecisionArgs}, derived=DerivedPrecision, derive=derive, contradictions=contradictions
+)

@@ -1,0 +1,121 @@
+"""Every concern, and what is asked of each of them in turn."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.arguments import (
+    advantages,
+    batches,
+    checkpoints,
+    cluster,
+    compute,
+    custom_config,
+    data,
+    debug,
+    engines,
+    evaluation,
+    hf_checkpoint,
+    hooks,
+    kl,
+    loss,
+    model_shape,
+    off_policy,
+    optimizer,
+    parallelism,
+    precision,
+    rewards,
+    rollout,
+    router,
+    tracking,
+    trainer,
+    weight_sync,
+)
+from slime.arguments.concern import Concern
+from slime.arguments.flags import Flag, flags_of
+from slime.arguments.megatron import megatron_flags
+from slime.arguments.user_code import unusable_code
+
+CONCERNS: tuple[Concern, ...] = (
+    cluster.CONCERN,
+    engines.CONCERN,
+    router.CONCERN,
+    hf_checkpoint.CONCERN,
+    model_shape.CONCERN,
+    precision.CONCERN,
+    parallelism.CONCERN,
+    compute.CONCERN,
+    checkpoints.CONCERN,
+    data.CONCERN,
+    batches.CONCERN,
+    rollout.CONCERN,
+    rewards.CONCERN,
+    evaluation.CONCERN,  # its defaults are what rollout derives
+    loss.CONCERN,
+    kl.CONCERN,
+    advantages.CONCERN,
+    off_policy.CONCERN,
+    optimizer.CONCERN,
+    trainer.CONCERN,
+    hooks.CONCERN,
+    weight_sync.CONCERN,
+    tracking.CONCERN,
+    debug.CONCERN,
+    custom_config.CONCERN,
+)
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """Flags under one heading of ``--help`` and of the flag page."""
+
+    title: str
+    about: str
+    flags: tuple[Flag, ...]
+
+
+def declared_groups() -> list[FlagGroup]:
+    """Every group declared by hand, then what megatron-core's configs add."""
+    declarations = [item for concern in CONCERNS for item in concern.flags.items()]
+    groups = [
+        FlagGroup(title, (cls.__doc__ or "").splitlines()[0], tuple(flags_of(cls)))
+        for title, cls in declarations
+    ]
+    dests = {spec.dest for group in groups for spec in group.flags}
+    names = {name for group in groups for spec in group.flags for name in spec.names}
+    generated = megatron_flags(dests, names)
+    about = "Fields of megatron-core's config dataclasses that no other group declares."
+    return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
+
+
+def documented_groups() -> list[FlagGroup]:
+    """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
+    flags = tuple(engines.embedded_server_flags())
+    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
+
+
+def derive(args: Namespace) -> None:
+    """Fills in ``args`` in place.
+
+    Raises:
+        UsageError: flags, or a flag and the checkpoint, contradict each other.
+    """
+    for concern in CONCERNS:
+        concern.derive(args)
+
+
+def findings(args: Namespace) -> Iterator[str]:
+    """Everything wrong, one line each, the cheaper looks first.
+
+    Counts come before contradictions, which may divide by them.
+    """
+    for concern in CONCERNS:
+        yield from concern.bad_counts(args)
+    for concern in CONCERNS:
+        yield from concern.contradictions(args)
+    for concern in CONCERNS:
+        yield from concern.missing(args)
+    for concern in CONCERNS:
+        yield from unusable_code(args, concern.specs())
+    for concern in CONCERNS:
+        yield from concern.unusable(args)

@@ -1,0 +1,67 @@
+"""How requests reach the engines: the router and the options of its own parser (``--router-*``)."""
+
+import argparse
+import copy
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, refused
+
+ROUTER_DEFAULTS = {
+    "router_log_level": "warn",
+    "router_balance_abs_threshold": 10,
+    "router_balance_rel_threshold": 1.2,
+}
+
+
+@dataclass(frozen=True)
+class RouterArgs:
+    """How requests reach the engines."""
+
+    sglang_server_concurrency: int = flag(512, help="requests in flight per engine at most")
+    sglang_router_request_timeout_secs: int = flag(14400, help="seconds the router waits for one request")
+    sglang_router_ip: str | None = refused(help="address of a router started elsewhere")
+    sglang_router_port: int | None = flag(help="port of the router; default a free one")
+    http_proxy: str | None = refused(help="proxy of requests to the engines")
+    use_distributed_post: bool = refused(False, help="send requests from every node")
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """Options of the router's own parser that this code reads."""
+
+    router_policy: str
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A port that is none."""
+    if args.sglang_router_port is not None and not 0 < args.sglang_router_port < 65536:
+        yield f"--sglang-router-port {args.sglang_router_port}: wanted 1 to 65535"
+
+
+def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
+    """``--router-*`` for every option of sglang_router, with our defaults."""
+    from sglang_router.router_args import RouterArgs as Original
+
+    original = argparse.ArgumentParser(add_help=False)
+    Original.add_cli_args(original, use_router_prefix=True, exclude_host_port=True)
+    for action in original._actions:
+        if not action.option_strings[0].startswith("--router-"):
+            continue
+        adopted = copy.copy(action)
+        group._add_action(adopted)
+        if adopted.help:
+            # The original writes its defaults into the help, which would contradict ours.
+            adopted.help = adopted.help.split(" (default")[0]
+        if adopted.dest in ROUTER_DEFAULTS:
+            adopted.default = ROUTER_DEFAULTS[adopted.dest]
+            parser.set_defaults(**{adopted.dest: adopted.default})
+
+
+CONCERN = Concern(
+    {"requests to the engines": RouterArgs},
+    positive=("sglang_server_concurrency",),
+    contradictions=contradictions,
+)

@@ -1,0 +1,35 @@
+"""The trainer's processes."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.flags import flag, path_flag, refused
+
+
+@dataclass(frozen=True)
+class TrainerArgs:
+    """The trainer's processes, and which of its parameters train."""
+
+    train_backend: Literal["megatron"] = flag("megatron", help="trainer")
+    train_env_vars: dict[str, Any] = flag({}, help="extra environment of trainer processes, a JSON object")
+    qwen_gdn_backend: Literal["fla", "flashqla"] = refused("fla", help="kernel of Qwen's gated delta net")
+    custom_model_provider_path: str | None = path_flag(
+        "fn(pre_process, post_process, vp_stage=None) that returns the model"
+    )
+    only_train_params_name_list: list[str] | None = flag(help="regexes; only matching parameters train")
+    freeze_params_name_list: list[str] | None = flag(help="regexes; matching parameters are frozen")
+    freeze_indexer: bool = refused(False, help="freeze the parameters of the sparse-attention indexer")
+    seed: int = flag(1234, help="seed of the trainer's random numbers")
+    megatron_config_path: str | None = refused(help="YAML file of overrides per role")
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Parameters chosen in two ways."""
+    if args.only_train_params_name_list and args.freeze_params_name_list:
+        yield "--only-train-params-name-list and --freeze-params-name-list: only one of them at a time"
+
+
+CONCERN = Concern({"trainer": TrainerArgs}, contradictions=contradictions)

@@ -1,0 +1,144 @@
+"""What each room reads of ``args``, with its type.
+
+    def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutput: ...
+
+A view is a static type only: at run time it is the flat Namespace that users' hooks get. Nobody makes one
+or writes to one. A room that hands ``args`` on to another has a view that includes the other's. A function
+that is called from where ``args`` is a Namespace takes that too, and calls ``view``.
+"""
+
+from typing import TypeVar, cast
+
+from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
+from slime.arguments.batches import BatchArgs, DerivedBatches
+from slime.arguments.checkpoints import CheckpointArgs
+from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
+from slime.arguments.data import DataArgs, DerivedData
+from slime.arguments.debug import CiArgs, DebugArgs
+from slime.arguments.engines import DerivedEngines, EngineArgs, ServerOptions
+from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
+from slime.arguments.facts import Facts
+from slime.arguments.hf_checkpoint import HfCheckpointArgs
+from slime.arguments.hooks import HookArgs
+from slime.arguments.kl import KlArgs
+from slime.arguments.loss import DerivedLoss, LossArgs
+from slime.arguments.megatron import MegatronNames
+from slime.arguments.model_shape import DerivedModelShape
+from slime.arguments.off_policy import OffPolicyArgs
+from slime.arguments.precision import DerivedPrecision, PrecisionArgs
+from slime.arguments.rewards import RewardArgs
+from slime.arguments.rollout import DerivedRollout, RolloutArgs
+from slime.arguments.router import RouterArgs, RouterOptions
+from slime.arguments.tracking import DerivedTracking, TrackingArgs
+from slime.arguments.trainer import TrainerArgs
+from slime.arguments.weight_sync import WeightSyncArgs
+
+V = TypeVar("V")
+
+
+def view(args: object, kind: type[V]) -> V:
+    """``args`` itself, as what a room reads of it."""
+    return cast(V, args)
+
+
+class ModelView(DerivedModelShape):
+    """The shape of the model: names and sizes of its weights, and its FLOPs."""
+
+
+class WeightSyncView(ModelView, WeightSyncArgs, DerivedCluster, ClusterArgs):
+    """How weights leave the trainer."""
+
+
+class TrainingView(
+    ModelView,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedBatches,
+    BatchArgs,
+    DerivedLoss,
+    LossArgs,
+    KlArgs,
+    DerivedAdvantages,
+    AdvantageArgs,
+    OffPolicyArgs,
+    HookArgs,
+    DebugArgs,
+    CiArgs,
+    MegatronNames,
+):
+    """What happens to a batch."""
+
+
+class TrainWorkerView(
+    TrainingView,
+    WeightSyncView,
+    TrainerArgs,
+    HfCheckpointArgs,
+    CheckpointArgs,
+    DerivedPrecision,
+    PrecisionArgs,
+    Facts,
+):
+    """A trainer process."""
+
+
+class TrackingView(
+    DerivedTracking,
+    TrackingArgs,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedEvaluation,
+    EvalArgs,
+    DataArgs,
+    DerivedBatches,
+    BatchArgs,
+    LossArgs,
+    AdvantageArgs,
+    CheckpointArgs,
+    DebugArgs,
+    DerivedCluster,
+    ClusterArgs,
+):
+    """Metrics, recordings and where they go."""
+
+
+class RolloutView(
+    ModelView,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedEvaluation,
+    EvalArgs,
+    DerivedData,
+    DataArgs,
+    DerivedBatches,
+    BatchArgs,
+    HfCheckpointArgs,
+    CheckpointArgs,
+    DebugArgs,
+    DerivedCluster,
+    ClusterArgs,
+    ServerOptions,
+    RouterArgs,
+    RouterOptions,
+    MegatronNames,
+    Facts,
+):
+    """How samples are made."""
+
+
+class FleetView(
+    RolloutView,
+    TrainingView,
+    TrackingView,
+    FaultToleranceArgs,
+    DerivedEngines,
+    EngineArgs,
+    DerivedPrecision,
+    PrecisionArgs,
+    KlArgs,
+    TrainerArgs,
+):
+    """Placement of processes, and the engines among them."""

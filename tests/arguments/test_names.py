@@ -1,0 +1,94 @@
+"""Every name of ``args`` that code reads is declared, with its type, and only parsing writes."""
+
+import dataclasses
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+from pydantic import ConfigDict, TypeAdapter
+
+from slime.arguments import validated_args
+from slime.arguments.facts import Facts
+from slime.arguments.megatron import MegatronNames
+from slime.arguments.parser import build_parser
+from slime.arguments.registry import CONCERNS, declared_groups
+from slime.arguments.views import FleetView, TrainingView, WeightSyncView
+from tests.arguments.names import read_names, written_names
+
+SLIME = Path(__file__).parents[2] / "slime"
+# In that room args are the embedded engine's own.
+FILES = [path for path in SLIME.rglob("*.py") if SLIME / "backends/embedded_engine" not in path.parents]
+# Files that write facts into args.
+WRITERS = [*(SLIME / "ray").glob("*.py"), SLIME / "backends/megatron_utils/initialize.py"]
+FOREIGN = ("sglang_", "router_")
+REMOVED = {"offload"}
+
+
+def names_of(cls):
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+def derived_names():
+    return {name for concern in CONCERNS if concern.derived for name in names_of(concern.derived)}
+
+
+def test_every_name_that_is_read_is_declared():
+    parser, _ = build_parser("embedded")
+    declared = {action.dest for action in parser._actions} | derived_names() | names_of(Facts)
+    unknown = {}
+    for path in FILES:
+        known = declared if SLIME / "arguments" in path.parents else declared - REMOVED
+        # SGLang's parser has more options than the embedded engine's.
+        names = {name for name in read_names(path).keys() - known if not name.startswith("sglang_")}
+        unknown |= {str(path): names} if names else {}
+    assert unknown == {}
+
+
+def test_args_is_written_only_while_it_is_parsed():
+    allowed = {*(SLIME / "arguments").glob("*.py"), *WRITERS}
+    written = {str(path): written_names(path) for path in FILES if path not in allowed}
+    assert {path: names for path, names in written.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "read", "written"),
+    [
+        ("def f(args): return args.rolout_batch_size", {"rolout_batch_size"}, set()),
+        ("x = self._args.lr + state.args.lrr", {"lr", "lrr"}, set()),
+        ("x = getattr(args, 'lrr', 1) or hasattr(self.args, 'lr')", {"lr", "lrr"}, set()),
+        ("args.lr = 1", set(), {"lr"}),
+        ("self._args.lr += 1; del args.rank", set(), {"lr", "rank"}),
+        ("setattr(args, 'lr', 1); setattr(args, name, 1)", set(), {"lr", "*"}),
+        ("args[0].lr = config.lr + kwargs.lr", set(), set()),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path, code, read, written):
+    path = tmp_path / "code.py"
+    path.write_text(code)
+    assert read_names(path).keys() == read
+    assert written_names(path).keys() == written
+
+
+def test_parsing_leaves_the_declared_names_and_no_others(words):
+    args = validated_args(words())
+    flags = {spec.dest for group in declared_groups() for spec in group.flags}
+    found = {name for name in vars(args) if not name.startswith(FOREIGN)}
+    assert found == {name for name in flags | derived_names() if not name.startswith(FOREIGN)} - REMOVED
+
+
+@pytest.mark.parametrize("view", [FleetView, TrainingView, WeightSyncView])
+def test_values_have_the_types_that_views_promise(words, data, view):
+    lines = [words(), words(eval_interval=1, eval_prompt_data=["held_out", data], fp32=True)]
+    hints = get_type_hints(view, localns={"torch": torch})
+    for args in map(validated_args, lines):
+        assert hints.keys() - vars(args).keys() <= names_of(Facts) | REMOVED
+        for name in hints.keys() & vars(args).keys():
+            config = ConfigDict(arbitrary_types_allowed=True) if hints[name] is torch.dtype else None
+            TypeAdapter(hints[name], config=config).validate_python(getattr(args, name), strict=True)
+
+
+def test_generated_flags_have_the_types_that_views_promise():
+    generated = {spec.dest: spec.type for spec in declared_groups()[-1].flags}
+    for name, hint in get_type_hints(MegatronNames).items():
+        assert generated[name] == hint, name
