@@ -5,8 +5,8 @@ from typing import Any
 
 import ray
 
-from slime.backends.sglang_utils.factory import create_engine, engine_host
-from slime.ray.run_files import first_port, log_dir
+from slime.backends.sglang_utils.factory import create_engine
+from slime.ray.node import first_port, log_dir, node_host
 from slime.utils.http_utils import find_available_port
 from slime.utils.types import EngineEndpoint
 
@@ -19,13 +19,12 @@ class EngineActor:
     def __init__(
         self, args: Namespace, rank: int, api_key: str | None, gpu_offset: int | None, base_gpu_id: int
     ) -> None:
-        nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
         port = find_available_port(first_port(*PORTS) + 40 * rank)
         self._engine = create_engine(
             args,
             rank=rank,
-            host=engine_host(nodes, ray.util.get_node_ip_address()),
+            host=node_host(),
             port=port,
             nccl_port=find_available_port(port + 10),
             num_gpus=args.rollout_num_gpus_per_engine,

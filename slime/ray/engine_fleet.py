@@ -11,13 +11,12 @@ from typing import Any
 import ray
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.backends.sglang_utils.factory import engine_api_key, engine_host
+from slime.backends.sglang_utils.factory import engine_api_key
 from slime.backends.sglang_utils.health import Check, HealthMonitor
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
 from slime.ray.engine_actor import spawn_engine_actor
-from slime.ray.env import worker_env
+from slime.ray.node import first_port, log_dir, node_host, process_env
 from slime.ray.placement_group import Slots
-from slime.ray.run_files import first_port, log_dir
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 from slime.utils.http_utils import HttpStatusError, find_available_port
 from slime.utils.types import EngineEndpoint
@@ -63,8 +62,7 @@ class EngineFleet:
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
         self._args, self._slots, self._trainer_gpus = args, slots, trainer_gpus
         self._per_engine = args.rollout_num_gpus_per_engine
-        nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        self._host = engine_host(nodes, ray.util.get_node_ip_address())
+        self._host = node_host()
         self._api_key = args.sglang_api_key = engine_api_key(args, self._host)
         self.engines: list[Engine] = []  # replaced, never changed: it is read without the lock
         self.launches = 0  # engines started so far: a replacement may serve at its predecessor's address
@@ -192,7 +190,7 @@ class EngineFleet:
         actor = spawn_engine_actor(
             self._args,
             rank,
-            worker_env(),
+            process_env(),
             self._slots.strategy(first),
             api_key=self._api_key,
             gpu_offset=first if colocated else None,

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from slime.observability.run_log import RunLog
-from slime.ray.env import worker_env
+from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
 from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
@@ -36,7 +36,7 @@ class RolloutGroup:
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
-            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": worker_env()})
+            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": process_env()})
             .remote(args, slots, trainer_gpus)
         )
         self._started = self._manager.start.remote()

@@ -1,4 +1,4 @@
-"""Makes the engine that was chosen, and settles its address and key."""
+"""Makes the engine that was chosen, and settles its key."""
 
 import secrets
 from argparse import Namespace
@@ -9,13 +9,6 @@ from slime.backends.sglang_utils.embedded import EmbeddedEngine
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 from slime.utils.http_utils import is_loopback
-
-LOOPBACK = "127.0.0.1"
-
-
-def engine_host(node_ips: set[str], node_ip: str) -> str:
-    """Where an engine on ``node_ip`` binds: on loopback if the cluster's nodes are one machine."""
-    return LOOPBACK if len(node_ips) <= 1 else node_ip
 
 
 def engine_api_key(args: Namespace, host: str) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.embedded import EmbeddedEngine
-from slime.backends.sglang_utils.factory import create_engine, engine_api_key, engine_host
+from slime.backends.sglang_utils.factory import create_engine, engine_api_key
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine
 from slime.utils.types import EngineEndpoint
@@ -147,11 +147,6 @@ def test_beyond_loopback_a_key_is_required():
         make_args(), rank=0, host="10.0.0.1", port=1, num_gpus=1, log_dir="/tmp", api_key="k"
     )
     assert engine.endpoint == EngineEndpoint("http://10.0.0.1:1", "k", 1, None)
-
-
-def test_engines_leave_loopback_only_in_a_cluster_of_several_machines():
-    assert engine_host({"10.0.0.1"}, "10.0.0.1") == "127.0.0.1"
-    assert engine_host({"10.0.0.1", "10.0.0.2"}, "10.0.0.2") == "10.0.0.2"
 
 
 def test_a_token_is_made_for_engines_that_leave_loopback():
