@@ -5,7 +5,8 @@ from typing import Any
 
 import ray
 
-from slime.backends.sglang_utils.factory import create_engine
+from slime.backends.sglang_utils.server_engine import EnginePlacement
+from slime.backends.sglang_utils.servers import ENGINES
 from slime.ray.node import first_port, log_dir, node_host
 from slime.utils.http_utils import find_available_port
 from slime.utils.types import EngineEndpoint
@@ -21,18 +22,17 @@ class EngineActor:
     ) -> None:
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
         port = find_available_port(first_port(*PORTS) + 40 * rank)
-        self._engine = create_engine(
-            args,
+        placement = EnginePlacement(
             rank=rank,
             host=node_host(),
             port=port,
             nccl_port=find_available_port(port + 10),
             num_gpus=args.rollout_num_gpus_per_engine,
-            log_dir=log_dir(),
             base_gpu_id=base_gpu_id,
             gpu_offset=gpu_offset,
             api_key=api_key,
         )
+        self._engine = ENGINES[args.rollout_engine](args, placement, log_dir())
         self._engine.launch()
 
     def wait_ready(self, timeout: float) -> EngineEndpoint:

@@ -1,6 +1,7 @@
 """All rollout engines of a run and the router in front of them."""
 
 import logging
+import secrets
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -11,14 +12,13 @@ from typing import Any
 import ray
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.backends.sglang_utils.factory import engine_api_key
 from slime.backends.sglang_utils.health import Check, HealthMonitor
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
 from slime.ray.engine_actor import spawn_engine_actor
 from slime.ray.node import first_port, log_dir, node_host, process_env
 from slime.ray.placement_group import Slots
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
-from slime.utils.http_utils import HttpStatusError, find_available_port
+from slime.utils.http_utils import HttpStatusError, find_available_port, is_loopback
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -278,6 +278,17 @@ class EngineFleet:
         except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied) as error:
             logger.warning("engine %d did not shut down by itself: %s", engine.rank, error)
         ray.kill(engine.actor)
+
+
+def engine_api_key(args: Namespace, host: str) -> str | None:
+    """The key of all engines of a run: ``--sglang-api-key``, else a new token if they leave loopback.
+
+    To be called once per run; engines, router and clients share the result.
+    """
+    configured = getattr(args, "sglang_api_key", None)
+    if configured or is_loopback(host):
+        return configured
+    return secrets.token_urlsafe(32)
 
 
 def _death(engine: Engine) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.ray import engine_fleet
-from slime.ray.engine_fleet import EngineFailure, EngineFleet
+from slime.ray.engine_fleet import EngineFailure, EngineFleet, engine_api_key
 from slime.ray.waiting import ProcessDied
 from slime.utils.types import EngineEndpoint
 
@@ -233,3 +233,11 @@ def test_without_fault_tolerance_a_dead_engine_fails_the_request(make) -> None:
     cluster.dead.add("http://engine0")
     with pytest.raises(EngineError, match="engine0"):
         fleet.release()
+
+
+def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
+    args = Namespace(sglang_api_key=None)
+    assert engine_api_key(args, "127.0.0.1") is None
+    tokens = {engine_api_key(args, "10.0.0.1") for _ in range(2)}
+    assert len(tokens) == 2 and min(len(token or "") for token in tokens) >= 32
+    assert engine_api_key(Namespace(sglang_api_key="mine"), "10.0.0.1") == "mine"

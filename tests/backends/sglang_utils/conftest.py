@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from slime.backends.sglang_utils.factory import create_engine
-from slime.backends.sglang_utils.server_engine import ServerEngine
+from slime.backends.sglang_utils.server_engine import EnginePlacement, ServerEngine
+from slime.backends.sglang_utils.servers import ENGINES
 from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import bearer_header, find_available_port, http_url
 from tests.backends.sglang_utils.engine_under_test import CONTEXT, EngineUnderTest
@@ -110,8 +110,8 @@ def engine_args(checkpoint: Path) -> Namespace:
 
 
 def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
-    where = {"host": "127.0.0.1", "port": free_port(), "num_gpus": 1, "gpu_offset": 0}
-    engine = create_engine(args, rank=0, **where, log_dir=log_dir, api_key=api_key)
+    placement = EnginePlacement(rank=0, host="127.0.0.1", port=free_port(), gpu_offset=0, api_key=api_key)
+    engine = ENGINES[args.rollout_engine](args, placement, log_dir)
     engine.launch()
     return engine
 
