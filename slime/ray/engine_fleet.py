@@ -13,12 +13,12 @@ import ray
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.health import Check, HealthMonitor
-from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
+from slime.backends.sglang_utils.router import Router, RouterError, start_router
 from slime.ray.engine_actor import spawn_engine_actor
 from slime.ray.node import first_port, log_dir, node_host, process_env
 from slime.ray.placement_group import Slots
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
-from slime.utils.http_utils import HttpStatusError, find_available_port, is_loopback
+from slime.utils.http_utils import find_available_port, is_loopback
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class EngineFleet:
         self._api_key = args.sglang_api_key = engine_api_key(args, self._host)
         self.engines: list[Engine] = []  # replaced, never changed: it is read without the lock
         self.launches = 0  # engines started so far: a replacement may serve at its predecessor's address
-        self.router: RouterProcess | None = None
+        self.router: Router | None = None
         self.failure: EngineFailure | None = None
         self._stop = threading.Event()
         self._lock = threading.RLock()
@@ -199,7 +199,7 @@ class EngineFleet:
         self.launches += 1
         return Engine(rank, actor)
 
-    def _start_router(self) -> RouterProcess:
+    def _start_router(self) -> Router:
         args = self._args
         args.sglang_router_ip = args.sglang_router_ip or self._host
         args.sglang_router_port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
@@ -266,7 +266,7 @@ class EngineFleet:
         try:
             if self.router is not None:
                 self.router.remove_worker(engine.url)
-        except (RouterError, HttpStatusError) as error:
+        except RouterError as error:
             self.failure = self.failure or EngineFailure(f"{message}; the router keeps it: {error}")
         self._end(engine)
         if not self.engines:
