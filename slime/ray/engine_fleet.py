@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from slime.arguments.facts import with_facts
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.health import Check, HealthMonitor
 from slime.backends.sglang_utils.router import Router, RouterError, start_router
@@ -62,8 +63,6 @@ class EngineFleet:
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
         self._args, self._slots, self._trainer_gpus = args, slots, trainer_gpus
         self._per_engine = args.rollout_num_gpus_per_engine
-        self._host = node_host()
-        self._api_key = args.sglang_api_key = engine_api_key(args, self._host)
         self.engines: list[Engine] = []  # replaced, never changed: it is read without the lock
         self.launches = 0  # engines started so far: a replacement may serve at its predecessor's address
         self.router: Router | None = None
@@ -192,7 +191,7 @@ class EngineFleet:
             rank,
             process_env(),
             self._slots.strategy(first),
-            api_key=self._api_key,
+            api_key=self._args.sglang_api_key,
             gpu_offset=first if colocated else None,
             base_gpu_id=self._slots.gpu_ids[first],
         )
@@ -201,15 +200,13 @@ class EngineFleet:
 
     def _start_router(self) -> Router:
         args = self._args
-        args.sglang_router_ip = args.sglang_router_ip or self._host
-        args.sglang_router_port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
         return start_router(
             args,
             host=args.sglang_router_ip,
             port=args.sglang_router_port,
             prometheus_port=find_available_port(args.sglang_router_port + 1000),
             log_path=log_dir() / "router.log",
-            api_key=self._api_key,
+            api_key=args.sglang_api_key,
         )
 
     def _wait_ready(self, engines: list[Engine]) -> None:
@@ -278,6 +275,19 @@ class EngineFleet:
         except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied) as error:
             logger.warning("engine %d did not shut down by itself: %s", engine.rank, error)
         ray.kill(engine.actor)
+
+
+def with_addresses(args: Namespace) -> Namespace:
+    """A copy of ``args`` that says where the router will be and what key all servers will ask for."""
+    host = node_host()
+    port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
+    return with_facts(
+        args,
+        sglang_router_ip=host,
+        sglang_router_port=port,
+        sglang_model_routers={"default": (host, port)},
+        sglang_api_key=engine_api_key(args, host),
+    )
 
 
 def engine_api_key(args: Namespace, host: str) -> str | None:

@@ -42,9 +42,10 @@ class RolloutGroup:
         self._started = self._manager.start.remote()
         self._ready = False
         self.num_rollout_per_epoch: int | None = None
+        self.num_rollout: int | None = args.num_rollout
 
     def wait_ready(self) -> None:
-        """Waits for engines and router, and settles the number of rollouts.
+        """Waits for engines and router, and learns the number of rollouts.
 
         Engines that share GPUs come up released: the first weights they serve are the trainer's.
         Calling it again does nothing.
@@ -55,14 +56,12 @@ class RolloutGroup:
         wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
         self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
-        if self._args.num_rollout is None:
-            if self.num_rollout_per_epoch is None:
-                raise RuntimeError(
-                    f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
-                    f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
-                )
-            self._args.num_rollout = self._args.num_epoch * self.num_rollout_per_epoch
-            self._call("set_num_rollout", self._args.num_rollout)
+        self.num_rollout = self._call("num_rollout")
+        if self.num_rollout is None:
+            raise RuntimeError(
+                f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
+                f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
+            )
 
     def load(self, rollout_id: int) -> None:
         self._call("load", rollout_id)

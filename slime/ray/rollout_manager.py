@@ -10,9 +10,10 @@ from typing import Any
 
 import ray
 
+from slime.arguments.facts import with_facts
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
-from slime.ray.engine_fleet import EngineFleet
+from slime.ray.engine_fleet import EngineFleet, with_addresses
 from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.train_data import flatten_samples, samples_to_train_data, split_train_data_by_dp
@@ -34,11 +35,13 @@ class RolloutManager:
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-        self._args = args
-        self._fleet = EngineFleet(args, slots, trainer_gpus)
+        # Before anything is made of them: data source, rollout functions and hooks learn the same.
+        self._args = with_addresses(args) if len(slots) else args
+        self._fleet = EngineFleet(self._args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
-        self._data_source = load_function(args.data_source_path)(args)
+        self._data_source = load_function(args.data_source_path)(self._args)
+        self._args = with_facts(self._args, num_rollout=self.num_rollout())
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
@@ -56,9 +59,12 @@ class RolloutManager:
         # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
         return len(self._data_source) // self._args.rollout_batch_size or None
 
-    def set_num_rollout(self, num_rollout: int) -> None:
-        """Settles ``--num-rollout`` where the flags gave ``--num-epoch``."""
-        self._args.num_rollout = num_rollout
+    def num_rollout(self) -> int | None:
+        """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
+        if self._args.num_rollout is not None:
+            return self._args.num_rollout
+        per_epoch = self.num_rollout_per_epoch()
+        return None if per_epoch is None else self._args.num_epoch * per_epoch
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
