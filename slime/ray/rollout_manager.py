@@ -13,7 +13,7 @@ import ray
 from slime.arguments.facts import with_facts
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
-from slime.ray.engine_fleet import EngineFleet, with_addresses
+from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.train_data import flatten_samples, samples_to_train_data, split_train_data_by_dp
@@ -26,7 +26,7 @@ POLL = 0.5  # seconds between two looks at the fleet while a rollout runs
 
 
 class RolloutManager:
-    """Composes a fleet of engines, a data source and a rollout function.
+    """Composes a fleet of models, a data source and a rollout function.
 
     It decides nothing about sampling (the rollout function does) and nothing about batches
     (``slime.rollout.train_data`` does).
@@ -37,7 +37,7 @@ class RolloutManager:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
         self._args = with_addresses(args) if len(slots) else args
-        self._fleet = EngineFleet(self._args, slots, trainer_gpus)
+        self._fleet = fleet_of(self._args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
         self._data_source = load_function(args.data_source_path)(self._args)
@@ -49,7 +49,7 @@ class RolloutManager:
     def start(self) -> None:
         """Brings up engines and router; returns when they serve."""
         self._fleet.start()
-        if self._fleet.engines:
+        if self._fleet.models:
             init_http_client(self._args)
             self._share_key()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slime.ray import engine_fleet
+from slime.ray import fleet
 from slime.ray.rollout_manager import RolloutManager
 
 seen: list[Namespace] = []
@@ -29,8 +29,8 @@ def rollout_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: b
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen.clear()
-    monkeypatch.setattr(engine_fleet, "node_host", lambda: "10.0.0.7")
-    monkeypatch.setattr(engine_fleet, "first_port", lambda base, spread: base)
+    monkeypatch.setattr(fleet, "node_host", lambda: "10.0.0.7")
+    monkeypatch.setattr(fleet, "first_port", lambda base, spread: base)
     return dict(
         rollout_function_path=f"{__name__}.rollout_fn",
         eval_function_path=f"{__name__}.rollout_fn",
