@@ -88,9 +88,14 @@ class RolloutGroup:
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._call("set_train_parallel_config", config)
 
-    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
-        """The engines to send weights to, and a number that changes when one of them was replaced."""
-        return self._call("updatable_engines", timeout=self._args.engine_startup_timeout + _GRACE)
+    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send weights to, and a number that changes when one of them was replaced.
+
+        Args:
+            suspicious: one of them seems to have died just now.
+        """
+        timeout = self._args.engine_startup_timeout + _GRACE
+        return self._call("updatable_engines", suspicious, timeout=timeout)
 
     def weights_updated(self, version: int) -> None:
         self._call("weights_updated", version)

@@ -23,6 +23,7 @@ from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, Sample
 
 POLL = 0.5  # seconds between two looks at the fleet while a rollout runs
+SUSPICION = 10.0  # seconds until an engine that has died is seen to have ended, on a busy machine
 
 
 class RolloutManager:
@@ -110,14 +111,17 @@ class RolloutManager:
         """Raises what the fleet's watcher has found, if anything."""
         self._fleet.check()
 
-    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
+    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
         """The engines to send weights to, after dead ones have been replaced, and a number.
 
         The number changes when an engine was replaced, even by one at the same address.
+
+        Args:
+            suspicious: one of them seems to have died just now, so wait a while for a death to be seen.
         """
         self._fleet.check()
         if self._args.use_fault_tolerance:
-            self._fleet.recover()
+            self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
         return self._fleet.endpoints, self._fleet.launches
 

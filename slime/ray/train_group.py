@@ -90,8 +90,8 @@ class RayTrainGroup:
         try:
             versions = self._send_weights(engines)
         except ray.exceptions.RayTaskError as error:
-            replaced = self._rollout.updatable_engines()
-            if replaced[1] == engines[1]:
+            replaced = self._rollout.updatable_engines(suspicious=True)
+            if replaced == engines:
                 raise
             # An engine died meanwhile, and fault tolerance has put another in its place.
             logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
