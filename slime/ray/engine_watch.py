@@ -137,7 +137,8 @@ class EngineWatch:
             if not model.living:
                 self.fail(f"{message}; no engine is left")
         # From here on it is this thread's alone; what follows asks the router and Ray.
-        logger.warning("%s; it is replaced before the next weight update", message)
+        after = "it is replaced before the next weight update" if engine.replaceable else "nobody replaces it"
+        logger.warning("%s; %s", message, after)
         try:
             model.dismiss(engine)
         except RouterError as error:
