@@ -15,7 +15,8 @@ from slime.ray.engine_group import EngineGroup
 from slime.ray.fleet import Fleet
 from slime.ray.served_model import ServedModel
 from slime.utils.types import EngineEndpoint
-from tests.backends.embedded_engine.harness import Server, free_port, make_checkpoint
+from tests.engines import free_port
+from tests.engines.embedded import Server, make_checkpoint
 from tests.ray.stand_ins import wait_until
 
 

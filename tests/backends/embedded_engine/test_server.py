@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.backends.embedded_engine.harness import Server, make_checkpoint
+from tests.engines.embedded import Server, make_checkpoint
 
 READERS = [
     *(

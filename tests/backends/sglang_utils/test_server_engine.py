@@ -2,7 +2,6 @@ import argparse
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
@@ -10,9 +9,7 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineStartError
 from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
 from slime.utils.types import EngineEndpoint
-from tests.backends.sglang_utils.conftest import free_port
-
-FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+from tests.engines import fake, free_port
 
 
 def make_args(**changes) -> Namespace:
@@ -161,7 +158,7 @@ class FakeServerEngine(EmbeddedEngine):
     def command(self) -> list[str]:
         if self.code:
             return [sys.executable, "-c", self.code]
-        return [sys.executable, str(FAKE_ENGINE), str(self.placement.port)]
+        return [sys.executable, fake.__file__, str(self.placement.port)]
 
 
 @pytest.fixture
