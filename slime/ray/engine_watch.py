@@ -97,7 +97,7 @@ class EngineWatch:
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
 
     def check(self) -> None:
         """Raises what has been found to end the run, if anything."""
@@ -105,9 +105,10 @@ class EngineWatch:
             raise self._failure
 
     def fail(self, message: str) -> None:
-        """Ends the run with this message, unless it has ended before."""
+        """Ends the run with this message, unless something else has ended it."""
         with self._changed:
-            self._failure = self._failure or EngineFailure(message)
+            if not self._stopped:
+                self._failure = self._failure or EngineFailure(message)
 
     def look(self) -> None:
         """Looks at every living engine now, and returns when that is done."""
@@ -134,7 +135,7 @@ class EngineWatch:
             if not self._tolerant:
                 self.fail(message)
                 return
-            if not model.living:
+            if len(model.dead) == len(model.engines):  # one that is starting will do
                 self.fail(f"{message}; no engine is left")
         # From here on it is this thread's alone; what follows asks the router and Ray.
         after = "it is replaced before the next weight update" if engine.replaceable else "nobody replaces it"

@@ -24,6 +24,7 @@ from slime.utils.types import EngineEndpoint
 ROUTER_PORTS = (3000, 1000)
 END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
+ENDED_AT_ONCE = 64  # engines
 
 Answer = TypeVar("Answer")
 
@@ -130,9 +131,8 @@ class Fleet:
     def stop(self) -> None:
         self._watch.stop()
         engines = [engine for model in self.models.values() for engine in model.engines]
-        if engines:
-            with ThreadPoolExecutor(len(engines), thread_name_prefix="engine-end") as pool:
-                list(pool.map(Engine.end, engines))
+        with ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="engine-end") as pool:
+            list(pool.map(Engine.end, engines))
         for model in self.models.values():
             model.stop_router()
 
@@ -176,7 +176,9 @@ class Fleet:
         try:
             return request(engine.client)
         except EngineError as error:
-            if error.status is not None or not self._args.use_fault_tolerance:
+            # One that was found dead meanwhile may refuse while it is being ended.
+            refused = error.status is not None and engine.lives
+            if refused or not self._args.use_fault_tolerance:
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None

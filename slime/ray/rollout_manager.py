@@ -108,7 +108,7 @@ class RolloutManager:
         return metrics | {"perf/eval_time": seconds}
 
     def check(self) -> None:
-        """Raises what the fleet's watcher has found, if anything."""
+        """Raises what the fleet's watch has found to end the run, if anything."""
         self._fleet.check()
 
     def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
@@ -153,7 +153,7 @@ class RolloutManager:
         return self._watched(call, f"rollout {rollout_id}")
 
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
-        """Runs ``call`` beside the fleet's watcher: a dead engine ends it, and so does the deadline."""
+        """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""
         with self._fleet.serving():
             return self._await(self._pool.submit(call), what)
 

@@ -217,6 +217,44 @@ def test_a_suspicion_that_proves_wrong_is_given_up(make) -> None:
     assert fleet.launches == launches
 
 
+def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = make()
+    lose_keeper(fleet, 0)
+    wait_until(lambda: living(fleet) == [1])
+    started, wait_ready = threading.Event(), KeptSource.wait_ready
+    slow = lambda *arguments: [started.wait(20), wait_ready(*arguments)][1]
+    monkeypatch.setattr(KeptSource, "wait_ready", slow)
+    recovery = threading.Thread(target=fleet.recover)
+    recovery.start()
+    wait_until(lambda: fleet.launches == 3)
+    lose_keeper(fleet, 1)
+    wait_until(lambda: living(fleet) == [])
+    started.set()
+    recovery.join(5)
+    fleet.check()
+    assert living(fleet) == [0]
+    fleet.recover()
+    assert living(fleet) == [0, 1]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_refusal_is_an_error_unless_the_engine_has_died(make, monkeypatch, dies: bool) -> None:
+    fleet, _ = make(colocated=True)
+    victim = fleet.models["default"].engines[0]
+
+    def refuse() -> None:
+        if dies:
+            victim.become(EngineState.DEAD)
+        raise EngineError(victim.url, "/release_memory_occupation", 503, "shutting down")
+
+    monkeypatch.setattr(victim.client, "release_memory_occupation", refuse)
+    if dies:
+        fleet.release()
+    else:
+        with pytest.raises(EngineError, match="HTTP 503"):
+            fleet.release()
+
+
 def test_a_replacement_waits_until_the_dead_engine_has_ended(make, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = make()
     ending, launches = threading.Event(), fleet.launches

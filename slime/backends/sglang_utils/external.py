@@ -25,8 +25,7 @@ class ExternalEngine:
         return None
 
     def end(self) -> None:
-        """Only the connection is ours."""
-        self.client.close()
+        """Not ours to end."""
 
 
 class ExternalEngines:

@@ -41,8 +41,8 @@ class RouterError(RuntimeError):
 class Router(Protocol):
     """A running router in front of the engines of one model, which are its workers.
 
-    Besides, it serves ``POST /generate`` and ``GET /workers`` to the rollout code. All methods raise
-    RouterError, and every request of theirs has a deadline.
+    To the rollout code it serves ``POST /generate``, and ``GET /workers`` as ``list_workers`` gives it. All
+    methods may raise RouterError, and every request of theirs has a deadline.
     """
 
     url: str
