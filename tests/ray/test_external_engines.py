@@ -1,11 +1,13 @@
 """A fleet of engines that somebody else runs: real servers, started here, and a real router."""
 
+import asyncio
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.responses import Response
 
 from slime.backends.sglang_utils.external import ExternalEngines
 from slime.backends.sglang_utils.router import start_router
@@ -17,6 +19,7 @@ from slime.ray.served_model import ServedModel
 from slime.utils.types import EngineEndpoint
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
+from tests.engines.fake import FakeEngine
 from tests.ray.stand_ins import wait_until
 
 
@@ -84,6 +87,18 @@ def test_they_serve_until_they_no_longer_answer_and_are_not_ours_to_end(
     assert len(generate()) == 4
     fleet.stop()
     assert servers[1].process.poll() is None
+
+
+def test_any_answer_means_that_it_lives() -> None:
+    engine = FakeEngine().start()
+    handle = ExternalEngines([EngineEndpoint(engine.url, None, 1, None)]).launch(0, 0)
+    hangs = lambda body: asyncio.sleep(60)
+    engine.answers["health_generate"] = engine.answers["health"] = hangs
+    assert handle.failure_reason() is None  # as of one that is paused
+    engine.answers["model_info"] = Response(status_code=500)
+    assert handle.failure_reason() is None
+    engine.stop()
+    assert "it no longer answers: ConnectError" in str(handle.failure_reason())
 
 
 def test_one_that_does_not_answer_fails_the_start_by_its_address() -> None:
