@@ -129,6 +129,7 @@ class Fleet:
         self._ask_colocated(lambda client: client.resume_memory_occupation(tags))
 
     def stop(self) -> None:
+        """Ends every engine that is ours to end, and the routers."""
         self._watch.stop()
         engines = [engine for model in self.models.values() for engine in model.engines]
         with ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="engine-end") as pool:
@@ -140,20 +141,16 @@ class Fleet:
     def _updated(self) -> list[ServedModel]:
         return [model for model in self.models.values() if model.takes_updates]
 
-    @property
-    def _dead(self) -> list[Engine]:
-        return [engine for model in self.models.values() for engine in model.dead]
-
     def _await_a_death(self, patience: float) -> None:
         deadline = time.monotonic() + patience
-        while not self._dead and time.monotonic() < deadline:
+        while not any(model.dead for model in self._updated) and time.monotonic() < deadline:
             time.sleep(LOOK_AGAIN)
             self._watch.look()
 
     def _await_ends(self) -> None:
         """A replacement may need a dead engine's GPUs, and be given its address."""
         deadline = time.monotonic() + END_TIMEOUT
-        for engine in self._dead:
+        for engine in [engine for model in self.models.values() for engine in model.dead]:
             if not engine.gone.wait(max(0.0, deadline - time.monotonic())):
                 raise EngineFailure(f"{engine} is dead and has not ended after {END_TIMEOUT:.0f} s")
 
