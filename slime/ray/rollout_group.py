@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from slime.observability.run_log import RunLog
-from slime.ray.env import worker_env
+from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
 from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
@@ -36,15 +36,16 @@ class RolloutGroup:
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
-            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": worker_env()})
+            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": process_env()})
             .remote(args, slots, trainer_gpus)
         )
         self._started = self._manager.start.remote()
         self._ready = False
         self.num_rollout_per_epoch: int | None = None
+        self.num_rollout: int | None = args.num_rollout
 
     def wait_ready(self) -> None:
-        """Waits for engines and router, and settles the number of rollouts.
+        """Waits for engines and router, and learns the number of rollouts.
 
         Engines that share GPUs come up released: the first weights they serve are the trainer's.
         Calling it again does nothing.
@@ -55,14 +56,12 @@ class RolloutGroup:
         wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
         self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
-        if self._args.num_rollout is None:
-            if self.num_rollout_per_epoch is None:
-                raise RuntimeError(
-                    f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
-                    f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
-                )
-            self._args.num_rollout = self._args.num_epoch * self.num_rollout_per_epoch
-            self._call("set_num_rollout", self._args.num_rollout)
+        self.num_rollout = self._call("num_rollout")
+        if self.num_rollout is None:
+            raise RuntimeError(
+                f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
+                f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
+            )
 
     def load(self, rollout_id: int) -> None:
         self._call("load", rollout_id)
@@ -89,9 +88,14 @@ class RolloutGroup:
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._call("set_train_parallel_config", config)
 
-    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
-        """The engines to send weights to, and a number that changes when one of them was replaced."""
-        return self._call("updatable_engines", timeout=self._args.engine_startup_timeout + _GRACE)
+    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send weights to, and a number that changes when one of them was replaced.
+
+        Args:
+            suspicious: one of them seems to have died just now.
+        """
+        timeout = self._args.engine_startup_timeout + _GRACE
+        return self._call("updatable_engines", suspicious, timeout=timeout)
 
     def weights_updated(self, version: int) -> None:
         self._call("weights_updated", version)

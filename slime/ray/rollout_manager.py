@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 
+from slime.arguments.facts import with_facts
 from slime.arguments.views import TrainingView, view
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
-from slime.ray.engine_fleet import EngineFleet
+from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.weight_versions import check_weight_versions
@@ -23,10 +24,11 @@ from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, Sample
 
 POLL = 0.5  # seconds between two looks at the fleet while a rollout runs
+SUSPICION = 10.0  # seconds until an engine that has died is seen to have ended, on a busy machine
 
 
 class RolloutManager:
-    """Composes a fleet of engines, a data source and a rollout function.
+    """Composes a fleet of models, a data source and a rollout function.
 
     It decides nothing about sampling (the rollout function does) and nothing about batches
     (``slime.training.conversion`` does).
@@ -35,11 +37,13 @@ class RolloutManager:
     def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-        self._args = args
-        self._fleet = EngineFleet(args, slots, trainer_gpus)
+        # Before anything is made of them: data source, rollout functions and hooks learn the same.
+        self._args = with_addresses(args) if len(slots) else args
+        self._fleet = fleet_of(self._args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
-        self._data_source = load_function(args.data_source_path)(args)
+        self._data_source = load_function(args.data_source_path)(self._args)
+        self._args = with_facts(self._args, num_rollout=self.num_rollout())
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
@@ -47,7 +51,7 @@ class RolloutManager:
     def start(self) -> None:
         """Brings up engines and router; returns when they serve."""
         self._fleet.start()
-        if self._fleet.engines:
+        if self._fleet.models:
             init_http_client(self._args)
             self._share_key()
 
@@ -57,9 +61,12 @@ class RolloutManager:
         # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
         return len(self._data_source) // self._args.rollout_batch_size or None
 
-    def set_num_rollout(self, num_rollout: int) -> None:
-        """Settles ``--num-rollout`` where the flags gave ``--num-epoch``."""
-        self._args.num_rollout = num_rollout
+    def num_rollout(self) -> int | None:
+        """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
+        if self._args.num_rollout is not None:
+            return self._args.num_rollout
+        per_epoch = self.num_rollout_per_epoch()
+        return None if per_epoch is None else self._args.num_epoch * per_epoch
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
@@ -102,17 +109,20 @@ class RolloutManager:
         return metrics | {"perf/eval_time": seconds}
 
     def check(self) -> None:
-        """Raises what the fleet's watcher has found, if anything."""
+        """Raises what the fleet's watch has found to end the run, if anything."""
         self._fleet.check()
 
-    def updatable_engines(self) -> tuple[list[EngineEndpoint], int]:
+    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
         """The engines to send weights to, after dead ones have been replaced, and a number.
 
         The number changes when an engine was replaced, even by one at the same address.
+
+        Args:
+            suspicious: one of them seems to have died just now, so wait a while for a death to be seen.
         """
         self._fleet.check()
         if self._args.use_fault_tolerance:
-            self._fleet.recover()
+            self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
         return self._fleet.endpoints, self._fleet.launches
 
@@ -144,7 +154,7 @@ class RolloutManager:
         return self._watched(call, f"rollout {rollout_id}")
 
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
-        """Runs ``call`` beside the fleet's watcher: a dead engine ends it, and so does the deadline."""
+        """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""
         with self._fleet.serving():
             return self._await(self._pool.submit(call), what)
 

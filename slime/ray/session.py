@@ -71,15 +71,19 @@ def _session(args: Namespace, loop: Loop) -> None:
         try:
             log = RunLog(tracker)
             with running_groups(args, log) as groups:
-                if groups.actor.start_rollout_id >= args.num_rollout > 0:
-                    print(
-                        f"nothing to do: {args.num_rollout} of {args.num_rollout} rollouts are done "
-                        f"(--load {args.load}); raise --num-rollout to go on"
-                    )
+                _warn_if_done(groups.args, groups.actor.start_rollout_id)
                 log.start_loop()
-                loop(args, groups.actor, groups.rollout, log)
+                loop(groups.args, groups.actor, groups.rollout, log)
         finally:
             tracker.finish()
+
+
+def _warn_if_done(args: Namespace, start: int) -> None:
+    if start >= args.num_rollout > 0:
+        print(
+            f"nothing to do: {args.num_rollout} of {args.num_rollout} rollouts are done "
+            f"(--load {args.load}); raise --num-rollout to go on"
+        )
 
 
 def _own_save_directory(args: Namespace) -> AbstractContextManager[None]:

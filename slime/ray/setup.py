@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from slime.arguments.facts import with_facts
 from slime.observability.run_log import RunLog
 from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
@@ -13,8 +14,9 @@ from slime.ray.train_group import RayTrainGroup
 
 @dataclass(frozen=True)
 class Groups:
-    """The two sides of a run, ready to work."""
+    """The two sides of a run, ready to work, and the flags with what has become known since."""
 
+    args: Namespace
     actor: RayTrainGroup
     rollout: RolloutGroup
 
@@ -35,6 +37,7 @@ def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
         if args.num_rollout is None:
             # The length of the data decides, and the trainer's schedule needs it.
             rollout.wait_ready()
+            args = with_facts(args, num_rollout=rollout.num_rollout)
         actor = RayTrainGroup(
             args,
             placement.actor,
@@ -45,7 +48,7 @@ def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
         rollout.wait_ready()
         actor.wait_ready()
         rollout.load(actor.start_rollout_id - 1)
-        yield Groups(actor, rollout)
+        yield Groups(args, actor, rollout)
     finally:
         if actor is not None:
             actor.shutdown()

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from slime.observability.run_log import RunLog
-from slime.ray.env import worker_env
+from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_worker import TrainRayActor
@@ -90,8 +90,8 @@ class RayTrainGroup:
         try:
             version = self._send_weights(engines)
         except ray.exceptions.RayTaskError as error:
-            replaced = self._rollout.updatable_engines()
-            if replaced[1] == engines[1]:
+            replaced = self._rollout.updatable_engines(suspicious=True)
+            if replaced == engines:
                 raise
             # An engine died meanwhile, and fault tolerance has put another in its place.
             logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
@@ -130,7 +130,7 @@ class RayTrainGroup:
             ray.kill(actor)
 
     def _spawn(self, rank: int, slots: Slots) -> Any:
-        env = worker_env(self._args.train_env_vars, trainer=True)
+        env = process_env(self._args.train_env_vars, trainer=True)
         return (
             ray.remote(TrainRayActor)
             .options(

@@ -6,8 +6,8 @@ import pytest
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generate_state import GenerateState
 from slime.utils.http_utils import init_http_client
+from tests.engines.fake import TalkingEngine
 from tests.rollout import plugins
-from tests.rollout.fake_engine import FakeEngine
 from tools.make_tiny_model import make_tokenizer
 
 
@@ -25,10 +25,10 @@ def checkpoint(tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def engine(tokenizer):
-    server = FakeEngine(tokenizer)
-    server.start()
-    yield server
-    server.stop()
+    engine = TalkingEngine(tokenizer)
+    engine.start()
+    yield engine
+    engine.stop()
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ async def test_a_set_has_its_own_sampling_and_training_fills_the_rest(engine, ma
     config = make_set("one", 1, top_k=5, min_new_tokens=2, repetition_penalty=1.1)
     args = make_args(eval_datasets=[config], rollout_stop=["END"], rollout_top_p=1.0)
     await eval_rollout(args, 0)
-    params = engine.requests[0]["sampling_params"]
+    params = engine.seen("generate")[0]["sampling_params"]
     assert (params["temperature"], params["top_k"], params["max_new_tokens"]) == (0.0, 5, 16)
     assert (params["min_new_tokens"], params["repetition_penalty"]) == (2, 1.1)
     assert (params["top_p"], params["stop"]) == (1.0, ["END"])
@@ -102,7 +102,7 @@ async def test_repeated_evaluation_starts_from_fresh_samples(engine, make_args, 
     args = make_args(eval_datasets=[make_set("one", 2)])
     first = await eval_rollout(args, 0)
     second = await eval_rollout(args, 1)
-    assert len(engine.requests) == 4
+    assert len(engine.seen("generate")) == 4
     assert [s.response_length for s in second.data["one"]["samples"]] == [
         s.response_length for s in first.data["one"]["samples"]
     ]

@@ -2,12 +2,13 @@ import itertools
 import re
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.utils.types import Sample
+from tests.engines.fake import NEVER
 from tests.rollout import plugins
-from tests.rollout.fake_engine import NEVER
 
 PLUGINS = "tests.rollout.plugins."
 
@@ -47,7 +48,7 @@ async def test_a_response_at_the_limit_is_truncated(engine, make_args, make_sour
     args = make_args(rollout_max_response_len=2)
     output = await generate_rollout_async(args, 0, make_source(args))
     assert {s.status for group in output.samples for s in group} == {Sample.Status.TRUNCATED}
-    assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 2
+    assert engine.seen("generate")[0]["sampling_params"]["max_new_tokens"] == 2
 
 
 async def test_concurrency_stays_below_the_limit(engine, make_args, make_source):
@@ -61,11 +62,11 @@ async def test_seeds_differ_between_samples_and_repeat_between_runs(engine, make
     args = make_args(sglang_enable_deterministic_inference=True)
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
-    first = sorted(body["sampling_params"]["sampling_seed"] for body in engine.requests)
+    first = sorted(body["sampling_params"]["sampling_seed"] for body in engine.seen("generate"))
     assert first == [42 + i for i in range(6)]
-    engine.requests.clear()
+    engine.calls.clear()
     await generate_rollout_async(args, 1, source)
-    assert sorted(body["sampling_params"]["sampling_seed"] for body in engine.requests)[0] == 48
+    assert sorted(body["sampling_params"]["sampling_seed"] for body in engine.seen("generate"))[0] == 48
 
 
 async def test_a_filtered_group_is_replaced_and_counted(engine, make_args, make_source):
@@ -266,7 +267,7 @@ async def test_user_code_that_fails_ends_the_rollout_with_its_name(
 
 async def test_a_request_that_the_engine_refuses_ends_the_rollout(engine, make_args, make_source):
     args = make_args()
-    engine.fail_with = 400
+    engine.answers["generate"] = JSONResponse({"error": "no such thing"}, status_code=400)
     with pytest.raises(RolloutError, match=r"generate failed on sample \d .*HTTP 400: .*no such thing"):
         await generate_rollout_async(args, 0, make_source(args))
 
@@ -300,5 +301,5 @@ async def test_the_session_goes_to_the_router_for_sticky_routing(engine, make_ar
     args = make_args(router_policy="consistent_hashing")
     output = await generate_rollout_async(args, 0, make_source(args))
     sessions = {s.session_id for group in output.samples for s in group}
-    assert {headers["x-smg-routing-key"] for headers in engine.headers} == sessions
+    assert {call.headers["x-smg-routing-key"] for call in engine.calls if call.path == "generate"} == sessions
     assert len(sessions) == 6

@@ -1,54 +1,45 @@
 """What a colocated engine with several tensor-parallel ranks receives."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 import torch
+from fastapi.responses import JSONResponse
 
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.handle import HandleTransport
 from slime.weight_sync.update import WeightUpdate
+from tests.engines.fake import FakeEngine
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
 
-class _Recorder(BaseHTTPRequestHandler):
-    """Answers every control request with success and keeps what was asked, weights by TP rank included."""
+class Recorder(FakeEngine):
+    """Grants every control request of an update and keeps the weights that it brings, by TP rank."""
 
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-        self.server.calls.append(self.path.split("?")[0])
-        status = 200
-        if self.path == "/update_weights_from_tensor":
-            status = self.server.update_status
-            self.server.versions.append(body["weight_version"])
-            for rank, payload in enumerate(body["serialized_named_tensors"]):
-                bucket = FlattenedTensorBucket(**deserialize_tensors(payload))
-                tensors = {name: tensor.clone() for name, tensor in bucket.reconstruct_tensors()}
-                self.server.weights.setdefault(rank, {}).update(tensors)
-        answer = json.dumps({"success": status == 200, "message": "as told"}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+    def __init__(self):
+        super().__init__()
+        self.weights = {}
+        granted = ("pause_generation", "begin_weight_update", "end_weight_update", "continue_generation")
+        self.answers |= {path: {"success": True} for path in granted}
+        self.answers["update_weights_from_tensor"] = self.keep
 
-    do_GET = do_POST
+    def keep(self, body):
+        for rank, payload in enumerate(body["serialized_named_tensors"]):
+            bucket = FlattenedTensorBucket(**deserialize_tensors(payload))
+            tensors = {name: tensor.clone() for name, tensor in bucket.reconstruct_tensors()}
+            self.weights.setdefault(rank, {}).update(tensors)
+        return {"success": True}
 
-    def log_message(self, *_):
-        pass
+    @property
+    def paths(self):
+        return [call.path for call in self.calls]
 
 
 @pytest.fixture
 def engine():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Recorder)
-    server.calls, server.versions, server.weights, server.update_status = [], [], {}, 200
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    engine = Recorder()
+    engine.start()
+    yield engine
+    engine.stop()
 
 
 def _sync(rank, args, endpoint):
@@ -65,7 +56,7 @@ def _sync(rank, args, endpoint):
 
 
 def _endpoint(engine):
-    return EngineEndpoint(f"http://127.0.0.1:{engine.server_port}", None, 2, 0)
+    return EngineEndpoint(engine.url, None, 2, 0)
 
 
 def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, tmp_path):
@@ -81,17 +72,19 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
 def test_the_session_surrounds_the_buckets_and_the_last_one_carries_the_version(engine, tmp_path):
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     run_ranks(_sync, 2, args, _endpoint(engine))
-    assert engine.calls[:3] == ["/pause_generation", "/flush_cache", "/begin_weight_update"]
-    assert engine.calls[-2:] == ["/end_weight_update", "/continue_generation"]
-    assert set(engine.calls[3:-2]) == {"/update_weights_from_tensor"}
-    assert engine.versions[-1] == "4"
-    assert set(engine.versions[:-1]) == {None}
+    assert engine.paths[:3] == ["pause_generation", "flush_cache", "begin_weight_update"]
+    assert engine.paths[-2:] == ["end_weight_update", "continue_generation"]
+    assert set(engine.paths[3:-2]) == {"update_weights_from_tensor"}
+    versions = [body["weight_version"] for body in engine.seen("update_weights_from_tensor")]
+    assert versions[-1] == "4"
+    assert set(versions[:-1]) == {None}
 
 
 def test_a_refusal_reaches_all_ranks_and_generation_does_not_go_on(engine, tmp_path):
-    engine.update_status = 400
+    refusal = {"success": False, "message": "as told"}
+    engine.answers["update_weights_from_tensor"] = JSONResponse(refusal, status_code=400)
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     with pytest.raises(RuntimeError, match="/update_weights_from_tensor: HTTP 400"):
         run_ranks(_sync, 2, args, _endpoint(engine), timeout=40)
-    assert engine.calls.count("/update_weights_from_tensor") == 1
-    assert "/continue_generation" not in engine.calls
+    assert engine.paths.count("update_weights_from_tensor") == 1
+    assert "continue_generation" not in engine.paths

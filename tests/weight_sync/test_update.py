@@ -1,10 +1,5 @@
 """After a sync the engines serve the trainer's weights: real embedded engines, both transports."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,6 +8,8 @@ import torch
 from slime.backends.sglang_utils.client import EngineClient
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
+from tests.engines import free_port
+from tests.engines.embedded import Server
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
 TRAINER, ENGINE = 1, 0
@@ -26,29 +23,6 @@ LAYOUTS = {
 }
 
 
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _launch(checkpoint, log):
-    port = _free_port()
-    command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", checkpoint]
-    command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
-    return process, f"http://127.0.0.1:{port}"
-
-
-def _await_ready(process, url, deadline):
-    client = EngineClient(EngineEndpoint(url, None, 1, None))
-    while not client.health(timeout=5):
-        assert process.poll() is None, "the engine ended"
-        assert time.monotonic() < deadline, "the engine does not answer"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     root = tmp_path_factory.mktemp("hf")
@@ -56,17 +30,13 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine_urls(tmp_path_factory, checkpoints):
-    with (tmp_path_factory.mktemp("log") / "engines.log").open("w") as log:
-        launched = [_launch(checkpoints[ENGINE], log) for _ in range(2)]
-        try:
-            for process, url in launched:
-                _await_ready(process, url, time.monotonic() + 90)
-            yield [url for _, url in launched]
-        finally:
-            for process, _ in launched:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def engine_urls(checkpoints):
+    servers = [Server(checkpoints[ENGINE], "--skip-tokenizer-init", "--dtype", "float32") for _ in range(2)]
+    try:
+        yield [server.wait_ready().url for server in servers]
+    finally:
+        for server in servers:
+            server.stop()
 
 
 @pytest.fixture
@@ -178,7 +148,7 @@ def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_pat
 
 
 def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
-    endpoint = EngineEndpoint(f"http://127.0.0.1:{_free_port()}", None, 1, None)
+    endpoint = EngineEndpoint(f"http://127.0.0.1:{free_port()}", None, 1, None)
     args = make_args(checkpoints[TRAINER])
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):

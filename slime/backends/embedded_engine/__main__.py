@@ -15,7 +15,6 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.http.app import create_app
-from slime.backends.embedded_engine.parent_watch import watch_parent
 from slime.backends.embedded_engine.sequence import abort_reason
 
 _DRAIN_SECONDS = 5
@@ -29,7 +28,6 @@ def main() -> None:
     )
     # a crash in native code would otherwise leave nothing in the log
     faulthandler.enable()
-    watch_parent()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # the event loop and the engine thread share one interpreter: neither may keep it for long
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -1,12 +1,12 @@
-"""The stock sglang-router as a managed process, and its ``/workers`` API.
+"""What a run asks of a router, and the stock sglang-router as a managed process.
 
     router = start_router(args, host="127.0.0.1", port=3000, prometheus_port=4000, log_path="router.log")
     router.register_worker(engine.endpoint.url)
     router.url  # POST {url}/generate
 
-Generation through it is at least once: it sends a request again after a connection error or a 5xx, four
-times in half a second, perhaps to another engine. With a dead engine still listed, a request may use them
-all up and be answered 500: clients retry, and whoever watches the engines removes the dead one.
+Generation through the stock router is at least once: it sends a request again after a connection error or a
+5xx, four times in half a second, perhaps to another engine. With a dead engine still listed, a request may
+use them all up and be answered 500: clients retry, and whoever watches the engines removes the dead one.
 
 It rewrites requests and drops fields it does not know, among them ``return_routed_experts`` and, in the
 sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
@@ -17,7 +17,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
@@ -25,7 +25,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
-from slime.utils.http_utils import HttpStatusError, bearer_header, http_url
+from slime.utils.http_utils import bearer_header, http_url
 
 STARTUP_TIMEOUT_S = 60.0
 REGISTER_TIMEOUT_S = 60.0
@@ -38,8 +38,36 @@ class RouterError(RuntimeError):
     """The router ended, did not start, or did not do what it was asked in time."""
 
 
+class Router(Protocol):
+    """A running router in front of the engines of one model, which are its workers.
+
+    To the rollout code it serves ``POST /generate``, and ``GET /workers`` as ``list_workers`` gives it. All
+    methods may raise RouterError, and every request of theirs has a deadline.
+    """
+
+    url: str
+
+    def register_worker(self, url: str, kind: str = "regular") -> None:
+        """Adds an engine that already serves and returns when it gets traffic."""
+
+    def remove_worker(self, url: str) -> None:
+        """Takes an engine out, dead or alive; nothing happens if it is not listed."""
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        """``url``, ``is_healthy`` and more for each engine."""
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+
+    def failure_reason(self) -> str | None:
+        """How it ended; None while it runs."""
+
+    def shutdown(self) -> None:
+        """Ends it; dead or alive."""
+
+
 class RouterProcess:
-    """A running router. Its workers are the engines."""
+    """The stock router."""
 
     def __init__(self, process: ManagedProcess, url: str, api_key: str | None = None) -> None:
         self.process = process
@@ -68,13 +96,13 @@ class RouterProcess:
         """What ``GET /workers`` lists: ``id``, ``url``, ``is_healthy``, ``load`` and more for each."""
         return self._request("GET", "/workers")["workers"]
 
-    def register_worker(self, url: str, timeout: float = REGISTER_TIMEOUT_S) -> None:
+    def register_worker(self, url: str, kind: str = "regular", timeout: float = REGISTER_TIMEOUT_S) -> None:
         """Adds an engine that already serves and returns when it gets traffic.
 
         Raises:
             RouterError: it is not listed as healthy after ``timeout`` seconds.
         """
-        body = {"url": url, "worker_type": "regular"}
+        body = {"url": url, "worker_type": kind}
         self._request("POST", "/workers", {**body, "api_key": self._api_key} if self._api_key else body)
         self._wait(lambda: self._is_listed(url, healthy=True), timeout, f"to list {url} as healthy")
 
@@ -107,7 +135,8 @@ class RouterProcess:
             reason = self.failure_reason() or f"{type(error).__name__}: {error}"
             raise RouterError(f"router {self.url}: {method} {path}: {reason}") from error
         if response.status_code >= 400:
-            raise HttpStatusError(method, self.url + path, response.status_code, response.text)
+            answer = f"HTTP {response.status_code}: {response.text}"
+            raise RouterError(f"router {self.url}: {method} {path}: {answer}")
         return response.json()
 
     def _wait(self, condition: Callable[[], bool], timeout: float, purpose: str) -> None:

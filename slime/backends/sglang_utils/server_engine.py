@@ -1,9 +1,12 @@
-"""An engine that is one HTTP server process on this machine."""
+"""An engine that is one HTTP server process on this machine.
+
+engine.launch(); engine.wait_ready(600); engine.client.pause_generation(); ...; engine.shutdown()
+"""
 
 import argparse
 import sys
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +16,6 @@ from typing import Any
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from slime.backends.rollout_engine import EngineStartError, RolloutEngine
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
@@ -23,6 +25,10 @@ from slime.utils.types import EngineEndpoint
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 POLL_S = 0.1
+
+
+class EngineStartError(RuntimeError):
+    """An engine did not come up."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +61,25 @@ class EnginePlacement:
             raise ValueError(f"engine on {self.host}: an API key is required beyond loopback")
 
 
-class ServerEngine(RolloutEngine):
-    """Starts ``python -m <module>`` with options taken from ``args`` and the placement."""
+class ServerEngine(ABC):
+    """One engine, or one node's part of an engine that spans nodes: ``python -m <module>`` with options.
+
+    These come from ``args.sglang_*``; ``overrides`` win over them, and what the placement decides over both.
+    """
 
     module: str
     """The server's module, started with ``python -m``."""
 
-    def __init__(self, args: Namespace, placement: EnginePlacement, log_dir: str | Path) -> None:
+    def __init__(
+        self,
+        args: Namespace,
+        placement: EnginePlacement,
+        log_dir: str | Path,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
         self.args = args
         self.placement = placement
+        self.overrides = dict(overrides or {})
         self.log_path = Path(log_dir) / f"engine_{placement.rank}.log"
         self._process: ManagedProcess | None = None
 
@@ -76,24 +92,22 @@ class ServerEngine(RolloutEngine):
         """Changes to the environment; None removes a variable."""
 
     def settings(self) -> dict[str, Any]:
-        """Option values that the run decides: they win over ``args.sglang_*``."""
+        """Option values that the run decides."""
         args, placement = self.args, self.placement
         return {
-            "model_path": args.hf_checkpoint,
             "trust_remote_code": getattr(args, "trust_remote_code", False),
             "host": placement.host,
             "port": placement.port,
             "api_key": placement.api_key,
             "random_seed": args.seed + placement.rank * args.num_gpus_per_node,
             "tp_size": getattr(args, "sglang_tp_size", None) or placement.num_gpus,
-            "enable_memory_saver": bool(args.offload_rollout and placement.gpu_offset is not None),
+            "enable_memory_saver": self.frees_memory,
         }
 
     def preferences(self) -> dict[str, Any]:
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
-        if self.args.fp16:
-            return {"dtype": "float16"}
-        return {"dtype": "float32"} if self.args.fp32 else {}
+        dtype = "float16" if self.args.fp16 else "float32" if self.args.fp32 else None
+        return {"model_path": self.args.hf_checkpoint, **({"dtype": dtype} if dtype else {})}
 
     def command(self) -> list[str]:
         """The complete command; only options that differ from the server's defaults."""
@@ -103,7 +117,13 @@ class ServerEngine(RolloutEngine):
             value = getattr(self.args, f"sglang_{dest}", None)
             if value is not None and (value != action.default or dest not in values):
                 values[dest] = value
-        return [sys.executable, "-m", self.module, *command_line(parser, {**values, **self.settings()})]
+        values |= self.overrides | self.settings()
+        return [sys.executable, "-m", self.module, *command_line(parser, values)]
+
+    @property
+    def frees_memory(self) -> bool:
+        """Whether a trainer needs its GPUs in turns with it."""
+        return bool(self.args.offload_rollout and self.placement.gpu_offset is not None)
 
     @property
     def serves_http(self) -> bool:
@@ -111,12 +131,14 @@ class ServerEngine(RolloutEngine):
 
     @cached_property
     def endpoint(self) -> EngineEndpoint:
+        """Where it serves; known before the launch."""
         placement = self.placement
         url = http_url(placement.host, placement.port)
         return EngineEndpoint(url, placement.api_key, placement.num_gpus, placement.gpu_offset)
 
     @cached_property
     def client(self) -> EngineClient:
+        """Its control plane."""
         return EngineClient(self.endpoint)
 
     @property
@@ -126,6 +148,7 @@ class ServerEngine(RolloutEngine):
         return self._process
 
     def launch(self) -> None:
+        """Starts the server and returns at once."""
         if self._process is not None and self._process.is_alive():
             raise RuntimeError(f"engine {self.placement.rank} already runs")
         self._process = ManagedProcess(
@@ -136,6 +159,11 @@ class ServerEngine(RolloutEngine):
         )
 
     def wait_ready(self, timeout: float) -> None:
+        """Returns when the engine serves.
+
+        Raises:
+            EngineStartError: it ended, or did not serve within ``timeout`` seconds; quotes its log.
+        """
         started = time.monotonic()
         retrying = Retrying(
             stop=stop_after_delay(timeout),
@@ -158,11 +186,14 @@ class ServerEngine(RolloutEngine):
         return not self.serves_http or (self.client.health(HEALTH_TIMEOUT_S) and self.is_alive())
 
     def is_alive(self) -> bool:
+        """Whether its process runs; says nothing about whether it answers."""
         return self._process is not None and self._process.is_alive()
 
     def failure_reason(self) -> str | None:
+        """How it ended and the end of its log; None while it runs."""
         return self.process.exit_reason()
 
     def shutdown(self) -> None:
+        """Ends it and everything it started. May be called again, and before the launch."""
         if self._process is not None:
             self._process.terminate(SHUTDOWN_GRACE_S)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.backends.embedded_engine.harness import Server, make_checkpoint
+from tests.engines.embedded import Server, make_checkpoint
 
 
 @pytest.fixture(scope="session")

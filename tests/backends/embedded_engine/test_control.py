@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.backends.embedded_engine.harness import ENDLESS, LONG, Server
+from tests.engines.embedded import ENDLESS, LONG, Server
 
 AN_ENDLESS = {"max_new_tokens": ENDLESS, "ignore_eos": True, "temperature": 0}
 A_LONG = {"max_new_tokens": LONG, "ignore_eos": True, "temperature": 0}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slime.backends.embedded_engine.sampling_params import UNSUPPORTED, SamplingParams
 from slime.utils.tensor_bucket import serialize_tensors
-from tests.backends.embedded_engine.harness import Server, make_checkpoint
+from tests.engines.embedded import Server, make_checkpoint
 
 REQUESTS = 5000
 PER_EXAMPLE = 20

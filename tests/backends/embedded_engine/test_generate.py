@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.backends.embedded_engine.harness import (
+from tests.engines.embedded import (
     CONTEXT,
     ENDLESS,
     FAMILIES,

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from tests.backends.embedded_engine.harness import free_port
+from tests.engines import free_port
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Servers started in particular ways: keys, memory, determinism, parents."""
+"""Servers started in particular ways: keys, memory, determinism."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.backends.embedded_engine.harness import Server, make_checkpoint
+from tests.engines.embedded import Server, make_checkpoint
 
 READERS = [
     *(
@@ -119,18 +119,6 @@ def test_streams_can_be_deltas(checkpoint, start):
     chunks = [httpx.Response(200, text=line.removeprefix("data: ")).json() for line in lines]
     assert [token for c in chunks for token in c["output_ids"]] == plain["output_ids"]
     assert "".join(c["text"] for c in chunks) == plain["text"]
-
-
-def test_the_server_ends_with_its_parent(checkpoint):
-    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    server = Server(checkpoint[0], env={"SLIME_PARENT_PID": str(parent.pid)})
-    try:
-        server.wait_ready()
-        parent.kill()
-        assert server.process.wait(10) == 1
-    finally:
-        parent.wait()
-        server.stop()
 
 
 def test_termination_does_not_wait_for_paused_requests(checkpoint, start):

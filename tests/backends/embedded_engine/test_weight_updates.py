@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
-from tests.backends.embedded_engine.harness import (
+from tests.engines.embedded import (
     LONG,
     Server,
     free_port,

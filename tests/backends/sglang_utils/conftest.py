@@ -1,95 +1,43 @@
 import os
-import random
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from slime.backends.sglang_utils.factory import create_engine
-from slime.backends.sglang_utils.server_engine import ServerEngine
-from slime.processes.child import ManagedProcess
-from slime.utils.http_utils import bearer_header, find_available_port, http_url
-from tests.backends.sglang_utils.engine_under_test import CONTEXT, EngineUnderTest
-from tools.make_tiny_model import make_config, make_model, make_tokenizer, save_checkpoint
+from slime.backends.sglang_utils.server_engine import EnginePlacement, ServerEngine
+from slime.backends.sglang_utils.servers import ENGINES
+from tests.engines import free_port
+from tests.engines.embedded import Server, make_checkpoint
+from tests.engines.fake import FakeEngine
+from tests.engines.under_test import EngineUnderTest
 
-SCRIPT = Path(__file__).with_name("fake_engine.py")
 CONFORMANCE_URL = "SLIME_CONFORMANCE_URL"
-FRESH_STATE = {"seen": [], "running": 0, "weight_version": "default", "flush_refusals": 0}
-
-
-def free_port() -> int:
-    """A free port that another test session on this machine is unlikely to choose too."""
-    return find_available_port(random.randrange(20000, 30000))
-
-
-@dataclass
-class FakeEngine:
-    url: str
-    process: ManagedProcess
-    api_key: str | None = None
-
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        headers = bearer_header(self.api_key)
-        response = httpx.request(method, self.url + path, json=body, headers=headers, trust_env=False)
-        return response.raise_for_status().json()
-
-    def set_state(self, **state: Any) -> None:
-        self.call("POST", "/fake", state)
-
-    def seen(self, what: str) -> list[Any]:
-        return [body for kind, body in self.call("GET", "/seen") if kind == what]
-
-
-@pytest.fixture(scope="session")
-def start_fake_engine(tmp_path_factory) -> Iterator[Callable[..., FakeEngine]]:
-    """Starts fake engines that live until the session ends."""
-    processes = []
-
-    def start(api_key: str | None = None) -> FakeEngine:
-        port = free_port()
-        argv = [sys.executable, str(SCRIPT), str(port), *([api_key] if api_key else [])]
-        log = tmp_path_factory.mktemp("fake") / "engine.log"
-        processes.append(ManagedProcess(argv, name="fake engine", log_path=log))
-        retrying = Retrying(
-            stop=stop_after_delay(30),
-            wait=wait_fixed(0.05),
-            retry=retry_if_exception_type(httpx.TransportError),
-        )
-        retrying(httpx.get, http_url("127.0.0.1", port) + "/health", trust_env=False)
-        return FakeEngine(http_url("127.0.0.1", port), processes[-1], api_key)
-
-    yield start
-    for process in processes:
-        process.terminate(0)
-
-
-@pytest.fixture(scope="session")
-def shared_fake_engine(start_fake_engine) -> FakeEngine:
-    return start_fake_engine()
 
 
 @pytest.fixture
-def fake_engine(shared_fake_engine) -> FakeEngine:
-    """A fake engine with nothing seen yet."""
-    shared_fake_engine.set_state(**FRESH_STATE)
-    return shared_fake_engine
+def start_fake_engine() -> Iterator[Callable[..., FakeEngine]]:
+    """Starts fake engines that live until the test ends."""
+    engines = []
+
+    def start(api_key: str | None = None) -> FakeEngine:
+        engines.append(FakeEngine(api_key).start())
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+@pytest.fixture
+def fake_engine(start_fake_engine) -> FakeEngine:
+    return start_fake_engine()
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory) -> Path:
-    """A Qwen3 with random fp32 weights and a byte-level tokenizer."""
     path = tmp_path_factory.mktemp("tiny")
-    tokenizer = make_tokenizer()
-    shape = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "intermediate_size": 96}
-    config = make_config(tokenizer, "qwen3", **shape)
-    config.max_position_embeddings = CONTEXT
-    save_checkpoint(path, make_model(config), tokenizer)
+    make_checkpoint(path)
     return path
 
 
@@ -110,20 +58,20 @@ def engine_args(checkpoint: Path) -> Namespace:
 
 
 def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
-    where = {"host": "127.0.0.1", "port": free_port(), "num_gpus": 1, "gpu_offset": 0}
-    engine = create_engine(args, rank=0, **where, log_dir=log_dir, api_key=api_key)
+    """As a keeper does it."""
+    placement = EnginePlacement(rank=0, host="127.0.0.1", port=free_port(), gpu_offset=0, api_key=api_key)
+    engine = ENGINES[args.rollout_engine](args, placement, log_dir)
     engine.launch()
     return engine
 
 
 @pytest.fixture(scope="session")
-def embedded_engine(tiny_checkpoint, tmp_path_factory) -> Iterator[ServerEngine]:
-    engine = start_embedded(engine_args(tiny_checkpoint), tmp_path_factory.mktemp("engine"))
+def embedded_engine(tiny_checkpoint) -> Iterator[Server]:
+    server = Server(tiny_checkpoint, "--enable-memory-saver")
     try:
-        engine.wait_ready(120)
-        yield engine
+        yield server.wait_ready()
     finally:
-        engine.shutdown()
+        server.stop()
 
 
 def conformance_targets() -> list[str]:
@@ -138,7 +86,7 @@ def engine_under_test(request) -> Iterator[EngineUnderTest]:
     16384 tokens and without an API key.
     """
     if request.param == "embedded":
-        url = request.getfixturevalue("embedded_engine").endpoint.url
+        url = request.getfixturevalue("embedded_engine").url
     else:
         url = os.environ[CONFORMANCE_URL]
     target = EngineUnderTest(url)

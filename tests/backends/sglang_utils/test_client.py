@@ -5,7 +5,7 @@ import pytest
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.http_utils import http_url
 from slime.utils.types import EngineEndpoint
-from tests.backends.sglang_utils.conftest import free_port
+from tests.engines import free_port
 
 
 def endpoint(url: str, api_key: str | None = None) -> EngineEndpoint:
@@ -80,12 +80,12 @@ def test_dtypes_and_shapes_are_sent_as_sglang_reads_them(client, fake_engine):
 
 
 def test_flush_waits_for_an_engine_that_is_still_busy(client, fake_engine):
-    fake_engine.set_state(flush_refusals=3)
+    fake_engine.flush_refusals = 3
     client.flush_cache(timeout=20)
 
 
 def test_flush_gives_up_on_an_engine_that_stays_busy(client, fake_engine):
-    fake_engine.set_state(flush_refusals=10_000)
+    fake_engine.flush_refusals = 10_000
     with pytest.raises(EngineError, match=r"/flush_cache: .*still running or queued after 0\.2 s"):
         client.flush_cache(timeout=0.2)
 

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 
-from tests.backends.sglang_utils.engine_under_test import PROMPT
+from tests.engines.under_test import PROMPT
 
 META_INFO = {
     "id",

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.utils.distributed_utils import init_process_group
-from tests.backends.sglang_utils.conftest import free_port
-from tests.backends.sglang_utils.engine_under_test import ENDLESS, LONG, PROMPT, in_thread
+from tests.engines import free_port
+from tests.engines.embedded import ENDLESS, LONG
+from tests.engines.under_test import PROMPT, in_thread
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The embedded engine, started and stopped as the engine actors do it, behind the router."""
+"""The embedded engine, started and stopped as its keeper does it, behind the router."""
 
 import os
 import signal
@@ -7,11 +7,12 @@ import time
 import psutil
 import pytest
 
-from slime.backends.rollout_engine import EngineStartError
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import start_router
+from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.utils.http_utils import HttpStatusError, init_http_client, post, share_key_with
-from tests.backends.sglang_utils.conftest import engine_args, free_port, start_embedded
+from tests.backends.sglang_utils.conftest import engine_args, start_embedded
+from tests.engines import free_port
 
 KEY = "a key of this run"
 

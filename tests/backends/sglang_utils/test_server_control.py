@@ -9,7 +9,7 @@ from slime.backends.sglang_utils.server_control import (
     num_requests_from_load,
 )
 from slime.utils.http_utils import http_url
-from tests.backends.sglang_utils.conftest import free_port
+from tests.engines import free_port
 
 
 def test_running_and_waiting_requests_of_all_ranks_count():
@@ -21,7 +21,7 @@ def test_running_and_waiting_requests_of_all_ranks_count():
 
 
 def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine):
-    fake_engine.set_state(running=3)
+    fake_engine.pretended = 3
     started = time.monotonic()
     asyncio.run(abort_server_until_idle(fake_engine.url))
     assert fake_engine.seen("abort_request") == [{"abort_all": True}] * 3
@@ -29,7 +29,7 @@ def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine):
 
 
 def test_a_dead_engine_is_given_up_and_does_not_hold_up_the_others(fake_engine, caplog):
-    fake_engine.set_state(running=2)
+    fake_engine.pretended = 2
     dead = http_url("127.0.0.1", free_port())
     asyncio.run(abort_servers_until_idle([dead, fake_engine.url]))
     assert f"cannot tell whether {dead} is idle" in caplog.text
@@ -37,6 +37,6 @@ def test_a_dead_engine_is_given_up_and_does_not_hold_up_the_others(fake_engine, 
 
 
 def test_an_engine_that_stays_busy_is_an_error_in_the_end(fake_engine):
-    fake_engine.set_state(running=10_000)
+    fake_engine.pretended = 10_000
     with pytest.raises(TimeoutError, match=rf"abort: {fake_engine.url} still has \d+ requests after 0\.2 s"):
         asyncio.run(abort_server_until_idle(fake_engine.url, timeout=0.2))

@@ -2,20 +2,14 @@ import argparse
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
 from slime.arguments.embedded_engine import EmbeddedServerArgs
-from slime.backends.rollout_engine import EngineStartError
-from slime.backends.sglang_utils.embedded import EmbeddedEngine
-from slime.backends.sglang_utils.factory import create_engine, engine_api_key, engine_host
-from slime.backends.sglang_utils.server_engine import EnginePlacement
-from slime.backends.sglang_utils.sglang_engine import SGLangEngine
+from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineStartError
+from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
 from slime.utils.types import EngineEndpoint
-from tests.backends.sglang_utils.conftest import free_port
-
-FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+from tests.engines import fake, free_port
 
 
 def make_args(**changes) -> Namespace:
@@ -126,6 +120,15 @@ def test_the_embedded_engine_gets_the_flags_it_has():
     assert options.random_seed == 1242
 
 
+def test_overrides_win_over_flags_but_not_over_the_placement():
+    args = make_args(sglang_context_length=512, sglang_mem_fraction_static=0.7)
+    overrides = {"model_path": "/models/judge", "dtype": "bfloat16", "port": 1, "mem_fraction_static": 0.5}
+    engine = StandInSGLang(args, place(), "/tmp", overrides)
+    options = engine.parser().parse_args(engine.command()[3:])
+    assert (options.model_path, options.dtype) == ("/models/judge", "bfloat16")
+    assert (options.port, options.mem_fraction_static) == (15000, 0.5)
+
+
 def test_the_embedded_engine_keeps_to_one_passive_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environment = EmbeddedEngine(make_args(), place(), "/tmp").environment()
@@ -143,23 +146,8 @@ def test_sglang_runs_without_expandable_segments(monkeypatch):
 def test_beyond_loopback_a_key_is_required():
     with pytest.raises(ValueError, match=r"engine on 10\.0\.0\.1: an API key is required beyond loopback"):
         place(host="10.0.0.1")
-    engine = create_engine(
-        make_args(), rank=0, host="10.0.0.1", port=1, num_gpus=1, log_dir="/tmp", api_key="k"
-    )
+    engine = EmbeddedEngine(make_args(), place(host="10.0.0.1", port=1, api_key="k"), "/tmp")
     assert engine.endpoint == EngineEndpoint("http://10.0.0.1:1", "k", 1, None)
-
-
-def test_engines_leave_loopback_only_in_a_cluster_of_several_machines():
-    assert engine_host({"10.0.0.1"}, "10.0.0.1") == "127.0.0.1"
-    assert engine_host({"10.0.0.1", "10.0.0.2"}, "10.0.0.2") == "10.0.0.2"
-
-
-def test_a_token_is_made_for_engines_that_leave_loopback():
-    args = make_args(sglang_api_key=None)
-    assert engine_api_key(args, "127.0.0.1") is None
-    tokens = {engine_api_key(args, "10.0.0.1") for _ in range(2)}
-    assert len(tokens) == 2 and min(map(len, tokens)) >= 32
-    assert engine_api_key(make_args(sglang_api_key="mine"), "10.0.0.1") == "mine"
 
 
 class FakeServerEngine(EmbeddedEngine):
@@ -170,7 +158,7 @@ class FakeServerEngine(EmbeddedEngine):
     def command(self) -> list[str]:
         if self.code:
             return [sys.executable, "-c", self.code]
-        return [sys.executable, str(FAKE_ENGINE), str(self.placement.port)]
+        return [sys.executable, fake.__file__, str(self.placement.port)]
 
 
 @pytest.fixture

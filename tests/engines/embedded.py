@@ -1,8 +1,7 @@
-"""Tiny random checkpoints, and servers over them in processes of their own."""
+"""Tiny random checkpoints, and real embedded engines over them in processes of their own."""
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,12 +12,13 @@ import httpx
 import torch
 import transformers
 
+from tests.engines import free_port
 from tools.make_tiny_model import make_tokenizer
 
 CONTEXT = 16384
 ENDLESS = CONTEXT - 384
 """New tokens of a request that is to be still running whenever a test looks; making them takes 10 s."""
-LONG = 1500
+LONG = 2000
 """New tokens of a request that runs on while a test does a thing or two, and is then waited for."""
 SHAPE = {
     "vocab_size": 320,
@@ -63,12 +63,6 @@ def token_logprobs(model, ids: list[int], temperature: float = 1.0) -> list[floa
     return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 class _ExplainingTransport(httpx.HTTPTransport):
     """Adds to an error of the connection how the server is and what it wrote last."""
 
@@ -87,7 +81,7 @@ class _ExplainingTransport(httpx.HTTPTransport):
 class Server:
     """``python -m slime.backends.embedded_engine``, a client for it, and its log in a file."""
 
-    def __init__(self, model_path: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, model_path: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(model_path)]

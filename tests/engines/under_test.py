@@ -17,13 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from slime.backends.sglang_utils.client import EngineClient
 from slime.utils.http_utils import KEEPALIVE_S
 from slime.utils.types import EngineEndpoint
+from tests.engines.embedded import ENDLESS
 
 PROMPT = [40, 41, 42, 43, 44, 45]
-CONTEXT = 16384
-ENDLESS = CONTEXT - 384
-"""New tokens of a request that is to be still running whenever a test looks; making them takes 10 s."""
-LONG = 2000
-"""New tokens of a request that runs on while a test does a thing or two, and is then waited for."""
 
 
 class EngineUnderTest:

@@ -1,0 +1,126 @@
+"""One engine of the fleet, what it is good for, and the one way in which that changes."""
+
+import threading
+from enum import Enum
+from functools import cached_property
+from typing import Protocol
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.utils.types import EngineEndpoint
+
+
+class EngineState(Enum):
+    """What an engine is good for.
+
+    READY: it serves HTTP, but is not routed to yet or has no current weights.
+    DEAD: for good; what takes its place is another engine.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    SERVING = "serving"
+    DEAD = "dead"
+
+
+_FOLLOWING: dict[EngineState, tuple[EngineState, ...]] = {
+    EngineState.STARTING: (EngineState.READY, EngineState.DEAD),
+    EngineState.READY: (EngineState.SERVING, EngineState.DEAD),
+    EngineState.SERVING: (EngineState.DEAD,),
+    EngineState.DEAD: (),
+}
+
+
+class IllegalStateChange(RuntimeError):
+    """An engine was to become what it cannot."""
+
+
+class EngineHandle(Protocol):
+    """What the source of an engine gives for it."""
+
+    def failure_reason(self) -> str | None:
+        """Why it no longer serves; None while it does. May take half a minute to say."""
+
+    def end(self) -> None:
+        """Ends it, if it is ours to end."""
+
+
+class Engine:
+    """One serving unit: one HTTP endpoint, on one GPU or many.
+
+    Attributes:
+        rank: its number among all engines of the run; a replacement has its predecessor's.
+        kind: what the router is told about it.
+        replaceable: whether another engine can take its place.
+        gone: set once it has left the router and its process has ended.
+    """
+
+    def __init__(
+        self, rank: int, handle: EngineHandle, *, kind: str = "regular", replaceable: bool = True
+    ) -> None:
+        self.rank, self.handle, self.kind, self.replaceable = rank, handle, kind, replaceable
+        self.gone = threading.Event()
+        self._endpoint: EngineEndpoint | None = None
+        self._state = EngineState.STARTING
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        where = f" ({self._endpoint.url})" if self._endpoint else ""
+        return f"engine {self.rank}{where}"
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has started and not died since."""
+        return self._state in (EngineState.READY, EngineState.SERVING)
+
+    @property
+    def endpoint(self) -> EngineEndpoint:
+        assert self._endpoint is not None, f"{self} has not started"
+        return self._endpoint
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether it shares its GPUs with the trainer."""
+        return self.endpoint.gpu_offset is not None
+
+    @cached_property
+    def client(self) -> EngineClient:
+        """Its control plane."""
+        return EngineClient(self.endpoint)
+
+    def started(self, endpoint: EngineEndpoint) -> None:
+        self._endpoint = endpoint
+        self.become(EngineState.READY)
+
+    def become(self, state: EngineState) -> bool:
+        """Changes the state. False if it was dead: then it stays so.
+
+        Raises:
+            IllegalStateChange: a living engine cannot become that.
+        """
+        with self._lock:
+            if self._state is EngineState.DEAD:
+                return False
+            if state not in _FOLLOWING[self._state]:
+                raise IllegalStateChange(f"{self} is {self._state.value}: it cannot become {state.value}")
+            self._state = state
+            return True
+
+    def end(self) -> None:
+        """Ends its process; does nothing if it was called before."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        try:
+            self.handle.end()
+        finally:
+            self.gone.set()

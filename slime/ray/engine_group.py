@@ -1,0 +1,73 @@
+"""Engines of one kind, and where they come from."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from slime.ray.engine import Engine, EngineHandle, EngineState
+from slime.utils.types import EngineEndpoint
+
+
+class EngineSource(Protocol):
+    """A way to get engines. Each has a place among those of the source, from 0."""
+
+    replaces: bool
+    """Whether a place whose engine died can be filled again."""
+
+    def __len__(self) -> int:
+        """The number of places."""
+
+    def launch(self, place: int, rank: int) -> EngineHandle:
+        """Begins to start an engine and returns at once."""
+
+    def wait_ready(self, handles: Sequence[Any], timeout: float) -> list[EngineEndpoint]:
+        """Where engines of this source serve, once all of them do; raises as soon as one fails.
+
+        Raises:
+            EngineStartError: one ended, or did not serve within ``timeout`` seconds.
+        """
+
+
+class EngineGroup:
+    """The engines of one source, all of one kind: regular, for now.
+
+    Attributes:
+        engines: by place, the dead that were not replaced included. The list is replaced and never
+            changed: other threads may go over it meanwhile.
+        launches: engines started so far; a replacement may serve at its predecessor's address.
+    """
+
+    def __init__(self, source: EngineSource, *, kind: str = "regular", first_rank: int = 0) -> None:
+        self._source, self._kind, self._first_rank = source, kind, first_rank
+        self.engines: list[Engine] = []
+        self.launches = 0
+
+    def launch(self) -> None:
+        """Begins to start an engine for every place."""
+        self.engines = [self._launch(self._first_rank + place) for place in range(len(self._source))]
+
+    def replace_gone(self) -> list[Engine]:
+        """Begins to start engines in place of those that are gone; forgets them if there are no others.
+
+        An engine that is dead and not gone yet keeps its place: its address and GPUs are still taken.
+        """
+        engines, fresh = [], []
+        for engine in self.engines:
+            if not engine.gone.is_set():
+                engines.append(engine)
+            elif engine.replaceable:
+                fresh.append(self._launch(engine.rank))
+                engines.append(fresh[-1])
+        self.engines = engines
+        return fresh
+
+    def wait_ready(self, timeout: float) -> None:
+        """Returns when every engine that was launched serves."""
+        starting = [engine for engine in self.engines if engine.state is EngineState.STARTING]
+        endpoints = self._source.wait_ready([engine.handle for engine in starting], timeout)
+        for engine, endpoint in zip(starting, endpoints, strict=True):
+            engine.started(endpoint)
+
+    def _launch(self, rank: int) -> Engine:
+        handle = self._source.launch(rank - self._first_rank, rank)
+        self.launches += 1
+        return Engine(rank, handle, kind=self._kind, replaceable=self._source.replaces)

@@ -1,0 +1,68 @@
+"""What a process knows about its node: the environment, the log directory, free ports, its address."""
+
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import ray
+
+LOOPBACK = "127.0.0.1"
+
+# Ray would hide all but its own GPUs from each actor; CUDA IPC between colocated processes needs
+# every GPU of the node visible, so device ids stay physical.
+NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+    "RAY_EXPERIMENTAL_NOSET_HABANA_VISIBLE_MODULES",
+    "RAY_EXPERIMENTAL_NOSET_NEURON_RT_VISIBLE_CORES",
+    "RAY_EXPERIMENTAL_NOSET_TPU_VISIBLE_CHIPS",
+    "RAY_EXPERIMENTAL_NOSET_ONEAPI_DEVICE_SELECTOR",
+]
+
+# Several processes share few cores: spinning OpenMP threads would starve them (10-20x, measured).
+_THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+_TRAINER = {"NCCL_CUMEM_ENABLE": "0", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+
+
+def process_env(extra: dict[str, str] | None = None, *, trainer: bool = False) -> dict[str, str]:
+    """Variables for a process of ours; the launching shell wins over our defaults, ``extra`` over both."""
+    defaults = {**_THREADS, **(_TRAINER if trainer else {})}
+    env = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    env |= dict.fromkeys(NOSET_VISIBLE_DEVICES_ENV_VARS_LIST, "1")
+    # Its import path must match the driver's, or dotted paths of user code would not resolve.
+    env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return env | {k: str(v) for k, v in (extra or {}).items()}
+
+
+def log_dir() -> Path:
+    """A directory of this run on this node, named after the user and Ray's session and job."""
+    return Path(tempfile.gettempdir()) / f"slime-{os.getuid()}" / _run_name()
+
+
+def first_port(base: int, spread: int) -> int:
+    """Where this run starts to look for free ports: ``base`` plus up to ``spread``.
+
+    Two runs that start together would otherwise find the same port free, and the one whose server loses
+    it would find the other's server healthy.
+    """
+    return base + zlib.crc32(_run_name().encode()) % spread
+
+
+def _run_name() -> str:
+    context = ray.get_runtime_context()
+    return f"{context.get_session_name()}/{context.get_job_id()}"
+
+
+def node_host() -> str:
+    """The address that servers on this node listen on."""
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return listening_host(nodes, ray.util.get_node_ip_address())
+
+
+def listening_host(nodes: set[str], node: str) -> str:
+    """Loopback if the cluster's ``nodes`` are one machine, else the address of ``node``."""
+    return LOOPBACK if len(nodes) <= 1 else node

@@ -1,0 +1,323 @@
+"""The fleet's decisions about engines that die, with stand-ins for the processes."""
+
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slime.backends.sglang_utils.client import EngineError
+from slime.ray import engine, engine_keeper, engine_watch
+from slime.ray.engine import EngineState
+from slime.ray.engine_group import EngineGroup
+from slime.ray.engine_keeper import SpawnedEngine
+from slime.ray.engine_watch import EngineFailure
+from slime.ray.fleet import Fleet, api_key
+from slime.ray.served_model import ServedModel
+from slime.ray.waiting import ProcessDied
+from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
+
+
+class Call:
+    """A method of a stand-in for a keeper; what it returns stands for the reference to its answer."""
+
+    def __init__(self, keeper: "Keeper") -> None:
+        self.keeper = keeper
+
+    def remote(self, *arguments: Any) -> "Keeper":
+        return self.keeper
+
+
+class Keeper:
+    lost = False
+
+    def __getattr__(self, method: str) -> Call:
+        return Call(self)
+
+
+class KeptSource(Source):
+    """Engines with keepers that can be lost."""
+
+    def launch(self, place: int, rank: int) -> Any:
+        return SpawnedEngine(rank, Keeper())
+
+
+def answer(keeper: Keeper, what: str, timeout: float) -> None:
+    if keeper.lost:
+        raise ProcessDied(f"{what}: the process of rank 0 ended")
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch):
+    def build(
+        colocated: bool = False,
+        fault_tolerant: bool = True,
+        models: Callable[[Cluster], list[ServedModel]] = lambda cluster: [kept_model(cluster)],
+        look_interval: float = 0.01,
+    ) -> tuple[Fleet, Cluster]:
+        cluster = Cluster(colocated)
+        monkeypatch.setattr(engine, "EngineClient", client_class(cluster))
+        monkeypatch.setattr(engine_keeper, "wait_one", answer)
+        monkeypatch.setattr(engine_keeper.ray, "kill", lambda keeper: None)
+        monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", look_interval)
+        args = Namespace(
+            use_fault_tolerance=fault_tolerant,
+            offload_rollout=colocated,
+            engine_startup_timeout=5,
+            rollout_health_check_interval=60.0,
+            rollout_health_check_timeout=1.0,
+            rollout_health_check_first_wait=0.0,
+        )
+        fleet = Fleet(args, models(cluster))
+        fleets.append(fleet)
+        fleet.start()
+        return fleet, cluster
+
+    fleets: list[Fleet] = []
+    yield build
+    for fleet in fleets:
+        fleet.stop()
+
+
+def kept_model(cluster: Cluster) -> ServedModel:
+    return ServedModel("default", [EngineGroup(KeptSource(cluster, 2))], lambda: Router(cluster))
+
+
+def lose_keeper(fleet: Fleet, rank: int = 0) -> None:
+    fleet.models["default"].engines[rank].handle.keeper.lost = True
+
+
+def living(fleet: Fleet) -> list[int]:
+    return [one.rank for model in fleet.models.values() for one in model.living]
+
+
+def failed(fleet: Fleet) -> bool:
+    try:
+        fleet.check()
+    except EngineFailure:
+        return True
+    return False
+
+
+def test_an_engine_whose_keeper_is_gone_leaves_the_router(make) -> None:
+    fleet, cluster = make()
+    lose_keeper(fleet)
+    wait_until(lambda: cluster.routed == ["http://engine1"])
+    fleet.check()
+
+
+def test_without_fault_tolerance_a_lost_keeper_ends_the_run(make) -> None:
+    fleet, _ = make(fault_tolerant=False)
+    lose_keeper(fleet)
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match=r"engine 0 .* ended: its keeper is gone"):
+        fleet.check()
+
+
+def test_stopping_goes_on_after_a_keeper_that_is_gone(make) -> None:
+    fleet, cluster = make(fault_tolerant=False)
+    lose_keeper(fleet)
+    fleet.stop()
+    assert ("router", "shutdown") in cluster.requests
+
+
+def test_a_router_that_keeps_a_dead_engine_ends_the_run(make) -> None:
+    fleet, cluster = make()
+    cluster.router_fails = True
+    lose_keeper(fleet)
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match=r"engine 0 .* the router is gone"):
+        fleet.check()
+
+
+def test_an_error_of_the_watcher_itself_ends_the_run(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = make()
+    monkeypatch.setattr(SpawnedEngine, "failure_reason", lambda self: 1 / 0)
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match="ZeroDivisionError"):
+        fleet.check()
+
+
+def test_a_replacement_at_the_same_address_counts_as_a_launch(make) -> None:
+    fleet, _ = make()
+    before, launches = fleet.endpoints, fleet.launches
+    lose_keeper(fleet)
+    wait_until(lambda: living(fleet) == [1])
+    fleet.recover()
+    assert fleet.endpoints == before
+    assert fleet.launches == launches + 1
+
+
+def test_recovery_finds_a_death_that_the_watcher_has_not_seen(make) -> None:
+    fleet, _ = make(look_interval=60.0)
+    lost = fleet.models["default"].engines[0]
+    lose_keeper(fleet)
+    fleet.recover()
+    assert lost.state is EngineState.DEAD and lost not in fleet.models["default"].engines
+    assert living(fleet) == [0, 1]
+
+
+def test_a_replacement_serves_only_once_it_has_current_weights(make) -> None:
+    fleet, cluster = make()
+    lose_keeper(fleet)
+    wait_until(lambda: cluster.routed == ["http://engine1"])
+    fleet.recover()
+    assert cluster.routed == ["http://engine1"]
+    cluster.versions = {"http://engine0": "default", "http://engine1": "2"}
+    with pytest.raises(EngineFailure, match=r"engine 0 .*'default'.*'2'"):
+        fleet.admit("2")
+    assert cluster.routed == ["http://engine1"]
+    cluster.versions["http://engine0"] = "2"
+    fleet.admit("2")
+    assert sorted(cluster.routed) == ["http://engine0", "http://engine1"]
+
+
+def test_a_colocated_replacement_can_be_onloaded_like_the_others(make) -> None:
+    fleet, cluster = make(colocated=True)
+    lose_keeper(fleet)
+    wait_until(lambda: living(fleet) == [1])
+    fleet.recover()
+    assert cluster.requests == [("http://engine0", "release"), ("http://engine0", "resume weights")]
+
+
+@pytest.mark.parametrize("method", ["release", "resume", "admit"])
+def test_an_engine_found_dead_by_a_request_is_left_to_recovery(method: str, make) -> None:
+    fleet, cluster = make(colocated=True)
+    cluster.dead.add("http://engine0")
+    arguments: dict[str, list[Any]] = {"release": [], "resume": [["weights"]], "admit": ["1"]}
+    getattr(fleet, method)(*arguments[method])
+    assert living(fleet) == [1]
+    assert cluster.routed == ["http://engine1"]
+
+
+def test_without_fault_tolerance_a_dead_engine_fails_the_request(make) -> None:
+    fleet, cluster = make(colocated=True, fault_tolerant=False)
+    cluster.dead.add("http://engine0")
+    with pytest.raises(EngineError, match="engine0"):
+        fleet.release()
+
+
+def test_a_death_that_is_suspected_is_waited_for(make) -> None:
+    fleet, _ = make(look_interval=60.0)
+    launches = fleet.launches
+    threading.Timer(0.5, lose_keeper, [fleet]).start()
+    fleet.recover()
+    assert fleet.launches == launches
+    fleet.recover(patience=10)
+    assert fleet.launches == launches + 1 and living(fleet) == [0, 1]
+
+
+def test_a_suspicion_that_proves_wrong_is_given_up(make) -> None:
+    fleet, _ = make()
+    launches, started = fleet.launches, time.monotonic()
+    fleet.recover(patience=0.3)
+    assert 0.3 <= time.monotonic() - started < 2
+    assert fleet.launches == launches
+
+
+def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = make()
+    lose_keeper(fleet, 0)
+    wait_until(lambda: living(fleet) == [1])
+    started, wait_ready = threading.Event(), KeptSource.wait_ready
+    slow = lambda *arguments: [started.wait(20), wait_ready(*arguments)][1]
+    monkeypatch.setattr(KeptSource, "wait_ready", slow)
+    recovery = threading.Thread(target=fleet.recover)
+    recovery.start()
+    wait_until(lambda: fleet.launches == 3)
+    lose_keeper(fleet, 1)
+    wait_until(lambda: living(fleet) == [])
+    started.set()
+    recovery.join(5)
+    fleet.check()
+    assert living(fleet) == [0]
+    fleet.recover()
+    assert living(fleet) == [0, 1]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_refusal_is_an_error_unless_the_engine_has_died(make, monkeypatch, dies: bool) -> None:
+    fleet, _ = make(colocated=True)
+    victim = fleet.models["default"].engines[0]
+
+    def refuse() -> None:
+        if dies:
+            victim.become(EngineState.DEAD)
+        raise EngineError(victim.url, "/release_memory_occupation", 503, "shutting down")
+
+    monkeypatch.setattr(victim.client, "release_memory_occupation", refuse)
+    if dies:
+        fleet.release()
+    else:
+        with pytest.raises(EngineError, match="HTTP 503"):
+            fleet.release()
+
+
+def test_a_replacement_waits_until_the_dead_engine_has_ended(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, _ = make()
+    ending, launches = threading.Event(), fleet.launches
+    monkeypatch.setattr(SpawnedEngine, "end", lambda self: ending.wait(20))
+    lose_keeper(fleet)
+    wait_until(lambda: living(fleet) == [1])
+    recovery = threading.Thread(target=fleet.recover)
+    recovery.start()
+    recovery.join(0.3)
+    assert recovery.is_alive() and fleet.launches == launches
+    ending.set()
+    recovery.join(5)
+    assert fleet.launches == launches + 1
+
+
+def with_a_judge(cluster: Cluster) -> list[ServedModel]:
+    return [cluster.model(2), cluster.model(2, "judge", first_rank=2, takes_updates=False)]
+
+
+def test_only_models_that_take_updates_are_updated(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    assert living(fleet) == [0, 1, 2, 3] and len(cluster.routed) == 4
+    assert [endpoint.url for endpoint in fleet.endpoints] == ["http://engine0", "http://engine1"]
+    assert fleet.launches == 2
+    fleet.admit("1")
+    assert cluster.requests == [(f"http://engine{rank}", "weight_version") for rank in (0, 1)]
+
+
+def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_is_replaced(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended[3] = "killed by SIGKILL"
+    wait_until(lambda: "http://engine3" not in cluster.routed)
+    fleet.recover()
+    assert fleet.models["judge"].engines[1].state is EngineState.SERVING
+    assert "http://engine3" in cluster.routed
+    assert fleet.launches == 2
+
+
+def test_each_model_needs_an_engine(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended.update({2: "killed by SIGKILL", 3: "killed by SIGKILL"})
+    wait_until(lambda: failed(fleet))
+    assert [one.rank for one in fleet.models["default"].living] == [0, 1]
+    with pytest.raises(EngineFailure, match="no engine is left"):
+        fleet.check()
+
+
+def test_an_engine_of_someone_else_is_not_replaced(make) -> None:
+    fleet, cluster = make(
+        models=lambda cluster: [
+            ServedModel("default", [EngineGroup(Source(cluster, 2, replaces=False))], lambda: Router(cluster))
+        ]
+    )
+    before = fleet.endpoints
+    cluster.ended[0] = "no healthy answer"
+    wait_until(lambda: cluster.routed == ["http://engine1"])
+    fleet.recover()
+    assert (fleet.endpoints, fleet.launches) == (before[1:], 2)
+
+
+def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
+    args = Namespace(sglang_api_key=None)
+    assert api_key(args, "127.0.0.1") is None
+    tokens = {api_key(args, "10.0.0.1") for _ in range(2)}
+    assert len(tokens) == 2 and min(len(token or "") for token in tokens) >= 32
+    assert api_key(Namespace(sglang_api_key="mine"), "10.0.0.1") == "mine"

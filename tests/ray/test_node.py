@@ -1,0 +1,40 @@
+"""What a process knows about its node."""
+
+import os
+
+import pytest
+
+from slime.ray import node
+from slime.ray.node import first_port, listening_host, log_dir, process_env
+
+
+def test_servers_leave_loopback_only_in_a_cluster_of_several_machines() -> None:
+    assert listening_host({"10.0.0.1"}, "10.0.0.1") == "127.0.0.1"
+    assert listening_host({"10.0.0.1", "10.0.0.2"}, "10.0.0.2") == "10.0.0.2"
+
+
+def test_the_shell_wins_over_our_defaults_and_the_flag_over_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    env = process_env({"OMP_WAIT_POLICY": "ACTIVE", "PORT": 1})  # type: ignore[dict-item]
+    assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["PORT"]) == ("3", "ACTIVE", "1")
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == os.getcwd()
+    assert "NCCL_CUMEM_ENABLE" not in env
+    assert process_env(trainer=True)["NCCL_CUMEM_ENABLE"] == "0"
+
+
+def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for job in ("01", "02"):
+
+        class Context:
+            def get_session_name(self) -> str:
+                return "session"
+
+            def get_job_id(self, job: str = job) -> str:
+                return job
+
+        monkeypatch.setattr(node.ray, "get_runtime_context", Context)
+        found[first_port(3000, 1000)] = log_dir()
+    assert len(found) == len(set(found.values())) == 2
+    assert all(3000 <= port < 4000 for port in found)
