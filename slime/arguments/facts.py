@@ -6,7 +6,9 @@ hands that to users' hooks, which read facts like flags.
 
 from argparse import Namespace
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar, cast
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Facts:
 _NAMES = frozenset(field.name for field in fields(Facts))
 
 
-def with_facts(args: Namespace, **facts: Any) -> Namespace:
+def with_facts(args: V, **facts: Any) -> V:
     """A copy of ``args`` that has these facts.
 
     Raises:
@@ -44,4 +46,4 @@ def with_facts(args: Namespace, **facts: Any) -> Namespace:
     """
     if unknown := facts.keys() - _NAMES:
         raise TypeError(f"no facts: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})")
-    return Namespace(**{**vars(args), **facts})
+    return cast(V, Namespace(**{**vars(args), **facts}))

@@ -4,7 +4,6 @@ A recording is a torch file ``{"rollout_id": int, "samples": [Sample.to_dict()]}
 ``weights_only=True``, so that a file from elsewhere cannot run code.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from slime.utils.types import Sample
 
 
 def save_debug_rollout_data(
-    args: Namespace | TrackingView, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool
+    args: TrackingView, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool
 ) -> None:
     """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``."""
     if not args.save_debug_rollout_data:
@@ -26,7 +25,7 @@ def save_debug_rollout_data(
     torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
 
 
-def load_debug_rollout_data(args: Namespace | TrackingView, rollout_id: int) -> list[Sample]:
+def load_debug_rollout_data(args: TrackingView, rollout_id: int) -> list[Sample]:
     """The samples of one recorded rollout; with a subsample ratio, half from each end.
 
     Raises:

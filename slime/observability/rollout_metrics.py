@@ -1,13 +1,12 @@
 """Metrics of generated samples. Functions of samples, so that they can be tested without a cluster."""
 
 import statistics
-from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from slime.arguments.views import TrackingView, view
+from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import (
     compute_pass_rate,
     compute_statistics,
@@ -20,7 +19,7 @@ from slime.utils.types import Sample
 
 def rollout_log_metrics(
     rollout_id: int,
-    args: Namespace | TrackingView,
+    args: TrackingView,
     samples: Sequence[Sample],
     extra_metrics: Mapping[str, Any] | None,
     rollout_time: float,
@@ -29,7 +28,6 @@ def rollout_log_metrics(
 
     ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
     """
-    args = view(args, TrackingView)
     hook = args.custom_rollout_log_function_path
     if hook and load_function(hook)(rollout_id, args, samples, extra_metrics, rollout_time):
         return {}
@@ -43,7 +41,7 @@ def rollout_log_metrics(
 
 def eval_log_metrics(
     rollout_id: int,
-    args: Namespace | TrackingView,
+    args: TrackingView,
     data: Mapping[str, Mapping[str, Any]],
     extra_metrics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -52,7 +50,6 @@ def eval_log_metrics(
     ``data`` maps a dataset's name to ``{"rewards", "truncated", "samples"}``, lists in sample order.
     Empty when ``--custom-eval-rollout-log-function-path`` did the logging.
     """
-    args = view(args, TrackingView)
     hook = args.custom_eval_rollout_log_function_path
     if hook and load_function(hook)(rollout_id, args, data, extra_metrics):
         return {}

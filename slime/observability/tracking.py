@@ -8,12 +8,11 @@ The JSONL file and the console line are always on; wandb and tensorboard are ada
     tracker.finish()
 """
 
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from slime.arguments.views import TrackingView, view
+from slime.arguments.views import TrackingView
 from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
@@ -63,9 +62,8 @@ class Tracker:
             sink.close()
 
 
-def init_tracking(args: Namespace | TrackingView) -> Tracker:
+def init_tracking(args: TrackingView) -> Tracker:
     """The tracker that the flags ask for. Call it in the driver only: two writers would mix their rows."""
-    args = view(args, TrackingView)
     sinks: list[Sink] = [JsonlWriter(metrics_path(args)), ConsoleSink(args)]
     facts = {}
     if args.use_wandb:

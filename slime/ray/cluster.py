@@ -3,12 +3,12 @@
 import logging
 import os
 import subprocess
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
 
+from slime.arguments.views import FleetView
 from slime.processes.reaper import start_run_reaper
 from slime.utils.accelerator import has_gpu
 
@@ -23,7 +23,7 @@ class ClusterTooSmall(RuntimeError):
 
 
 @contextmanager
-def ray_cluster(args: Namespace) -> Iterator[None]:
+def ray_cluster(args: FleetView) -> Iterator[None]:
     """Connects to the cluster named by ``RAY_ADDRESS``, or starts a local one, and leaves it on exit.
 
     Without a GPU the local cluster declares ``--num-gpus-per-node`` logical GPUs, so that placement
@@ -43,7 +43,7 @@ def ray_cluster(args: Namespace) -> Iterator[None]:
         ray.shutdown()
 
 
-def local_resources(args: Namespace) -> dict[str, int]:
+def local_resources(args: FleetView) -> dict[str, int]:
     """``num_gpus`` and ``num_cpus`` of a cluster on this machine; CPUs are logical, as Ray's always are."""
     import torch
 

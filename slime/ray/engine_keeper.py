@@ -1,12 +1,12 @@
 """Engines that we start ourselves: each has a keeper, a Ray actor on its node that owns its process."""
 
 import logging
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import ENGINES
 from slime.ray.node import first_port, log_dir, node_host, process_env
@@ -26,7 +26,7 @@ class EngineKeeper:
 
     def __init__(
         self,
-        args: Namespace,
+        args: FleetView,
         rank: int,
         gpu_offset: int | None,
         base_gpu_id: int,
@@ -93,7 +93,7 @@ class SpawnedEngines:
 
     def __init__(
         self,
-        args: Namespace,
+        args: FleetView,
         slots: Slots,
         trainer_gpus: int = 0,
         overrides: Mapping[str, Any] | None = None,

@@ -2,13 +2,13 @@
 
 import secrets
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
 from slime.arguments.facts import with_facts
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import Router, start_router
 from slime.ray.engine import Engine, EngineState
@@ -40,7 +40,7 @@ class Fleet:
     time.
     """
 
-    def __init__(self, args: Namespace, models: Sequence[ServedModel]) -> None:
+    def __init__(self, args: FleetView, models: Sequence[ServedModel]) -> None:
         self._args = args
         self.models = {model.name: model for model in models}
         times = WatchTimes(
@@ -181,7 +181,7 @@ class Fleet:
             return None
 
 
-def fleet_of(args: Namespace, slots: Slots, trainer_gpus: int) -> Fleet:
+def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
     """One model, which takes the trainer's weights, with one group of engines; without slots no model.
 
     Args:
@@ -193,7 +193,7 @@ def fleet_of(args: Namespace, slots: Slots, trainer_gpus: int) -> Fleet:
     return Fleet(args, [model] if len(slots) else [])
 
 
-def _start_router(args: Namespace, model: str) -> Router:
+def _start_router(args: FleetView, model: str) -> Router:
     host, port = args.sglang_model_routers[model]
     return start_router(
         args,
@@ -205,7 +205,7 @@ def _start_router(args: Namespace, model: str) -> Router:
     )
 
 
-def with_addresses(args: Namespace) -> Namespace:
+def with_addresses(args: FleetView) -> FleetView:
     """A copy of ``args`` that says where the router will be and what key all servers will ask for."""
     host = node_host()
     port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
@@ -218,7 +218,7 @@ def with_addresses(args: Namespace) -> Namespace:
     )
 
 
-def api_key(args: Namespace, host: str) -> str | None:
+def api_key(args: FleetView, host: str) -> str | None:
     """The key of all servers of a run: ``--sglang-api-key``, else a new token if they leave loopback.
 
     To be called once per run; engines, routers and clients share the result.

@@ -8,7 +8,6 @@ takes a fraction of a GPU.
 
 import ipaddress
 import socket
-from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slime.arguments.views import FleetView
 from slime.ray.cluster import require_resources
 from slime.ray.waiting import wait_all, wait_one
 
@@ -33,7 +33,7 @@ class Layout:
         return max(self.trainer, self.rollout_offset + self.rollout)
 
 
-def placement_layout(args: Namespace) -> Layout:
+def placement_layout(args: FleetView) -> Layout:
     """The slots that each role needs, from the flags alone."""
     trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
     rollout = args.rollout_num_gpus or 0
@@ -104,7 +104,7 @@ def sort_key(location: tuple[str, int]) -> tuple[int, tuple[int, ...], int]:
     return 0, (address.version, int(address)), gpu_id
 
 
-def create_placement_groups(args: Namespace) -> Placement:
+def create_placement_groups(args: FleetView) -> Placement:
     """Reserves the GPUs of the run.
 
     Raises:

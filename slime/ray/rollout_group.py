@@ -1,12 +1,12 @@
 """The rollout side as the driver sees it."""
 
 import logging
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
@@ -30,7 +30,7 @@ class RolloutGroup:
     """
 
     def __init__(
-        self, args: Namespace, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
+        self, args: FleetView, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
     ) -> None:
         self._args, self._log, self._needs_offload = args, log, needs_offload
         self._manager = (
@@ -130,7 +130,7 @@ class RolloutGroup:
 class PendingRollout:
     """A rollout under way."""
 
-    def __init__(self, ref: ray.ObjectRef, rollout_id: int, args: Namespace, log: RunLog) -> None:
+    def __init__(self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog) -> None:
         self._ref, self._id, self._log = ref, rollout_id, log
         self._timeout = args.rollout_timeout + _GRACE
         self._refs: Sequence[ray.ObjectRef] | None = None

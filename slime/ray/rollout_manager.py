@@ -2,7 +2,6 @@
 
 import logging
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -11,7 +10,7 @@ from typing import Any
 import ray
 
 from slime.arguments.facts import with_facts
-from slime.arguments.views import TrainingView, view
+from slime.arguments.views import FleetView
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.fleet import fleet_of, with_addresses
@@ -34,7 +33,7 @@ class RolloutManager:
     (``slime.training.conversion`` does).
     """
 
-    def __init__(self, args: Namespace, slots: Slots, trainer_gpus: int) -> None:
+    def __init__(self, args: FleetView, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
@@ -66,7 +65,8 @@ class RolloutManager:
         if self._args.num_rollout is not None:
             return self._args.num_rollout
         per_epoch = self.num_rollout_per_epoch()
-        return None if per_epoch is None else self._args.num_epoch * per_epoch
+        epochs = self._args.num_epoch
+        return None if per_epoch is None or epochs is None else epochs * per_epoch
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
@@ -179,9 +179,8 @@ class RolloutManager:
     def _to_train_refs(self, samples: list[Sample]) -> list[ray.ObjectRef]:
         if self._parallel_config is None:
             return []
-        args = view(self._args, TrainingView)
-        batch = samples_to_train_data(args, samples)
-        shards = split_train_data_by_dp(args, batch, self._parallel_config)
+        batch = samples_to_train_data(self._args, samples)
+        shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
         return [ray.put(shard) for shard in shards]
 
     def _save_state(self, rollout_id: int) -> None:

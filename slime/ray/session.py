@@ -13,6 +13,7 @@ from types import FrameType
 
 from slime.arguments import parse_args
 from slime.arguments.facts import with_facts
+from slime.arguments.views import FleetView, view
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,13 @@ def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: No
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
-        status = _run(args, loop)
+        status = _run(view(args, FleetView), loop)
     except SystemExit as exit_:
         status = int(exit_.code or 0)
     _leave(status)
 
 
-def _run(args: Namespace, loop: Loop) -> int:
+def _run(args: FleetView, loop: Loop) -> int:
     try:
         _session(args, loop)
     except KeyboardInterrupt:
@@ -58,7 +59,7 @@ def _run(args: Namespace, loop: Loop) -> int:
     return 0
 
 
-def _session(args: Namespace, loop: Loop) -> None:
+def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
@@ -78,15 +79,15 @@ def _session(args: Namespace, loop: Loop) -> None:
             tracker.finish()
 
 
-def _warn_if_done(args: Namespace, start: int) -> None:
-    if start >= args.num_rollout > 0:
+def _warn_if_done(args: FleetView, start: int) -> None:
+    if args.num_rollout and start >= args.num_rollout:
         print(
             f"nothing to do: {args.num_rollout} of {args.num_rollout} rollouts are done "
             f"(--load {args.load}); raise --num-rollout to go on"
         )
 
 
-def _own_save_directory(args: Namespace) -> AbstractContextManager[None]:
+def _own_save_directory(args: FleetView) -> AbstractContextManager[None]:
     """A second run in the same place would resume from this one's checkpoints and overwrite them."""
     if args.save is None:
         return nullcontext()

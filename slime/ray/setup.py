@@ -1,11 +1,11 @@
 """Who shares what is decided here, once; the loops then treat every layout alike."""
 
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slime.arguments.facts import with_facts
+from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
@@ -16,13 +16,13 @@ from slime.ray.train_group import RayTrainGroup
 class Groups:
     """The two sides of a run, ready to work, and the flags with what has become known since."""
 
-    args: Namespace
+    args: FleetView
     actor: RayTrainGroup
     rollout: RolloutGroup
 
 
 @contextmanager
-def running_groups(args: Namespace, log: RunLog) -> Iterator[Groups]:
+def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
     """Places, starts and connects both sides, and stops them on exit.
 
     Engines and trainer start side by side, as each takes long: the first wait comes when all have

@@ -1,12 +1,12 @@
 """The trainer as the driver sees it: one object for a group of Ray actors."""
 
 import logging
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
@@ -39,7 +39,7 @@ class RayTrainGroup:
 
     def __init__(
         self,
-        args: Namespace,
+        args: FleetView,
         slots: Slots,
         rollout: RolloutGroup,
         log: RunLog,

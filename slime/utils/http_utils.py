@@ -8,7 +8,6 @@ import asyncio
 import ipaddress
 import os
 import socket
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -93,7 +92,7 @@ def get_rollout_num_engines(args: EngineGpus) -> int:
     return max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
 
 
-def init_http_client(args: Namespace, api_key: str | None = None) -> None:
+def init_http_client(args: Any, api_key: str | None = None) -> None:
     """Sets how many requests to expect, ``sglang_server_concurrency`` per engine, and the routers' key.
 
     Clients made earlier are dropped.

@@ -14,7 +14,6 @@ sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
 
 import argparse
 import sys
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from urllib.parse import quote
 import httpx
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import bearer_header, http_url
@@ -160,7 +160,7 @@ class RouterProcess:
 
 
 def start_router(
-    args: Namespace,
+    args: FleetView,
     *,
     host: str,
     port: int,
@@ -191,7 +191,7 @@ def start_router(
 
 
 def router_command(
-    args: Namespace, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
+    args: FleetView, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
 ) -> list[str]:
     """The command line: every ``args.router_*`` that differs from the router's default, and ours."""
     from sglang_router.router_args import RouterArgs
@@ -208,7 +208,7 @@ def router_command(
     return [sys.executable, "-m", "sglang_router.launch_router", *command_line(parser, values)]
 
 
-def _defaults_for_training(args: Namespace, changed: set[str]) -> dict[str, Any]:
+def _defaults_for_training(args: FleetView, changed: set[str]) -> dict[str, Any]:
     """Values for options that the user left alone.
 
     Health checks and circuit breakers are off, because an engine that is paused, updated or offloaded

@@ -7,7 +7,6 @@ import argparse
 import sys
 import time
 from abc import ABC, abstractmethod
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Any
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
@@ -72,7 +72,7 @@ class ServerEngine(ABC):
 
     def __init__(
         self,
-        args: Namespace,
+        args: FleetView,
         placement: EnginePlacement,
         log_dir: str | Path,
         overrides: Mapping[str, Any] | None = None,
