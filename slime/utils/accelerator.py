@@ -39,3 +39,29 @@ def synchronize() -> None:
 def empty_cache() -> None:
     if has_gpu():
         torch.cuda.empty_cache()
+
+
+def on_device(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies where this process computes."""
+    return tensor.is_cuda or not has_gpu()
+
+
+def host_buffer(num_bytes: int) -> torch.Tensor:
+    """Host memory for copies from and to the device: [num_bytes] uint8, pinned beside a GPU."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=has_gpu())
+
+
+def host_like(tensor: torch.Tensor) -> torch.Tensor:
+    """The same for a tensor of this shape and dtype."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=has_gpu())
+
+
+def collect_handles() -> None:
+    """Frees device memory whose handles other processes have given up."""
+    if has_gpu():
+        torch.cuda.ipc_collect()
+
+
+def has_packed_attention(query: torch.Tensor) -> bool:
+    """Whether torch has a kernel for attention within the segments of a packed batch."""
+    return query.is_cuda and query.dtype != torch.float32

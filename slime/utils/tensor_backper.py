@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from slime.utils.accelerator import has_gpu, synchronize
+from slime.utils.accelerator import host_like, synchronize
 
 
 class TensorBackuper:
@@ -32,7 +32,7 @@ class TensorBackuper:
         copies = self._copies.setdefault(tag, {})
         for name, tensor in self._source():
             if name not in copies:
-                copies[name] = torch.empty_like(tensor, device="cpu", pin_memory=has_gpu())
+                copies[name] = host_like(tensor)
             copies[name].copy_(tensor.detach(), non_blocking=True)
         synchronize()
 

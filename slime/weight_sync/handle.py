@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
 from slime.training.backend import NamedTensors
-from slime.utils.accelerator import has_gpu
+from slime.utils.accelerator import collect_handles, has_gpu
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import wait_limit
@@ -79,8 +78,7 @@ class HandleTransport(Transport):
             except Exception as error:
                 failure = error
         self._share_outcome(failure)
-        if torch.cuda.is_available():
-            torch.cuda.ipc_collect()
+        collect_handles()
         return flat.flattened_tensor.nbytes
 
     def finish(self) -> None: ...

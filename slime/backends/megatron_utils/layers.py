@@ -11,6 +11,8 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from slime.utils.accelerator import has_packed_attention
+
 # Segments are padded to the longest of their group; a group takes those at least this fraction as long.
 _GROUP_RATIO = 0.75
 
@@ -204,7 +206,7 @@ class PackedAttention(MegatronModule):
             )
         cos, sin = layout.rope(self.inv_freq, query.dtype)
         query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
-        if params is not None and query.is_cuda and query.dtype != torch.float32:
+        if params is not None and has_packed_attention(query):
             return self._flash(query, key, value, params)
         if layout.order is None:
             return self._group(query, key, value, layout.groups[0])

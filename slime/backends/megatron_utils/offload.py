@@ -11,7 +11,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
-from slime.utils.accelerator import has_gpu, synchronize
+from slime.utils.accelerator import host_buffer, on_device, synchronize
 
 
 class TrainerMemory:
@@ -92,13 +92,12 @@ class TrainerMemory:
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
     """The storages behind tensors, each once, without those that are on the host of a GPU anyway."""
-    storages = (tensor.untyped_storage() for tensor in tensors if tensor.is_cuda or not has_gpu())
+    storages = (tensor.untyped_storage() for tensor in tensors if on_device(tensor))
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
 
 
 def _copy_to_host(storage: torch.UntypedStorage) -> torch.Tensor:
-    host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=has_gpu())
-    return host.copy_(_bytes_of(storage), non_blocking=True)
+    return host_buffer(storage.nbytes()).copy_(_bytes_of(storage), non_blocking=True)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
