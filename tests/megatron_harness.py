@@ -12,11 +12,11 @@ of a second.
 """
 
 import contextlib
+import gc
 import io
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from argparse import Namespace
@@ -30,12 +30,21 @@ import torch
 
 from slime.models import shape_from_hf_config
 from slime.models.shape import pad_vocab_size
+from tests.engines import free_port
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
+# What ranks import sooner or later, some of it late: each would spend two seconds on it.
 _PRELOAD = [
     "tests.megatron_harness",
-    "slime.backends.megatron_utils.model_provider",
-    "megatron.core.optimizer",
+    "tests.golden.trainer",
+    "slime.arguments.registry",
+    "slime.backends.megatron_utils.worker",
+    "slime.ray.train_worker",
+    "slime.rollout.data_source",
+    "slime.rollout.sglang_rollout",
+    "slime.weight_sync.update",
+    "torch._dynamo",
+    "transformers.models.auto.tokenization_auto",
 ]
 
 
@@ -112,7 +121,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    port = _free_port()
+    port = free_port()
     processes, pipes = [], {}
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
@@ -162,6 +171,7 @@ def _collect(pipes: dict[Connection, int], world_size: int, deadline: float) -> 
 def _rank_main(sender: Connection, function: Callable, rank: int, world_size: int, port: int, args) -> None:
     # Children belong to this group, and to nothing else that is known once this process is gone.
     os.setpgid(0, 0)
+    gc.freeze()  # what was preloaded, else each collection goes through all of it
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -183,9 +193,3 @@ def _rank_main(sender: Connection, function: Callable, rank: int, world_size: in
         torch.distributed.destroy_process_group()
     # Skips the wait for helper threads of gloo, which a failed peer may have left hanging.
     os._exit(0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
