@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
-# Lint, types and the whole test suite, in the environment that the quickstart uses.
+# Lint, types and tests, in the environment that the quickstart uses.
 #
 #     bash scripts/test.sh                     # everything
+#     bash scripts/test.sh --fast              # without the tests that start Ray and the slow ones, two at a time
 #     bash scripts/test.sh tests/utils -x      # lint, types and these tests; arguments go to pytest
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+tier=()
+if [[ "${1:-}" == --fast ]]; then
+    shift
+    # By file: what a module or a session shares is made once per process.
+    tier=(-m "not cluster and not slow" -n 2 --dist loadfile)
+fi
 
 use_environment dev docs test
 share_cores_politely
@@ -20,4 +28,4 @@ run ruff check .
 run ruff format --check .
 run mypy
 run mkdocs build --quiet --strict
-run python -m pytest "$@"
+run python -m pytest "${tier[@]}" "$@"

@@ -1,7 +1,7 @@
-"""Which tests see a GPU.
+"""Which tests see a GPU, and which of them start Ray.
 
-The suite is about CPUs. On a machine with a GPU the GPU is hidden from it, and the tests that start clusters
-are left out, since Ray would not declare logical GPUs there. ``pytest -m gpu`` runs the tests that need one.
+The suite is about CPUs. On a machine with a GPU the GPU is hidden from it, and the tests that start whole
+runs are left out, since Ray would not declare logical GPUs there. ``pytest -m gpu`` runs those that need one.
 """
 
 import os
@@ -15,6 +15,13 @@ HAS_GPU = Path("/dev/nvidia0").exists()
 def pytest_configure(config: pytest.Config) -> None:
     if HAS_GPU and "gpu" not in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("e2e") is not None:
+            item.add_marker("cluster")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

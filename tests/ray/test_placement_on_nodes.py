@@ -9,6 +9,8 @@ from ray.cluster_utils import Cluster
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.placement_group import create_placement_groups
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def three_nodes():

@@ -3,6 +3,8 @@ import ray
 
 from slime.ray.session import cause
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():

@@ -7,6 +7,8 @@ import ray
 
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():

@@ -149,6 +149,7 @@ def restore(server: Server) -> None:
     server.post("/continue_generation")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_request_brings_the_server_down(server):
     sent, statuses = 0, {}
