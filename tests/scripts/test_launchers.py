@@ -1,7 +1,6 @@
 """The shell scripts are valid bash, and train.py accepts the flags they pass."""
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -119,14 +118,6 @@ def test_a_missing_interpreter_is_named(tmp_path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no suitable Python: found no-such-python, wanted 3.11 or 3.12")
-
-
-def test_pages_name_only_files_that_exist():
-    """Paths in backticks or links of README.md and docs/ that look like files of the repository."""
-    pattern = re.compile(r"\b(?:scripts|examples|tools|docs|constraints|slime)/[\w./-]+\.(?:sh|py|md|txt)\b")
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    named = {path for page in pages for path in pattern.findall(page.read_text())}
-    assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.parametrize("launcher", [path for path in LAUNCHERS if path.name.startswith("run-")], ids=name)

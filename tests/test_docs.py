@@ -1,0 +1,138 @@
+"""What pages name exists: files, modules, functions; and each room has its README."""
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = sorted(file.parent for file in ROOT.glob("slime/*/__init__.py"))
+READMES = [room / "README.md" for room in ROOMS]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES),
+    *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.name != "flags.md"),
+    *sorted(ROOT.glob("examples/*/README.md")),
+]
+TREES = ("slime", "tests", "tools", "scripts", "benchmarks", "examples", "docs", "constraints")
+_FILE = re.compile(rf"\b(?:{'|'.join(TREES)})/[\w./-]+\.(?:sh|py|md|txt|json)\b")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def quoted(text: str) -> list[str]:
+    """What stands between single backquotes, outside code blocks."""
+    return re.findall(r"`([^`\n]+)`", _FENCE.sub("", text))
+
+
+def missing_files(page: Path, text: str) -> list[str]:
+    """Paths that a page names in backquotes and that do not exist.
+
+    A path starts at the root of the repository; in the README of a room also in the room or one folder below.
+    """
+    room = page.parent if page.parent in ROOMS else None
+    missing = []
+    for word in quoted(text):
+        if word.startswith(tuple(f"{tree}/" for tree in TREES)):
+            found = list(ROOT.glob(word.rstrip("/")))
+        elif room and re.fullmatch(r"[\w/]+(\.py|/)", word):
+            found = [p for base in (room, *room.iterdir(), ROOT) if (p := base / word).exists()]
+        else:
+            continue
+        if not found:
+            missing.append(word)
+    return missing
+
+
+def missing_anywhere(text: str) -> list[str]:
+    """What looks like a file of the repository, in text, links and code, and does not exist."""
+    named = set(_FILE.findall(text))
+    return sorted(path for path in named if not (ROOT / path).exists())
+
+
+def unresolved(text: str) -> list[str]:
+    """Dotted paths below slime or examples in backquotes that name neither a module nor something in one."""
+    paths = [word for word in quoted(text) if re.fullmatch(r"(slime|examples)(\.\w+)+", word)]
+    return [path for path in paths if not _resolves(path)]
+
+
+def _resolves(path: str) -> bool:
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            spec = find_spec(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        if spec is not None:
+            rest = parts[end:]
+            return not rest or hasattr(import_module(".".join(parts[:end])), rest[0])
+    return False
+
+
+def test_each_room_has_a_readme() -> None:
+    assert [name(readme) for readme in READMES if not readme.is_file()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_names_only_what_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert missing_files(page, text) == []
+    assert missing_anywhere(text) == []
+    assert unresolved(text) == []
+
+
+def test_what_does_not_exist_is_noticed() -> None:
+    page = ROOT / "slime/training/README.md"
+    assert missing_files(page, "`slime/nothing.py`, `nothing.py`, `trainer.py`, `grpo.py`") == [
+        "slime/nothing.py",
+        "nothing.py",
+    ]
+    assert missing_anywhere("python tools/nothing.py and tools/make_tiny_model.py") == ["tools/nothing.py"]
+    assert unresolved("`slime.utils.types.Sample`, `slime.utils.types.Sampl`, `slime.nothing`") == [
+        "slime.utils.types.Sampl",
+        "slime.nothing",
+    ]
+
+
+def import_table() -> Iterator[tuple[list[str], list[str]]]:
+    """The rows of docs/customization.md that give import paths: modules, and what is taken from them."""
+    text = (ROOT / "docs/customization.md").read_text(encoding="utf-8")
+    section = text.split("## Import paths")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("| `slime"):
+            modules, names = line.strip("| ").split(" | ")
+            yield quoted(modules), quoted(names)
+
+
+def test_plug_ins_find_what_the_import_table_promises() -> None:
+    rows = list(import_table())
+    assert len(rows) > 15
+    for modules, names in rows:
+        loaded = [import_module(module) for module in modules]
+        assert [found for found in names if not any(hasattr(module, found) for module in loaded)] == []
+
+
+def imported_names(source: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_the_code_in_pages_imports_what_exists() -> None:
+    blocks = [
+        (page, code)
+        for page in PAGES
+        for language, code in _FENCE.findall(page.read_text(encoding="utf-8"))
+        if language == "python"
+    ]
+    assert len(blocks) >= 4
+    for page, code in blocks:
+        for module, attribute in imported_names(code):
+            if module.split(".")[0] in ("slime", "examples"):
+                assert hasattr(import_module(module), attribute), f"{page}: {module}.{attribute}"
