@@ -7,11 +7,10 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-tier=()
 if [[ "${1:-}" == --fast ]]; then
     shift
-    # By file: what a module or a session shares is made once per process.
-    tier=(-m "not cluster and not slow" -n 2 --dist loadfile)
+    # By file: what the tests of a module share is made once.
+    set -- -m "not cluster and not slow" -n 2 --dist loadfile "$@"
 fi
 
 use_environment dev docs test
@@ -28,4 +27,4 @@ run ruff check .
 run ruff format --check .
 run mypy
 run mkdocs build --quiet --strict
-run python -m pytest "${tier[@]}" "$@"
+run python -m pytest "$@"
