@@ -1,12 +1,14 @@
 """Weights by broadcast over a process group that the trainer shares with the engines."""
 
+import contextlib
 import itertools
 import logging
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
@@ -82,19 +84,17 @@ class BroadcastTransport(Transport):
 
         with _threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
-            work = dist.broadcast(flat.flattened_tensor, src=0, group=self._group, async_op=True)
-            self._await_answers(answers)
-            work.wait()
+            self._broadcast(flat.flattened_tensor, answers)
         return flat.flattened_tensor.nbytes
 
     def finish(self) -> None: ...
 
     def disconnect(self) -> None:
-        if self._group is not None:
-            name = self._group_name
+        if name := self._group_name:
             self._engines.each(lambda client: client.destroy_weights_update_group(name))
+        if self._group is not None:
             dist.destroy_process_group(self._group)
-        self._group, self._buffer = None, FlatBuffer()
+        self._group, self._group_name, self._buffer = None, "", FlatBuffer()
         self._engines.close()
         self._engines = EngineClients([], 0.0)
 
@@ -120,6 +120,19 @@ class BroadcastTransport(Transport):
             answers = [pool.submit(invite, client) for client in self._engines.clients]
             self._await_answers([pool.submit(join), *answers])
 
+    def _broadcast(self, flat: torch.Tensor, answers: list[Future[None]]) -> None:
+        work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+        try:
+            self._await_answers(answers)
+            work.wait()
+        except Exception:
+            group, self._group = self._group, None
+            threading.Thread(target=_abandon, args=(group, work), name="abandon-group", daemon=True).start()
+            del group
+            raise
+        finally:
+            del work  # the traceback of a failure would keep it, and it the group's connections
+
     def _await_answers(self, answers: list[Future[None]]) -> None:
         """Returns when all have answered, raises as soon as one has failed."""
         done, _ = wait(answers, timeout=self._timeout.total_seconds(), return_when=FIRST_EXCEPTION)
@@ -132,6 +145,19 @@ class BroadcastTransport(Transport):
             )
 
 
+def _abandon(group: dist.ProcessGroup, work: dist.Work) -> None:
+    """Leaves a group whose broadcast failed, once that has ended here.
+
+    When one engine has died the others wait on for the bucket, and for nothing else, until this process
+    closes its connections: when nothing refers to the group or its work any more. One that refused leaves
+    the broadcast under way up to the time limit of the group.
+    """
+    with contextlib.suppress(RuntimeError):
+        group.abort()  # ends a broadcast over NCCL; gloo knows no such thing
+        work.wait()
+    dist.destroy_process_group(group)
+
+
 def _free_port() -> int:
     """A port that the system picks at random, so that two runs on a host hardly ever pick the same one."""
     with socket.socket() as probe:
@@ -139,7 +165,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """A pool that is left at once: after a failure its threads wait for peers up to their own deadlines."""
     pool = ThreadPoolExecutor(count, thread_name_prefix=name)

@@ -47,14 +47,14 @@ class Run:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait(self, timeout: float = 110) -> int:
+    def wait(self, timeout: float = 240) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"the run did not end within {timeout} s:\n{self.output[-4000:]}")
 
-    def expect_success(self, timeout: float = 110) -> "Run":
+    def expect_success(self, timeout: float = 240) -> "Run":
         status = self.wait(timeout)
         assert status == 0, f"exit status {status}:\n{self.output[-6000:]}"
         return self
@@ -73,7 +73,7 @@ class Run:
                     merged.setdefault(row["step"], {}).update(row)
         return merged
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 90) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 180) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -1,11 +1,13 @@
 """After a sync the engines serve the trainer's weights: real embedded engines, both transports."""
 
+import os
+import signal
 import time
 
 import pytest
 import torch
 
-from slime.backends.sglang_utils.client import EngineClient
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.engines import free_port
@@ -154,3 +156,49 @@ def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
     with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", [endpoint], [1])
     assert time.monotonic() - started < 50
+
+
+def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):
+    """The engine at a place is killed between two buckets; then the others are given the weights."""
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
+    from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.model_provider import get_model
+
+    class Deadly(HfWeights):
+        def buckets(self, max_bytes):
+            for index, bucket in enumerate(super().buckets(max_bytes)):
+                if index == 1 and args.victim_lives:
+                    os.kill(pid, signal.SIGKILL)
+                    args.victim_lives = False
+                yield bucket
+
+    init(args)
+    model = get_model(args)
+    load_hf_weights(args, model, checkpoint)
+    args.victim_lives = True
+    update = WeightUpdate(args, Deadly(args, model))
+    update.connect(endpoints)
+    with pytest.raises(EngineError, match="update_weights_from_distributed: no answer"):
+        update.run(1)
+    failed = time.monotonic()
+    update.connect([endpoint for i, endpoint in enumerate(endpoints) if i != place])
+    update.run(2)
+    update.disconnect()
+    return time.monotonic() - failed
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_engine_that_dies_between_two_buckets_holds_up_no_other(checkpoints, place):
+    servers = [Server(checkpoints[ENGINE], "--skip-tokenizer-init", "--dtype", "float32") for _ in range(2)]
+    try:
+        endpoints = [EngineEndpoint(server.wait_ready().url, None, 1, None) for server in servers]
+        args = make_args(
+            checkpoints[TRAINER], update_weight_buffer_size=60_000, distributed_timeout_minutes=2
+        )
+        pid = servers[place].process.pid
+        waited = run_ranks(_sync_past_a_death, 1, args, checkpoints[TRAINER], endpoints, place, pid)
+        assert waited[0] < 60  # not the time limit of collectives
+        assert EngineClient(endpoints[1 - place]).weight_version() == "2"
+    finally:
+        for server in servers:
+            server.stop()
