@@ -46,7 +46,7 @@ class EmbeddedServerArgs:
         "warning", help="level of the server's own log"
     )
     enable_deterministic_inference: bool = flag(
-        False, help="results that do not depend on batch composition or timing; honours sampling_seed"
+        False, help="compute every sequence by itself (seeds are honoured without it too)"
     )
     enable_memory_saver: bool = flag(False, help="free memory on /release_memory_occupation")
     enable_weights_cpu_backup: bool = flag(False, help="keep weights over a release of their memory")

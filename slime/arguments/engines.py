@@ -62,13 +62,6 @@ class DerivedEngines:
     sglang_tp_size: int
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """Options of the server's own parser that this code reads, whichever server it is."""
-
-    sglang_enable_deterministic_inference: bool
-
-
 def choose_engine(requested: str) -> str:
     """``sglang`` or ``embedded`` for the value of ``--rollout-engine``.
 

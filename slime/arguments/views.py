@@ -15,7 +15,7 @@ from slime.arguments.checkpoints import CheckpointArgs
 from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
 from slime.arguments.data import DataArgs, DerivedData
 from slime.arguments.debug import CiArgs, DebugArgs
-from slime.arguments.engines import DerivedEngines, EngineArgs, ServerOptions
+from slime.arguments.engines import DerivedEngines, EngineArgs
 from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
 from slime.arguments.facts import Facts
 from slime.arguments.hf_checkpoint import HfCheckpointArgs
@@ -120,7 +120,6 @@ class RolloutView(
     DebugArgs,
     DerivedCluster,
     ClusterArgs,
-    ServerOptions,
     RouterArgs,
     RouterOptions,
     MegatronNames,

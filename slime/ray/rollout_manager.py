@@ -72,8 +72,11 @@ class RolloutManager:
         self._parallel_config = config
 
     def load(self, rollout_id: int) -> None:
-        """Restores the data position as it was after ``rollout_id``; -1 is the beginning."""
-        if rollout_id >= 0:
+        """Restores the data position as it was after ``rollout_id``; -1 is the beginning.
+
+        Recorded rollouts come with their prompts, and so need no position.
+        """
+        if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
     def generate(self, rollout_id: int) -> tuple[list[ray.ObjectRef], dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Where prompts come from, in an order that a restart continues exactly."""
 
 import copy
-import logging
 import os
 import pickle
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from slime.utils.misc import load_function
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 
-logger = logging.getLogger(__name__)
 Group = list[Sample]
 
 
@@ -140,19 +138,31 @@ class RolloutDataSource(DataSource):
             "metadata": self.metadata,
             "ledger": self.ledger.to_dict(),
             "dataset_length": len(self),
+            "origin": self._origin(),
         }
+
+    def _origin(self) -> dict[str, Any]:
+        """What the order of prompts and the noise of samples follow from, by flag."""
+        origin: dict[str, Any] = {
+            "--rollout-seed": self.args.rollout_seed,
+            "--rollout-shuffle": self.args.rollout_shuffle,
+        }
+        if self.dataset is not None:
+            origin["--prompt-data"] = self.dataset.fingerprint()
+        return origin
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``.
 
         Raises:
-            ValueError: the data has another number of prompts than when the state was saved.
+            ValueError: data, seed or shuffle are not those with which the state was saved.
         """
         if state["dataset_length"] != len(self):
             raise ValueError(
                 f"--prompt-data {self.args.prompt_data}: {len(self)} prompts, but the run to resume had "
                 f"{state['dataset_length']}, so its position {state['sample_offset']} means nothing here"
             )
+        self._check_origin(state.get("origin", {}))
         self.sample_offset = state["sample_offset"]
         self.epoch_id = state["epoch_id"]
         self.sample_group_index = state["sample_group_index"]
@@ -160,6 +170,16 @@ class RolloutDataSource(DataSource):
         self.metadata = state["metadata"]
         self.ledger = Ledger(**state["ledger"])
         self._shuffle()
+
+    def _check_origin(self, saved: dict[str, Any]) -> None:
+        for flag, found in self._origin().items():
+            wanted = saved.get(flag, found)
+            if found != wanted:
+                what = f"{self.args.prompt_data}: contents {found}" if flag == "--prompt-data" else found
+                raise ValueError(
+                    f"{flag} {what}: would repeat prompts or leave some out (wanted: {wanted}, as in the run "
+                    "to resume)"
+                )
 
     def save(self, rollout_id: int) -> None:
         if self.args.save is None:
@@ -177,8 +197,10 @@ class RolloutDataSource(DataSource):
             return
         path = state_path(self.args.load, rollout_id)
         if not path.exists():
-            logger.warning("no data source state in %s: prompts start from the beginning", path)
-            return
+            raise ValueError(
+                f"--load {self.args.load}: has no data state of rollout {rollout_id} (wanted: {path}; or "
+                "--start-rollout-id 0, which takes the weights and starts the data from the beginning)"
+            )
         self.load_state_dict(torch.load(path, weights_only=True))
 
 

@@ -77,12 +77,9 @@ def training_sampling_params(args: RolloutView) -> dict[str, Any]:
 
 
 def params_for_sample(args: RolloutView, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
-    """A copy of the sampling parameters; under deterministic inference with a seed of the sample's own.
+    """A copy of the sampling parameters, with a seed of the sample's own.
 
     The running sample index makes the seed differ between the samples of a group and between rollouts,
-    and a resumed run repeats it.
+    and a resumed run repeats it. SGLang ignores the seed without ``--enable-deterministic-inference``.
     """
-    params = dict(params)
-    if args.sglang_enable_deterministic_inference:
-        params["sampling_seed"] = args.rollout_seed + (sample.index or 0)
-    return params
+    return {**params, "sampling_seed": args.rollout_seed + (sample.index or 0)}

@@ -1,5 +1,6 @@
 """Prompts on disk (JSONL or parquet) and the samples made of them."""
 
+import hashlib
 import json
 import random
 import re
@@ -159,6 +160,13 @@ class Dataset:
         random.Random(self._seed + epoch).shuffle(order)
         self.samples = [self.origin_samples[i] for i in order]
         self._epoch = epoch
+
+    def fingerprint(self) -> str:
+        """16 hex digits that follow from prompts, labels and metadata in file order."""
+        digest = hashlib.blake2b(digest_size=8)
+        for sample in self.origin_samples:
+            digest.update(json.dumps([sample.prompt, sample.label, sample.metadata], default=repr).encode())
+        return digest.hexdigest()
 
     def _build_sample(self, where: str, record: dict[str, Any]) -> Sample:
         prompt_key, label_key, tool_key, metadata_key = self._keys

@@ -6,12 +6,14 @@ that holds what tensors are made of and nothing that runs code.
 
 import base64
 import binascii
+import copyreg
 import io
 import pickle
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.multiprocessing as torch_mp
@@ -88,16 +90,36 @@ def serialize_tensors(obj: object, share: bool = True) -> str:
     it they travel by value.
     """
     if not share:
-        return base64.b64encode(pickle.dumps(obj)).decode()
+        return base64.b64encode(_pickled(obj, copyreg.dispatch_table)).decode()
     previous = torch_mp.get_sharing_strategy()
     # the default strategy passes file descriptors, which only reach child processes
     torch_mp.set_sharing_strategy("file_system")
     try:
-        buffer = io.BytesIO()
-        ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
+        return base64.b64encode(_pickled(obj, ForkingPickler(io.BytesIO()).dispatch_table)).decode()
     finally:
         torch_mp.set_sharing_strategy(previous)
-    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _pickled(obj: object, reducers: Mapping[type, Callable[[Any], Any]]) -> bytes:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, pickle.DEFAULT_PROTOCOL)
+    pickler.dispatch_table = reducers
+    pickler.dump(obj)
+    return buffer.getvalue()
+
+
+class _Pickler(pickle._Pickler):
+    """Names the bucket's metadata as SGLang does, whose engines die of any other name."""
+
+    write: Callable[[bytes], object]
+    memoize: Callable[[object], None]
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        if obj is not FlattenedTensorMetadata:
+            vars(pickle._Pickler)["save_global"](self, obj, name)
+            return
+        self.write(pickle.GLOBAL + f"{_SGLANG_BUCKET}\n{obj.__name__}\n".encode())
+        self.memoize(obj)
 
 
 def deserialize_tensors(text: str) -> Any:
@@ -131,17 +153,36 @@ _ALLOWED = {
         "rebuild_typed_storage_child",
     },
 }
-_BUCKET_MODULES = (__name__, "sglang.srt.weight_sync.tensor_bucket", "sglang.srt.model_executor.model_runner")
+_SGLANG_BUCKET = "sglang.srt.weight_sync.tensor_bucket"
+_BUCKET_MODULES = (_SGLANG_BUCKET, "sglang.srt.model_executor.model_runner")
+_READERS: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
+_STATEFUL = (FlattenedTensorMetadata, torch.Tensor, OrderedDict)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Resolves only names from which tensors are rebuilt."""
+class _Unpickler(pickle._Unpickler):
+    """Resolves only names from which tensors are rebuilt, and gives state to instances alone.
+
+    In Python, because the one in C sets attributes of classes and functions too, for the whole process.
+    """
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_READERS)
+
+    def _give_state(self) -> None:
+        target = self.stack[-2]
+        if not isinstance(target, _STATEFUL):
+            raise ValueError(f"blocked state for {target!r:.60}, which is no tensor or bucket entry")
+        _READERS[pickle.BUILD[0]](self)
+
+    dispatch[pickle.BUILD[0]] = _give_state
 
     def find_class(self, module: str, name: str) -> Any:
         if module in _BUCKET_MODULES and name == "FlattenedTensorMetadata":
             return FlattenedTensorMetadata
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _load_from_bytes
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if module == "torch" and name.endswith("Storage"):
@@ -149,6 +190,11 @@ class _Unpickler(pickle.Unpickler):
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise ValueError(f"blocked unsafe global {module}.{name}")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How old pickle protocols write bytes."""
+    return text.encode("latin1")
 
 
 def _load_from_bytes(data: bytes) -> Any:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -54,13 +56,41 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(make_args, shuffle, before
     assert resumed.ledger.unaccounted(resumed.get_buffer_length()) == 30
 
 
-def test_without_a_saved_state_prompts_start_from_the_beginning(make_args, caplog):
+def test_a_missing_state_beside_a_checkpoint_is_refused(make_args):
     source = RolloutDataSource(make_args())
     source.load(-1)
-    assert not caplog.records
-    source.load(4)
-    assert "no data source state" in caplog.text
+    with pytest.raises(ValueError, match=r"--load \S+: has no data state of rollout 4 \(wanted: \S+_4\.pt"):
+        source.load(4)
     assert prompts(source.get_samples(1)) == ["a0"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rollout_seed": 43}, r"--rollout-seed 43: would .* \(wanted: 42,"),
+        ({"rollout_shuffle": True}, r"--rollout-shuffle True: would .* \(wanted: False,"),
+    ],
+)
+def test_another_seed_or_order_is_refused_at_resume(make_args, change, message):
+    RolloutDataSource(make_args()).save(0)
+    with pytest.raises(ValueError, match=message):
+        RolloutDataSource(make_args(**change)).load(0)
+
+
+def test_other_data_of_the_same_length_is_refused_at_resume(make_args, tmp_path):
+    args = make_args()
+    RolloutDataSource(args).save(0)
+    text = Path(args.prompt_data).read_text()
+    moved, changed = tmp_path / "moved.jsonl", tmp_path / "changed.jsonl"
+    moved.write_text(text)
+    RolloutDataSource(make_args(prompt_data=str(moved))).load(0)
+    changed.write_text(text.replace('"a3"', '"a4"'))
+    assert changed.read_text() != text
+    with pytest.raises(
+        ValueError,
+        match=r"--prompt-data \S*changed\S*: contents [0-9a-f]{16}: would .* \(wanted: [0-9a-f]{16},",
+    ):
+        RolloutDataSource(make_args(prompt_data=str(changed))).load(0)
 
 
 def test_a_state_of_other_data_is_refused(make_args, prompt_file):

@@ -59,7 +59,7 @@ async def test_concurrency_stays_below_the_limit(engine, make_args, make_source)
 
 
 async def test_seeds_differ_between_samples_and_repeat_between_runs(engine, make_args, make_source):
-    args = make_args(sglang_enable_deterministic_inference=True)
+    args = make_args()
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     first = sorted(body["sampling_params"]["sampling_seed"] for body in engine.seen("generate"))

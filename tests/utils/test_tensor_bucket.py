@@ -2,6 +2,7 @@
 
 import base64
 import pickle
+import pickletools
 import subprocess
 import sys
 
@@ -64,6 +65,40 @@ def test_another_process_reads_shared_tensors_without_a_copy_in_the_text():
         [sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["w", "100000.0"]
+
+
+def strings_of(text: str) -> list[str]:
+    """Names and texts in a pickle; those of a global are "module name" or come one after the other."""
+    return [
+        str(value) for _, value, _ in pickletools.genops(base64.b64decode(text)) if isinstance(value, str)
+    ]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_bucket_is_pickled_under_the_names_that_sglang_allows(share):
+    bucket = FlattenedTensorBucket(named_tensors=TENSORS)
+    text = serialize_tensors({"t": bucket.flattened_tensor, "m": bucket.metadata}, share)
+    found = strings_of(text)
+    assert "sglang.srt.weight_sync.tensor_bucket FlattenedTensorMetadata" in found
+    assert not [name for name in found if name.startswith("slime")]
+    assert "_codecs" not in found
+
+
+@pytest.mark.parametrize(
+    "target", [b"ctorch.nn.parameter\nParameter\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\nSize\n"]
+)
+def test_a_pickle_cannot_set_attributes_of_classes_and_functions(target):
+    for state in (b"N(S'planted'\nI1\nd\x86", b"(S'planted'\nI1\nd"):
+        text = base64.b64encode(b"\x80\x04" + target + state + b"b.").decode()
+        with pytest.raises(ValueError, match="blocked state"):
+            deserialize_tensors(text)
+    planted = (torch.nn.Parameter, torch._utils._rebuild_tensor_v2, torch.Size)
+    assert not any(hasattr(place, "planted") for place in planted)
+
+
+def test_old_protocols_are_read():
+    data = pickle.dumps(TENSORS[:2], protocol=2)
+    assert same(deserialize_tensors(base64.b64encode(data).decode()), TENSORS[:2])
 
 
 class Evil:

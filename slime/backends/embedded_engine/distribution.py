@@ -22,17 +22,33 @@ def cut_distribution(weights: torch.Tensor, params: list[SamplingParams]) -> tor
         ``[R, vocab]`` float32.
     """
     vocab = weights.shape[1]
+    size = min(_SHORTLIST, vocab)
+    cut, decided = _cut(weights, weights.topk(size), params)
+    if size < vocab and not decided.all():
+        # only those rows: where entries tie, a sort may choose others, and that must not depend on company
+        rows = (~decided).nonzero()[:, 0]
+        rest = weights[rows]
+        cut[rows], _ = _cut(rest, rest.sort(stable=True, dim=-1, descending=True), [params[i] for i in rows])
+    return cut
+
+
+def _cut(
+    weights: torch.Tensor, ranked: tuple[torch.Tensor, torch.Tensor], params: list[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keeps what the parameters allow of the ``ranked`` values and ids, ``[R, size]``, and zeroes the rest.
+
+    Returns:
+        ``[R, vocab]`` float32, and ``[R]`` bool: whether nothing behind the ranked entries could stay.
+    """
+    values, ids = ranked
+    size = values.shape[1]
     total = weights.double().sum(-1, keepdim=True)
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab for p in params])[:, None]
+    top_k = torch.tensor([p.top_k if p.top_k > 0 else weights.shape[1] for p in params])[:, None]
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)[:, None]
     min_p = torch.tensor([p.min_p for p in params])[:, None]
-    for size in (min(_SHORTLIST, vocab), vocab):
-        values, ids = weights.topk(size) if size < vocab else weights.sort(-1, descending=True)
-        mass = values.double().cumsum(-1) / total
-        keep = torch.arange(size)[None] < top_k
-        keep &= (mass - values.double() / total) <= top_p
-        keep &= values >= min_p * values[:, :1]
-        keep[:, 0] = True
-        if size == vocab or not bool(keep[:, -1].any()):
-            break
-    return torch.zeros_like(weights).scatter_(1, ids, values * keep)
+    mass = values.double().cumsum(-1) / total
+    keep = torch.arange(size)[None] < top_k
+    keep &= (mass - values.double() / total) <= top_p
+    keep &= values >= min_p * values[:, :1]
+    keep[:, 0] = True
+    return torch.zeros_like(weights).scatter_(1, ids, values * keep), ~keep[:, -1]

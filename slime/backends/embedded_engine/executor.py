@@ -1,10 +1,16 @@
-"""Runs the model for groups of sequences, over the KV cache."""
+"""Runs the model for groups of sequences, over the KV cache.
+
+Batched as far as no bit of a sequence's result depends on who else is in the batch: projections take all
+rows at once; attention takes together only what has the same shape whoever is there.
+"""
 
 import torch
 import torch.nn.functional as F
 
 from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.model import Attend, CausalLM
+
+_BLOCK = 64
 
 
 class Executor:
@@ -22,7 +28,7 @@ class Executor:
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
         """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
 
-        Right-padded: with causal attention no real token sees the padding behind it.
+        Right-padded; the hidden states of padding mean nothing.
         """
         longest = max(map(len, prompts))
         ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
@@ -36,7 +42,12 @@ class Executor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             self.cache.k[layer, rows, :, :longest] = k
             self.cache.v[layer, rows, :, :longest] = v
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self._group > 1)
+            out = torch.zeros_like(q)
+            for row, prompt in enumerate(prompts):
+                own = (slice(row, row + 1), slice(None), slice(len(prompt)))
+                out[own] = F.scaled_dot_product_attention(
+                    q[own], k[own], v[own], is_causal=True, enable_gqa=self._group > 1
+                )
             return out.transpose(1, 2).flatten(2)
 
         return self.model.forward(ids, positions, attend)
@@ -70,28 +81,60 @@ class Executor:
             first_row: cache row of the first one.
             longest: the largest position plus one.
         """
-        rows = slice(first_row, first_row + len(ids))
-        self.cache.reserve(rows.stop, longest)
-        attend = self._decode_attention(positions, rows, longest)
+        last_row = first_row + len(ids)
+        self.cache.reserve(last_row, longest)
+        attend = self._decode_attention(positions, slice(first_row, last_row))
         return self.model.forward(ids[:, None], positions[:, None], attend)[:, 0]
 
-    def _decode_attention(self, positions: torch.Tensor, rows: slice, longest: int) -> Attend:
+    def _decode_attention(self, positions: torch.Tensor, rows: slice) -> Attend:
         """Attention of one query per row; grouped query heads stand in for query positions."""
-        batch, group = len(positions), self._group
-        index = torch.arange(batch)
-        bias = torch.zeros(batch, 1, 1, longest, dtype=self.model.config.dtype)
-        unseen = torch.arange(longest)[None] > positions[:, None]
-        bias.masked_fill_(unseen[:, None, None], float("-inf"))
-        bias = bias.expand(batch, 1, group, longest)
+        group = self._group
+        index = torch.arange(len(positions))
+        spans = self._spans(positions.tolist())
+        biases = [self._bias(positions[start:end], length) for start, end, length in spans]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = self.cache.k[layer, rows], self.cache.v[layer, rows]
             keys[index, :, positions] = k[:, 0]
             values[index, :, positions] = v[:, 0]
             grouped = q[:, 0].unflatten(1, (-1, group))
-            out = F.scaled_dot_product_attention(
-                grouped, keys[:, :, :longest], values[:, :, :longest], attn_mask=bias
-            )
-            return out.reshape(batch, 1, -1)
+            out = [
+                F.scaled_dot_product_attention(
+                    grouped[start:end],
+                    _of_length(keys[start:end], length),
+                    _of_length(values[start:end], length),
+                    attn_mask=bias,
+                )
+                for (start, end, length), bias in zip(spans, biases, strict=True)
+            ]
+            return torch.cat(out).reshape(len(positions), 1, -1)
 
         return attend
+
+    def _spans(self, positions: list[int]) -> list[tuple[int, int, int]]:
+        """(start, end, length) of neighbours that look at the same length of the cache.
+
+        The length follows from a row's own position alone, because the order in which attention sums
+        follows from the length.
+        """
+        spans: list[tuple[int, int, int]] = []
+        for row, position in enumerate(positions):
+            length = (position // _BLOCK + 1) * _BLOCK
+            if spans and spans[-1][2] == length:
+                spans[-1] = (spans[-1][0], row + 1, length)
+            else:
+                spans.append((row, row + 1, length))
+        return spans
+
+    def _bias(self, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """``[B, 1, group, length]``: -inf behind each row's position."""
+        bias = torch.zeros(len(positions), 1, 1, length, dtype=self.model.config.dtype)
+        unseen = torch.arange(length)[None] > positions[:, None]
+        bias.masked_fill_(unseen[:, None, None], float("-inf"))
+        return bias.expand(len(positions), 1, self._group, length)
+
+
+def _of_length(cached: torch.Tensor, length: int) -> torch.Tensor:
+    """The first ``length`` tokens of ``[B, kv_heads, T, D]``; a cache near its limit may hold fewer."""
+    missing = length - cached.shape[2]
+    return F.pad(cached, (0, 0, 0, missing)) if missing > 0 else cached[:, :, :length]

@@ -9,9 +9,27 @@ from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.parameters import LayerWeights, Parameters
 from slime.backends.embedded_engine.rope import rotation_tables
 
+LEAST_ROWS = 8
+"""A product with fewer rows runs another kernel, whose sums are taken in another order."""
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``attend(layer, q, k, v)``: q ``[B, T, heads, D]``, k and v ``[B, T, kv_heads, D]`` after rotation;
 stores k and v and returns the attention output ``[B, T, heads * D]``."""
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``F.linear`` whose every row, in float32, is the same to the last bit whatever rows are beside it.
+
+    Args:
+        x: ``[..., in]``.
+        weight: ``[out, in]``.
+        bias: ``[out]``.
+    """
+    rows = x.numel() // x.shape[-1]
+    if rows >= LEAST_ROWS:
+        return F.linear(x, weight, bias)
+    padded = F.pad(x.reshape(rows, -1), (0, 0, 0, LEAST_ROWS - rows))
+    return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
 class CausalLM:
@@ -35,10 +53,10 @@ class CausalLM:
         for index, layer in enumerate(self.parameters.layers):
             normed = F.rms_norm(x, shape, layer.input_norm, c.norm_epsilon)
             attended = attend(index, *self._qkv(layer, normed, cos, sin))
-            x = x + F.linear(attended, layer.output, layer.output_bias)
+            x = x + linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, shape, layer.post_norm, c.norm_epsilon)
-            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
         return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_epsilon)
 
     def _qkv(
@@ -46,7 +64,7 @@ class CausalLM:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Projects, normalises and rotates; queries and keys are treated as one stack of heads."""
         c = self.config.shape
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.kv_channels))
+        heads = linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.kv_channels))
         qk, v = heads.split([c.num_attention_heads + c.num_query_groups, c.num_query_groups], 2)
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (c.kv_channels,), None, c.norm_epsilon) * layer.qk_norm[self._norm_of_head]
@@ -56,4 +74,4 @@ class CausalLM:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[N, hidden]`` to ``[N, vocab]`` float32."""
-        return F.linear(hidden, self.parameters.head).float()
+        return linear(hidden, self.parameters.head).float()
