@@ -1,0 +1,71 @@
+"""Whole runs whose engines are SGLang's own servers, computing on the CPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import data, model, rl_flags, start  # noqa: F401  fixtures
+from tests.sglang_cpu.plugins import VICTIM, schedulers
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif("SGLANG_USE_CPU_ENGINE" not in os.environ, reason="run by scripts/test-sglang.sh"),
+]
+
+ON_CPU = [
+    *("--rollout-engine", "sglang", "--sglang-device", "cpu", "--sglang-attention-backend", "torch_native"),
+    *("--sglang-sampling-backend", "pytorch", "--sglang-disable-overlap-schedule", "--sglang-sleep-on-idle"),
+    *("--sglang-mem-fraction-static", 0.2, "--sglang-max-total-tokens", 16384, "--sglang-disable-cuda-graph"),
+    *("--engine-startup-timeout", 300),
+]
+LAYOUTS = {
+    "disaggregated": [],
+    "disaggregated PP 2, two engines": [
+        *("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2, "--rollout-num-gpus", 2),
+    ],
+    "colocated": ["--colocate"],
+    "colocated TP 2, two engines": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
+        *("--tensor-model-parallel-size", 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags) -> None:  # noqa: F811
+    run = start([*rl_flags, *ON_CPU, *LAYOUTS[layout], "--num-rollout", 3]).expect_success(timeout=600)
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1, 2]
+    assert all(row["train/train_rollout_logprob_abs_diff"] < 1e-5 for row in rows.values())
+    run.expect_no_processes()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [[], ["--colocate", "--actor-num-gpus-per-node", 2]],
+    ids=["disaggregated", "colocated"],
+)
+def test_an_engine_whose_scheduler_dies_in_an_update_is_replaced(
+    layout: list[object],
+    start,  # noqa: F811
+    rl_flags,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = tmp_path / "victim"
+    monkeypatch.setenv(VICTIM, str(note))
+    flags = [
+        *("--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 5),
+        *("--custom-megatron-init-path", "tests.sglang_cpu.plugins.kill_a_scheduler_in_the_second_update"),
+        *("--update-weight-buffer-size", 100_000),
+    ]
+    run = start([*rl_flags, *ON_CPU, *flags, *layout])
+    run.wait_for(note.exists, "the death of a scheduler", timeout=300)
+    run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it", timeout=300)
+    assert len(schedulers()) == 2
+    assert int(note.read_text()) not in schedulers()
+    run.expect_success(timeout=300)
+    assert len(run.rows("train")) == 5
+    run.expect_no_processes()
