@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from slime.backends.embedded_engine.http.bodies import MAX_BODY_BYTES
 from tests.engines.embedded import (
     CONTEXT,
     ENDLESS,
@@ -35,6 +38,29 @@ def largest_gap(answer, prompt, model, temperature=1.0) -> float:
     expected = token_logprobs(model, ids, temperature)[len(prompt) - 1 :]
     found = values(answer["meta_info"]["output_token_logprobs"])
     return max(abs(a - b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_long_text_leaves_time_for_health_checks(shared_server):
+    slow = threading.Thread(
+        target=shared_server.post, args=("/tokenize",), kwargs={"prompt": "ab c" * 500_000}
+    )
+    slow.start()
+    time.sleep(0.1)
+    waits = []
+    while slow.is_alive():
+        started = time.monotonic()
+        assert shared_server.client.get("/health").status_code == 200
+        waits.append(time.monotonic() - started)
+        time.sleep(0.02)
+    assert len(waits) > 5 and max(waits) < 1
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_beyond_the_limit_is_refused(shared_server, announced):
+    body = b'{"prompt": "' + b"a" * MAX_BODY_BYTES + b'"}'
+    content = body if announced else iter([body])
+    answer = shared_server.client.post("/tokenize", content=content)
+    assert answer.status_code == 413 and str(MAX_BODY_BYTES) in answer.text
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "llama3"])

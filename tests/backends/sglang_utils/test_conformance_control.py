@@ -68,7 +68,10 @@ def test_an_abort_matches_by_prefix(engine):
 
 
 def test_aborting_an_unknown_request_does_nothing(engine):
+    running = engine.start_generating(max_new_tokens=60, rid="prefix-1")
     engine.client.abort("nobody")
+    engine.client.abort("prefix")
+    assert finish_types([running.result(30)]) == {"length"}
 
 
 async def test_abort_until_idle(engine):

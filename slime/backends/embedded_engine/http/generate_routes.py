@@ -35,7 +35,7 @@ async def generate(request: Request) -> Response:
     check_unsupported(data)
     body = validated(GenerateBody, data)
     state = state_of(request)
-    generation = make_generation(state, body)
+    generation = await state.beside(lambda: make_generation(state, body), body.text)
     builders = [
         ResponseBuilder(
             sequence,
@@ -64,7 +64,9 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     tokenizer = _tokenizer(state)
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    tokens = [tokenizer.encode(text, body.add_special_tokens) for text in texts]
+    tokens = await state.beside(
+        lambda: [tokenizer.encode(text, body.add_special_tokens) for text in texts], texts
+    )
     counts = [len(ids) for ids in tokens]
     single = isinstance(body.prompt, str)
     return json_response(
@@ -87,7 +89,9 @@ async def detokenize(request: Request) -> Response:
     rows = [lists] if single else lists
     if any(not 0 <= token < state.config.shape.vocab_size for row in rows for token in row):
         raise BadRequest(f"tokens: wanted ids in [0, {state.config.shape.vocab_size})")
-    texts = [tokenizer.decode(row, body.skip_special_tokens) for row in rows]
+    texts = await state.beside(
+        lambda: [tokenizer.decode(row, body.skip_special_tokens) for row in rows], rows
+    )
     return json_response({"text": texts[0] if single else texts})
 
 
