@@ -126,9 +126,10 @@ async def read_json(request: Request, limit: int = MAX_BODY_BYTES) -> dict[str, 
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}", kind=BadRequest.BODY) from error
     if not isinstance(data, dict):
-        raise BadRequest(f"the body is a JSON {type(data).__name__} (wanted: an object)")
+        found = type(data).__name__
+        raise BadRequest(f"the body is a JSON {found} (wanted: an object)", kind=BadRequest.BODY)
     return data
 
 
@@ -154,4 +155,4 @@ def validated(kind: type[B], data: dict[str, Any]) -> B:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{where}: {first['msg']}") from error
+        raise BadRequest(f"{where}: {first['msg']}", kind=BadRequest.BODY) from error

@@ -19,7 +19,7 @@ from slime.backends.embedded_engine.http.prompts import check_unsupported, make_
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, final_text
 from slime.backends.embedded_engine.http.running import run_to_end
 from slime.backends.embedded_engine.http.state import ServerState, state_of
-from slime.backends.embedded_engine.http.streaming import stream_generation
+from slime.backends.embedded_engine.http.streaming import DONE, error_event, stream_generation
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -35,7 +35,12 @@ async def generate(request: Request) -> Response:
     check_unsupported(data)
     body = validated(GenerateBody, data)
     state = state_of(request)
-    generation = await state.beside(lambda: make_generation(state, body), body.text)
+    try:
+        generation = await state.beside(lambda: make_generation(state, body), body.text)
+    except BadRequest as error:
+        if not body.stream or error.kind == BadRequest.CONTRACT:
+            raise
+        return StreamingResponse(iter([error_event(error), DONE]), media_type="text/event-stream")
     builders = [
         ResponseBuilder(
             sequence,
