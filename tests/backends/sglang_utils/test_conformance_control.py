@@ -92,6 +92,19 @@ def test_a_pause_that_aborts_ends_running_requests_and_holds_new_ones(engine):
     assert finish_types([held.result(30)]) == {"length"}
 
 
+def test_requests_behind_a_pause_do_not_count_and_the_engine_is_not_dead(engine):
+    with engine.paused("in_place"):
+        held = engine.pool.submit(engine.generate, PROMPT)
+        with pytest.raises(TimeoutError):
+            held.result(0.5)
+        (load,) = engine.client.loads()["loads"]
+        assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
+        assert engine.http.get("/ready").status_code == 503
+        assert engine.client.health(timeout=30)
+    held.result(30)
+    assert engine.client.health(timeout=30)
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_other_pauses_let_running_requests_finish_later(engine, mode):
     running = engine.start_generating(LONG)
