@@ -109,7 +109,9 @@ def test_the_final_message_of_the_assistant_is_continued_or_becomes_the_users(sh
 def test_an_unknown_role_is_refused_and_case_does_not_matter(shared_server):
     answer = shared_server.post("/v1/chat/completions", messages=[{"role": "wizard", "content": "x"}])
     assert answer.status_code == 400 and "messages.0.role 'wizard'" in answer.json()["message"]
-    assert ids_of(shared_server, [{"role": "USER", "content": "2+2?"}]) == ids_of(shared_server, CHAT)
+    system = [{"role": "system", "content": "Be brief."}, *CHAT]
+    shouted = [{**system[0], "role": "SYSTEM"}, *CHAT]
+    assert ids_of(shared_server, shouted) == ids_of(shared_server, system)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

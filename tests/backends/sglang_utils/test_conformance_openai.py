@@ -68,8 +68,11 @@ def test_a_final_assistant_message_is_continued_or_becomes_the_users(engine):
 
 
 def test_roles_are_known_in_any_case(engine):
-    assert chat_ids(engine, [{**CHAT[0], "role": "USER"}]) == chat_ids(engine, CHAT)
-    assert chat(engine, [{"role": "wizard", "content": "x"}]).status_code == 400
+    system = {"role": "system", "content": "Be brief."}
+    shouted = chat_ids(engine, [{**system, "role": "SYSTEM"}, *CHAT])
+    assert shouted == chat_ids(engine, [system, *CHAT])
+    for role in ("wizard", "USER"):
+        assert chat(engine, [{"role": role, "content": "x"}]).status_code == 400
 
 
 def test_min_tokens_and_ids(engine):

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.backends.embedded_engine.errors import BadRequest
 
-ROLES = ("system", "user", "assistant", "tool", "function", "developer", "latest_reminder", "root")
+ROLES = ("system", "assistant", "tool", "function", "developer", "latest_reminder", "root")
 _FIELDS = ("role", "content", "name", "tool_call_id", "reasoning_content", "tool_calls")
 _REFUSED = ("tools", "prefix", "phase")
 
@@ -42,8 +42,9 @@ def split_final(messages: list[Message], continues: bool) -> tuple[list[Message]
 
 def _message(where: str, message: Any, structured: bool) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(role, str) or role.lower() not in ROLES:
-        raise BadRequest(f"{where}.role {role!r}: wanted one of {', '.join(ROLES)}")
+    # SGLang takes every role in any case but this one
+    if not isinstance(role, str) or (role != "user" and role.lower() not in ROLES):
+        raise BadRequest(f"{where}.role {role!r}: wanted one of user, {', '.join(ROLES)}")
     refused = [name for name in _REFUSED if message.get(name)]
     if refused:
         raise BadRequest(f"{where}: not supported by the embedded engine: {', '.join(refused)}")
