@@ -32,7 +32,7 @@ class ClusterArgs:
     )
     distributed_timeout_minutes: int = flag(10, help="timeout of collectives, in minutes")
     cluster_timeout: float = flag(120.0, help="seconds to wait for the cluster's GPUs")
-    engine_startup_timeout: float = flag(600.0, help="seconds to wait for an engine to serve")
+    engine_startup_timeout: float = flag(600.0, help="seconds to wait for engines, and the router, to serve")
     rollout_timeout: float = flag(7200.0, help="seconds one rollout may take")
     train_timeout: float = flag(7200.0, help="seconds one training call may take")
 

@@ -51,7 +51,7 @@ class EmbeddedServerArgs:
     enable_memory_saver: bool = flag(False, help="free memory on /release_memory_occupation")
     enable_weights_cpu_backup: bool = flag(False, help="keep weights over a release of their memory")
     skip_tokenizer_init: bool = flag(False, help="load no tokenizer: ids in, ids out")
-    enable_metrics: bool = flag(False, help="serve /metrics and add timings to meta_info")
+    enable_metrics: bool = flag(False, help="serve /metrics")
     stream_interval: int = flag(1, help="tokens between two messages of a stream")
     incremental_streaming_output: bool = flag(False, help="stream deltas instead of the text so far")
     allow_auto_truncate: bool = flag(

@@ -91,6 +91,12 @@ def test_a_sample_survives_the_dict_form_with_extra_attributes():
     assert again.spec_info.spec_accept_rate == again.prefix_cache_info.prefix_cache_hit_rate == 0.5
 
 
+def test_drafts_are_counted_under_the_names_of_sglang():
+    sample = Sample()
+    sample.spec_info.add({"spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 4, "spec_verify_ct": 2})
+    assert sample.spec_info.spec_accept_rate == 0.75 and sample.spec_info.spec_verify_ct == 2
+
+
 def test_the_reward_key_picks_a_number():
     args = Namespace(reward_key="score")
     assert Sample(reward={"score": 2.0}).get_reward_value(args) == 2.0

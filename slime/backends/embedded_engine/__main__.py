@@ -15,7 +15,6 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.http.app import create_app
-from slime.backends.embedded_engine.sequence import abort_reason
 
 _DRAIN_SECONDS = 5
 _SWITCH_SECONDS = 0.0005
@@ -48,13 +47,9 @@ class _DrainingServer(uvicorn.Server):
         self._engine = engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._engine.paused or self._engine.released:
-            await self._engine.run(self._abort_all)
+        if self._engine.paused or self._engine.released or self._engine.updating:
+            await self._engine.run(self._engine.abort_to_shut_down)
         await super().shutdown(sockets)
-
-    def _abort_all(self) -> None:
-        scheduler = self._engine.scheduler
-        scheduler.abort(scheduler.live, abort_reason("the server is shutting down", 503))
 
 
 async def _serve(args: EmbeddedServerArgs) -> None:

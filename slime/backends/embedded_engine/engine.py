@@ -28,7 +28,7 @@ PAUSE_MODES = ("abort", "retract", "in_place")
 
 @dataclass
 class Command:
-    """``exclusive`` ones wait, unless the engine is paused, until nothing runs."""
+    """``exclusive`` ones wait, unless the engine rests, until nothing runs."""
 
     function: Callable[[], Any]
     exclusive: bool
@@ -40,6 +40,10 @@ class Engine:
         self.scheduler = scheduler
         self.cache = cache
         self.paused: str | None = None
+        self.behind_pause: list[Sequence] = []
+        """Arrived during the pause; the scheduler learns of them when it ends, as in SGLang."""
+        self.updating = False
+        """A weight update is open: half of the weights may be new, so nothing may be computed."""
         self.released: set[str] = set()
         """Tags of memory that was given back: nothing can run without it."""
         self.last_step_throughput = 0.0
@@ -88,11 +92,13 @@ class Engine:
 
     def resume(self) -> None:
         self.paused = None
+        self.scheduler.waiting.extend(s for s in self.behind_pause if not s.finished)
+        self.behind_pause = []
 
     def flush(self) -> bool:
         """Empties the cache; refused (False) while a sequence runs or waits to run.
 
-        What waits for the end of a pause holds nothing in the cache, except after an in-place pause.
+        What waits for the end of a pause holds nothing in the cache.
         """
         queued = bool(self.scheduler.waiting) and self.paused not in ("retract", "abort")
         if self.scheduler.computing or queued:
@@ -101,9 +107,25 @@ class Engine:
         return True
 
     def abort(self, rid: str, everything: bool) -> None:
-        """Aborts by prefix of the request id, as SGLang does."""
-        live = self.scheduler.live
-        self.scheduler.abort([s for s in live if everything or s.rid.startswith(rid)])
+        """Aborts everything, or the request with this id and, as SGLang does, those whose ids begin so.
+
+        An id that no request has does nothing; those behind a pause count.
+        """
+        live = self._live
+        if everything or any(s.rid == rid for s in live):
+            self._abort([s for s in live if everything or s.rid.startswith(rid)])
+
+    @property
+    def _live(self) -> list[Sequence]:
+        return [*self.scheduler.live, *self.behind_pause]
+
+    def _abort(self, sequences: list[Sequence], reason: dict[str, Any] | None = None) -> None:
+        self.behind_pause = [s for s in self.behind_pause if s not in sequences]
+        self.scheduler.abort(sequences, reason)
+
+    def abort_to_shut_down(self) -> None:
+        """Ends everything with an error that says so."""
+        self._abort(self._live, abort_reason("the server is shutting down", 503))
 
     def _run_or_die(self) -> None:
         """Without this thread the server is of no use, and its supervisor should know."""
@@ -120,7 +142,7 @@ class Engine:
             if self._can_step():
                 self._step()
             self._publish()
-        self.scheduler.abort(self.scheduler.live, abort_reason("the server is shutting down", 503))
+        self.abort_to_shut_down()
         self._publish()
 
     def _take_incoming(self) -> bool:
@@ -132,7 +154,7 @@ class Engine:
             self._incoming.clear()
         for item in incoming:
             if isinstance(item, Sequence):
-                self.scheduler.waiting.append(item)
+                (self.behind_pause if self.paused else self.scheduler.waiting).append(item)
             elif item.exclusive:
                 self._held.append(item)
             else:
@@ -140,12 +162,16 @@ class Engine:
         return not self._stopping
 
     def _can_step(self) -> bool:
-        if self.paused or self.released:
+        if self._resting or self.released:
             return False
         return bool(self.scheduler.computing) or (bool(self.scheduler.waiting) and not self._held)
 
     def _held_ready(self) -> bool:
-        return bool(self._held) and (self.paused is not None or not self.scheduler.computing)
+        return bool(self._held) and (self._resting or not self.scheduler.computing)
+
+    @property
+    def _resting(self) -> bool:
+        return self.paused is not None or self.updating
 
     def _run_held(self) -> None:
         while self._held_ready():

@@ -22,6 +22,8 @@ class SampledTokens:
     logprobs: list[float]
     top: dict[int, TopLogprobs]
     of_ids: dict[int, TopLogprobs]
+    broken: frozenset[int] = frozenset()
+    """Rows whose logits are no numbers: what else is said of them means nothing."""
 
 
 class SamplingBatch:
@@ -65,7 +67,9 @@ class SamplingBatch:
         assert tokens is not None
         shift = peak[:, 0].double() + log_total
         chosen = logits.gather(1, tokens[:, None])[:, 0].double() - shift
+        broken = frozenset(log_total.isnan().nonzero()[:, 0].tolist())
         return SampledTokens(
+            broken=broken,
             tensor=tokens,
             ids=tokens.tolist(),
             logprobs=chosen.tolist(),

@@ -96,7 +96,8 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     """
     unknown = sorted(set(raw) - set(_NAMES) - set(UNSUPPORTED))
     if unknown:
-        raise BadRequest(f"unknown sampling parameters: {', '.join(map(str, unknown))}")
+        names = ", ".join(map(str, unknown))
+        raise BadRequest(f"unknown sampling parameters: {names}", kind=BadRequest.CONTRACT)
     refused = [name for name in UNSUPPORTED if raw.get(name) not in (None, [], {})]
     if refused:
         raise BadRequest(f"sampling parameters not supported by the embedded engine: {', '.join(refused)}")

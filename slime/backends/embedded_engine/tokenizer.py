@@ -1,10 +1,12 @@
 """Text in and out: the checkpoint's tokenizer, and decoding of text that is still growing."""
 
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from slime.backends.embedded_engine.chat_template import takes_parts
 from slime.backends.embedded_engine.errors import BadRequest
 
 _REPLACEMENT = "\ufffd"
@@ -26,8 +28,14 @@ class Tokenizer:
     def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
         return self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
-        """Ids of a conversation under the chat template, opened for the assistant's turn.
+    @cached_property
+    def chat_takes_parts(self) -> bool:
+        """Whether the chat template takes content as a list of parts."""
+        template = self._hf.chat_template
+        return takes_parts(template if isinstance(template, str) else None)
+
+    def render_chat(self, messages: list[dict[str, Any]], prefix: str = "", **template: Any) -> list[int]:
+        """Ids of a conversation under the chat template, opened for the assistant's turn, and of its prefix.
 
         Raises:
             BadRequest: there is no template, or it does not accept these messages.
@@ -38,7 +46,11 @@ class Tokenizer:
             )
         except Exception as error:  # the template is the checkpoint's program and raises what it likes
             raise BadRequest(f"chat template: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False) + self._prefix_ids(prefix)
+
+    def _prefix_ids(self, prefix: str) -> list[int]:
+        ids = self.encode(prefix) if prefix else []
+        return ids[1:] if ids and ids[0] == self._hf.bos_token_id else ids
 
 
 class GrowingText:

@@ -16,7 +16,7 @@ _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
 
 
 class WeightUpdater:
-    """Changes the weights in place.
+    """Changes the weights in place. While a session is open the engine computes nothing.
 
     Tensor and distributed updates need an open session, as in SGLang 0.5.23; one from disk does not.
     """
@@ -33,11 +33,13 @@ class WeightUpdater:
         if selector not in ("all", "target"):
             raise BadRequest(f"selector {selector!r}: the embedded engine has no draft model")
         self.session = selector
+        self._engine.updating = True
 
     def end(self) -> None:
         if self.session is None:
             raise BadRequest("no weight update is open: /begin_weight_update comes first")
         self.session = None
+        self._engine.updating = False
 
     def from_tensors(
         self, payloads: list[str], load_format: str | None, version: str | None, flush: bool

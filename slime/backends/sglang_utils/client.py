@@ -11,6 +11,7 @@ Written against SGLang 0.5.23; what older servers lack is detected (404) and lef
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 60.0
+_LEAST_TIMEOUT_S = 1.0
 DEFAULT_GROUP = "weight_update_group"
 ERROR_BODY_CHARACTERS = 2000
 
@@ -123,13 +125,32 @@ class EngineClient:
     def _error(self, path: str, status: int | None, body: str) -> EngineError:
         return EngineError(self.endpoint.url, path, status, body[:ERROR_BODY_CHARACTERS])
 
+    def serves(self, timeout: float = 5.0) -> bool:
+        """Whether /health_generate answers 200 in time: it can generate now."""
+        return self._status("/health_generate", timeout) == 200
+
     def health(self, timeout: float = 5.0) -> bool:
-        """Whether /health_generate answers 200 in time."""
-        try:
-            self.request("GET", "/health_generate", timeout=timeout)
-        except EngineError:
+        """Whether it can generate, or is paused and its scheduler answers all the same, in time.
+
+        Behind a pause SGLang's /health_generate fails after 20 s and /ready at once; what /server_info
+        tells comes from the scheduler. The pause may begin while /health_generate is asked.
+        """
+        deadline = time.monotonic() + timeout
+        left = lambda: max(deadline - time.monotonic(), _LEAST_TIMEOUT_S)
+        ready = self._status("/ready", left())
+        if ready is None:
             return False
-        return True
+        if ready != 503 and self.serves(left()):
+            return True
+        return self._status("/ready", left()) == 503 and self._status("/server_info", left()) == 200
+
+    def _status(self, path: str, timeout: float) -> int | None:
+        """Of the answer; None without one."""
+        try:
+            self.request("GET", path, timeout=timeout)
+        except EngineError as error:
+            return error.status
+        return 200
 
     def model_info(self) -> dict[str, Any]:
         return self.request("GET", "/model_info")
@@ -145,7 +166,10 @@ class EngineClient:
         return self.request("GET", "/v1/loads", params={"include": "core"})
 
     def abort(self, rid: str | None = None) -> None:
-        """Aborts the requests whose id *starts with* ``rid``, all without one. Does not wait."""
+        """Aborts the request with this id and those whose ids begin so; all without one. Does not wait.
+
+        An id that no request has does nothing.
+        """
         body = {"abort_all": True} if rid is None else {"rid": rid, "abort_all": False}
         self.request("POST", "/abort_request", body)
 

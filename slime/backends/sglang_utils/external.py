@@ -45,7 +45,7 @@ class ExternalEngines:
     def wait_ready(self, handles: Sequence[ExternalEngine], timeout: float) -> list[EngineEndpoint]:
         deadline = time.monotonic() + timeout
         for handle in handles:
-            while not handle.client.health():
+            while not handle.client.serves():
                 if time.monotonic() > deadline:
                     raise EngineStartError(
                         f"engine {handle.endpoint.url}: does not serve after {timeout:g} s "

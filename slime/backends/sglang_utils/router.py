@@ -27,7 +27,6 @@ from slime.backends.sglang_utils.command_line import command_line, parser_action
 from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import bearer_header, http_url
 
-STARTUP_TIMEOUT_S = 60.0
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 SHUTDOWN_GRACE_S = 1.0
@@ -88,9 +87,9 @@ class RouterProcess:
         """How it ended and the end of its log; None while it runs."""
         return self.process.exit_reason()
 
-    def wait_ready(self, timeout: float = STARTUP_TIMEOUT_S) -> None:
+    def wait_ready(self, timeout: float) -> None:
         """Returns when it answers; RouterError after ``timeout`` seconds or if it ended."""
-        self._wait(self._answers, timeout, "to start")
+        self._wait(self._answers, timeout, "to start (--engine-startup-timeout)")
 
     def list_workers(self) -> list[dict[str, Any]]:
         """What ``GET /workers`` lists: ``id``, ``url``, ``is_healthy``, ``load`` and more for each."""
@@ -173,7 +172,7 @@ def start_router(
     ``api_key`` is the engines' key: the router asks its clients for it and shows it to the engines.
 
     Raises:
-        RouterError: it ended or does not answer after a minute; quotes its log.
+        RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
     process = ManagedProcess(
         router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key),
@@ -183,7 +182,7 @@ def start_router(
     )
     router = RouterProcess(process, http_url(host, port), api_key)
     try:
-        router.wait_ready()
+        router.wait_ready(args.engine_startup_timeout)
     except RouterError:
         router.shutdown()
         raise

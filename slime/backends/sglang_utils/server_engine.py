@@ -183,7 +183,7 @@ class ServerEngine(ABC):
         if reason := self.failure_reason():
             raise EngineStartError(reason)
         # A process that lost the port to another server would find that server healthy: ask again.
-        return not self.serves_http or (self.client.health(HEALTH_TIMEOUT_S) and self.is_alive())
+        return not self.serves_http or (self.client.serves(HEALTH_TIMEOUT_S) and self.is_alive())
 
     def is_alive(self) -> bool:
         """Whether its process runs; says nothing about whether it answers."""

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from slime.backends.sglang_utils.client import EngineClient
+from slime.utils.types import EngineEndpoint
 from tests.engines.embedded import ENDLESS, LONG, Server
 
 AN_ENDLESS = {"max_new_tokens": ENDLESS, "ignore_eos": True, "temperature": 0}
@@ -88,15 +90,38 @@ def test_pause_retract_gives_up_the_cache_and_recomputes(server):
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-def test_new_requests_wait_out_a_pause(server, mode):
+def test_new_requests_wait_out_a_pause_and_count_only_then(server, mode):
     server.post("/pause_generation", mode=mode)
     request = Background(server, {"max_new_tokens": 2})
-    wait_until(lambda: load(server)["num_waiting_reqs"] == 1)
-    assert server.client.get("/health").status_code == 200
-    assert server.client.get("/ready").status_code == 503
+    time.sleep(0.1)
+    assert load(server)["num_total_reqs"] == 0 and request.answer is None
+    assert server.client.get("/flush_cache").status_code == 200
     server.post("/continue_generation")
     assert request.result()["meta_info"]["completion_tokens"] == 2
+
+
+def test_a_request_behind_a_pause_can_be_aborted(server):
+    server.post("/pause_generation")
+    request = Background(server, A_LONG, rid="behind")
+    time.sleep(0.1)
+    server.post("/abort_request", rid="behind")
+    assert request.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    server.post("/continue_generation")
+    assert load(server)["num_total_reqs"] == 0
+
+
+def test_a_pause_is_no_health_but_no_death_either(server):
+    client = EngineClient(EngineEndpoint(server.url, None, 1, None))
+    assert client.serves() and client.health()
+    server.post("/pause_generation", mode="in_place")
+    assert server.client.get("/ready").status_code == 503
+    for path in ("/health", "/health_generate"):
+        assert server.client.get(path).status_code == 503
+    assert not client.serves() and client.health()
+    server.post("/continue_generation")
     assert server.client.get("/ready").status_code == 200
+    assert client.serves() and client.health()
+    client.close()
 
 
 def test_an_unknown_pause_mode_is_refused(server):
@@ -104,16 +129,20 @@ def test_an_unknown_pause_mode_is_refused(server):
     assert answer.status_code == 400 and "nap" in answer.json()["message"]
 
 
-def test_abort_takes_every_request_whose_id_begins_so(server):
-    requests = {rid: Background(server, AN_ENDLESS, rid=rid) for rid in ("r1", "r10", "s")}
-    wait_until(lambda: load(server)["num_running_reqs"] == 3)
-    assert server.post("/abort_request", rid="unknown").status_code == 200
-    assert server.post("/abort_request", rid="r1").content == b""
+def test_abort_takes_a_known_id_and_all_that_begin_so(server):
+    requests = {rid: Background(server, AN_ENDLESS, rid=rid) for rid in ("r1", "r10")}
+    batch = Background(server, AN_ENDLESS, rid="s", input_ids=[[1, 2], [3, 4]])
+    wait_until(lambda: load(server)["num_running_reqs"] == 4)
+    for rid in ("unknown", "r", "s", ""):
+        assert server.post("/abort_request", rid=rid).content == b""
+    assert load(server)["num_running_reqs"] == 4
+    server.post("/abort_request", rid="r1")
     for rid in ("r1", "r10"):
         assert requests[rid].result()["meta_info"]["finish_reason"]["type"] == "abort"
-    assert load(server)["num_running_reqs"] == 1
-    server.post("/abort_request", rid="s")
-    assert requests["s"].result()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert load(server)["num_running_reqs"] == 2
+    for rid in ("s_0", "s_1"):
+        server.post("/abort_request", rid=rid)
+    assert [a["meta_info"]["finish_reason"]["type"] for a in batch.result()] == ["abort"] * 2
 
 
 def test_abort_all_reaches_the_queue(server):

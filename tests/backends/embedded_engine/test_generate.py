@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from slime.backends.embedded_engine.http.bodies import MAX_BODY_BYTES
 from tests.engines.embedded import (
     CONTEXT,
     ENDLESS,
@@ -26,6 +29,13 @@ LLAMA3 = {
 }
 
 
+def message_of(answer) -> str:
+    """Of an error, whichever shape it has."""
+    body = answer.json()
+    error = body.get("error", body)
+    return error if isinstance(error, str) else error["message"]
+
+
 def values(entries) -> list:
     return [entry[0] for entry in entries]
 
@@ -35,6 +45,29 @@ def largest_gap(answer, prompt, model, temperature=1.0) -> float:
     expected = token_logprobs(model, ids, temperature)[len(prompt) - 1 :]
     found = values(answer["meta_info"]["output_token_logprobs"])
     return max(abs(a - b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_long_text_leaves_time_for_health_checks(shared_server):
+    slow = threading.Thread(
+        target=shared_server.post, args=("/tokenize",), kwargs={"prompt": "ab c" * 500_000}
+    )
+    slow.start()
+    time.sleep(0.1)
+    waits = []
+    while slow.is_alive():
+        started = time.monotonic()
+        assert shared_server.client.get("/health").status_code == 200
+        waits.append(time.monotonic() - started)
+        time.sleep(0.02)
+    assert len(waits) > 5 and max(waits) < 1
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_beyond_the_limit_is_refused(shared_server, announced):
+    body = b'{"prompt": "' + b"a" * MAX_BODY_BYTES + b'"}'
+    content = body if announced else iter([body])
+    answer = shared_server.client.post("/tokenize", content=content)
+    assert answer.status_code == 413 and str(MAX_BODY_BYTES) in answer.text
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "llama3"])
@@ -142,7 +175,7 @@ def test_a_regex_that_never_ends_costs_its_own_request_only(shared_server):
         "temperature": 0,
     }
     answer = shared_server.post("/generate", input_ids=PROMPT, sampling_params=sampling)
-    assert answer.status_code == 400 and "stop_regex" in answer.json()["error"]
+    assert answer.status_code == 400 and "stop_regex" in answer.json()["error"]["message"]
     assert shared_server.client.get("/health").status_code == 200
 
 
@@ -248,7 +281,7 @@ WRONG_SAMPLING = [
 def test_a_wrong_sampling_parameter_is_named(shared_server, sampling):
     answer = shared_server.post("/generate", input_ids=PROMPT, sampling_params=sampling)
     assert answer.status_code == 400
-    assert next(iter(sampling)) in answer.json()["error"]
+    assert next(iter(sampling)) in message_of(answer)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +308,40 @@ def test_a_wrong_sampling_parameter_is_named(shared_server, sampling):
 )
 def test_a_wrong_request_is_refused(shared_server, body):
     answer = shared_server.post("/generate", **body)
-    assert answer.status_code == 400 and answer.json()["error"]
+    assert answer.status_code == 400 and message_of(answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_the_shapes_of_sglang(shared_server, stream):
+    def answer(**body):
+        return shared_server.post("/generate", stream=stream, **body)
+
+    malformed = {"object": "error", "type": "Bad Request", "param": None, "code": 400}
+    for response in (answer(input_ids="x"), shared_server.client.post("/generate", content=b"{")):
+        assert response.status_code == 400 and malformed.items() <= response.json().items()
+    unknown = answer(input_ids=PROMPT, sampling_params={"temprature": 1})
+    assert unknown.status_code == 400 and "temprature" in unknown.json()["error"]
+    wrong = answer(input_ids=PROMPT, sampling_params={"top_p": 2})
+    if stream:
+        assert wrong.status_code == 200
+        first, done = [line.removeprefix("data: ") for line in wrong.text.split("\n\n") if line]
+        error = json.loads(first)["error"]
+        message = error.pop("message")
+        assert done == "[DONE]"
+        assert error == {"type": "invalid_request_error", "code": 400, "retryable": False}
+    else:
+        message = wrong.json()["error"]["message"]
+        assert wrong.status_code == 400 and wrong.json() == {"error": {"message": message}}
+    assert "top_p" in message
+
+
+def test_who_took_a_prompt_from_another_sequence_says_so(shared_server):
+    sampling = {"max_new_tokens": 2, "ignore_eos": True, "n": 3}
+    answers = shared_server.generate([9] * 40, sampling)
+    counts = [answer["meta_info"]["cached_tokens"] for answer in answers]
+    details = [answer["meta_info"]["cached_tokens_details"] for answer in answers]
+    assert counts == [0, 40, 40]
+    assert details == [{"device": count, "host": 0} for count in counts]
 
 
 def test_null_means_the_default_and_unknown_fields_are_ignored(shared_server):

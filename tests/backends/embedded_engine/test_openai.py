@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+from slime.backends.embedded_engine.chat_template import takes_parts
+
 CHAT = [{"role": "user", "content": "2+2?"}]
 
 
@@ -64,6 +68,93 @@ def test_what_it_cannot_do_is_named(shared_server):
     for wrong in ({"messages": []}, {"messages": "hi"}, {"messages": [{}]}, {}):
         assert shared_server.post("/v1/chat/completions", **wrong).status_code == 400
     assert shared_server.post("/v1/completions", prompt=[]).status_code == 400
+
+
+def ids_of(server, messages, **body) -> list[int]:
+    """The prompt that a conversation becomes."""
+    more = {"max_tokens": 1, "return_prompt_token_ids": True, **body}
+    answer = server.post("/v1/chat/completions", messages=messages, **more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["prompt_token_ids"]
+
+
+def test_a_list_of_text_parts_is_their_text(shared_server):
+    parts = [{"type": "text", "text": "2+2?"}]
+    assert ids_of(shared_server, [{"role": "user", "content": parts}]) == ids_of(shared_server, CHAT)
+    two = [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}]
+    assert ids_of(shared_server, two) == ids_of(shared_server, [{"role": "user", "content": "2+ 2?"}])
+    for part in ({"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, "text"):
+        answer = shared_server.post("/v1/chat/completions", messages=[{"role": "user", "content": [part]}])
+        assert answer.status_code == 400 and "messages.0.content.0" in answer.json()["message"]
+
+
+def test_a_template_that_goes_through_parts_gets_them():
+    for loop in ("message.content", "message['content']", "msg.content"):
+        assert takes_parts(
+            "{% for message in messages %}{% for part in " + loop + " %}{% endfor %}{% endfor %}"
+        )
+    assert not takes_parts("{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert not takes_parts("{% for") and not takes_parts(None)
+
+
+def test_the_final_message_of_the_assistant_is_continued_or_becomes_the_users(shared_server):
+    begun = [*CHAT, {"role": "assistant", "content": "It is"}]
+    text = shared_server.post("/tokenize", prompt="It is", add_special_tokens=False).json()["tokens"]
+    continued = ids_of(shared_server, begun, continue_final_message=True)
+    assert continued == ids_of(shared_server, CHAT) + text
+    turned = [*CHAT, {"role": "user", "content": "It is"}]
+    assert ids_of(shared_server, begun) == ids_of(shared_server, turned)
+
+
+def test_an_unknown_role_is_refused_and_case_does_not_matter(shared_server):
+    answer = shared_server.post("/v1/chat/completions", messages=[{"role": "wizard", "content": "x"}])
+    assert answer.status_code == 400 and "messages.0.role 'wizard'" in answer.json()["message"]
+    system = [{"role": "system", "content": "Be brief."}, *CHAT]
+    shouted = [{**system[0], "role": "SYSTEM"}, *CHAT]
+    assert ids_of(shared_server, shouted) == ids_of(shared_server, system)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_min_tokens_and_ids_are_honoured(shared_server, path):
+    prompt = {"prompt": "hello"} if path == "/v1/completions" else {"messages": CHAT}
+    eos = {"temperature": 0, "logit_bias": {"258": 100.0}, "max_tokens": 9}
+    short, long = (
+        shared_server.post(path, **prompt, **eos, min_tokens=least, return_token_ids=True).json()
+        for least in (0, 5)
+    )
+    assert short["usage"]["completion_tokens"] == 1 and long["usage"]["completion_tokens"] == 6
+    choice = long["choices"][0]
+    assert len(choice["token_ids"]) == 6 and choice["token_ids"][-1] == 258
+    assert len(choice["prompt_token_ids"]) == long["usage"]["prompt_tokens"]
+    streamed = shared_server.post(path, **prompt, **eos, min_tokens=5, return_token_ids=True, stream=True)
+    if path == "/v1/completions":
+        chunks = [chunk["choices"][0] for chunk in events(streamed)]
+        assert [token for chunk in chunks for token in chunk["token_ids"]] == choice["token_ids"]
+        assert chunks[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+    else:
+        assert streamed.status_code == 400 and "streaming" in streamed.json()["message"]
+
+
+def test_echoed_log_probs_begin_with_those_of_the_prompt(shared_server):
+    body = {"prompt": "hello", "max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+    plain = shared_server.post("/v1/completions", **body).json()["choices"][0]["logprobs"]
+    echoed = shared_server.post("/v1/completions", **body, echo=True).json()["choices"][0]["logprobs"]
+    scored = shared_server.post(
+        "/generate",
+        text="hello",
+        sampling_params={"max_new_tokens": 0},
+        return_logprob=True,
+        logprob_start_len=0,
+    ).json()["meta_info"]["input_token_logprobs"]
+    assert echoed["tokens"] == [*"hello", *plain["tokens"]]
+    assert echoed["token_logprobs"] == [value for value, _, _ in scored] + plain["token_logprobs"]
+    assert echoed["top_logprobs"][0] is None and len(echoed["top_logprobs"]) == 9
+
+
+def test_an_answer_bears_the_name_that_was_asked_for_and_its_versions(shared_server):
+    answer = shared_server.post("/v1/completions", prompt="a", max_tokens=2, model="mine", ignore_eos=True)
+    assert answer.json()["model"] == "mine"
+    assert [s["end"] for s in answer.json()["metadata"]["weight_versions"]] == [2]
 
 
 def test_models_are_listed_by_name(shared_server):

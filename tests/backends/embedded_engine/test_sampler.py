@@ -90,3 +90,14 @@ def test_noise_is_uniform_and_differs_by_seed_and_step():
     grid = drawn.reshape(300, 100)
     assert abs(np.corrcoef(grid[:, 0], grid[:, 1])[0, 1]) < 0.2
     assert np.array_equal(uniforms(seeds[:3], steps[:3]), drawn[:3])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.5}])
+def test_logits_that_are_no_numbers_break_their_row_alone(value, params):
+    logits = torch.randn(3, 256)
+    logits[1, 7] = value
+    found = sample(logits, sequences(3, **params))
+    alone = sample(logits[[0, 2]], [sequences(3, **params)[row] for row in (0, 2)])
+    assert found.broken == {1}
+    assert [found.ids[0], found.ids[2]] == alone.ids

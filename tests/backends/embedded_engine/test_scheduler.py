@@ -234,3 +234,15 @@ async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(checkpoint
     assert state.engine.alive
     state.engine.stop()
     assert not state.engine.alive
+
+
+@pytest.mark.parametrize("new", [0, 3])
+def test_a_model_whose_logits_are_nan_gives_an_error_and_no_token(checkpoint, new):
+    state = make_state(checkpoint)
+    state.parameters.named["model.norm.weight"].fill_(float("nan"))
+    broken = sequence("broken", [1, 2, 3], max_new_tokens=new)
+    state.engine.scheduler.waiting.append(broken)
+    run_all(state.engine.scheduler)
+    assert broken.output_ids == []
+    assert broken.finish_reason["type"] == "abort" and broken.finish_reason["status_code"] == 500
+    assert "NaN" in broken.finish_reason["message"]

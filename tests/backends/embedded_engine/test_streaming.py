@@ -109,7 +109,8 @@ async def test_a_stream_shows_no_stop_token_and_ends_once(state, stopping, distu
 async def test_a_stream_of_chunks_shows_no_stop_token_and_ends_once(state, stopping, disturb, monkeypatch):
     disturb(state, monkeypatch)
     state.engine.start(asyncio.get_running_loop())
-    chunks = await events(_events(state, ChatDialect(state.tokenizer, logprobs=True), [stopping], None))
+    dialect = ChatDialect(state.tokenizer, logprobs=True)
+    chunks = await events(_events(state, dialect, dialect.head(state, True, None), [stopping], None))
     state.engine.stop()
     choices = [chunk["choices"][0] for chunk in chunks]
     whole = final_text(stopping, state.tokenizer)

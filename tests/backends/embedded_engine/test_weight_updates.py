@@ -137,6 +137,45 @@ def test_a_checkpoint_on_disk_replaces_the_weights_or_leaves_them(server, tmp_pa
     assert info["weight_version"] == "disk" and info["model_path"] == str(tmp_path / "good")
 
 
+def test_nothing_is_computed_while_an_update_is_open(server):
+    """Also on an engine that nobody paused: between two buckets half of its weights are new."""
+    sampling = {"max_new_tokens": 2, "ignore_eos": True}
+    half = serialize_tensors([("model.norm.weight", torch.full((64,), 0.5))], share=False)
+    answers: list[dict] = []
+    server.post("/update_weight_version", new_version="before")
+    assert server.post("/begin_weight_update").status_code == 200
+    waiting = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
+    waiting.start()
+    for version in (None, "after"):
+        body = {"serialized_named_tensors": [half], "weight_version": version, "flush_cache": False}
+        assert server.post("/update_weights_from_tensor", **body).status_code == 200
+        time.sleep(0.3)
+        server.post("/continue_generation")
+        assert not answers
+    assert server.post("/end_weight_update").status_code == 200
+    waiting.join(10)
+    assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["after"]
+
+
+def test_an_update_begins_when_what_runs_has_ended(server):
+    answers: list[dict] = []
+    sampling = {"max_new_tokens": LONG, "ignore_eos": True}
+    running = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
+    running.start()
+    while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
+        time.sleep(0.002)
+    assert server.post("/begin_weight_update").status_code == 200
+    running.join(10)
+    assert answers[0]["meta_info"]["completion_tokens"] == LONG
+    assert server.post("/end_weight_update").status_code == 200
+
+
+def test_a_pipe_instead_of_weights_is_refused(server, tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    answer = server.client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, timeout=10)
+    assert answer.status_code == 400 and "not a regular file" in answer.json()["message"]
+
+
 def test_an_update_needs_an_open_session_and_sessions_do_not_nest(server):
     text = serialize_tensors([], share=False)
     assert server.post("/update_weights_from_tensor", serialized_named_tensors=[text]).status_code == 400

@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.http_utils import http_url
@@ -22,6 +23,25 @@ def client(fake_engine):
 def test_version_and_health_are_read(client):
     assert client.health()
     assert client.weight_version() == "default"
+
+
+def test_an_engine_that_is_paused_is_not_dead_as_long_as_its_scheduler_answers(client, fake_engine):
+    """SGLang's /health_generate is a 503 behind a pause, whenever the pause begins."""
+    fails = JSONResponse({}, status_code=503)
+    fake_engine.answers |= {"ready": fails, "health_generate": fails}
+    assert client.health() and not client.serves()
+    fake_engine.answers |= {"ready": {}, "health_generate": lambda body: pause()}
+
+    def pause() -> JSONResponse:
+        fake_engine.answers["ready"] = fails
+        return fails
+
+    assert client.health()
+    assert fake_engine.answers["ready"] is fails
+    fake_engine.answers["server_info"] = fails
+    assert not client.health()
+    fake_engine.answers |= {"ready": {}, "health_generate": fails, "server_info": {}}
+    assert not client.health()
 
 
 def test_nobody_at_the_address_is_unhealthy_and_an_error_that_names_it():

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.utils.distributed_utils import init_process_group
+from slime.utils.tensor_bucket import FlattenedTensorBucket
+from slime.weight_sync.handle import serialize_bucket
 from tests.engines import free_port
 from tests.engines.embedded import ENDLESS, LONG
 from tests.engines.under_test import PROMPT, in_thread
@@ -26,7 +28,8 @@ def engine(engine_under_test):
 def restored(engine):
     """The engine; afterwards it serves the weights again that it was started with."""
     yield engine
-    engine.client.update_weights_from_disk(engine.model_path, weight_version="default", flush_cache=True)
+    engine.client.update_weights_from_disk(engine.model_path, weight_version="default")
+    engine.client.flush_cache()
 
 
 def payload(named_tensors: list[tuple[str, torch.Tensor]]) -> str:
@@ -68,7 +71,10 @@ def test_an_abort_matches_by_prefix(engine):
 
 
 def test_aborting_an_unknown_request_does_nothing(engine):
+    running = engine.start_generating(max_new_tokens=60, rid="prefix-1")
     engine.client.abort("nobody")
+    engine.client.abort("prefix")
+    assert finish_types([running.result(30)]) == {"length"}
 
 
 async def test_abort_until_idle(engine):
@@ -87,6 +93,19 @@ def test_a_pause_that_aborts_ends_running_requests_and_holds_new_ones(engine):
             held.result(0.5)
         engine.client.flush_cache(10)
     assert finish_types([held.result(30)]) == {"length"}
+
+
+def test_requests_behind_a_pause_do_not_count_and_the_engine_is_not_dead(engine):
+    with engine.paused("in_place"):
+        held = engine.pool.submit(engine.generate, PROMPT)
+        with pytest.raises(TimeoutError):
+            held.result(0.5)
+        (load,) = engine.client.loads()["loads"]
+        assert load["num_running_reqs"] == load["num_waiting_reqs"] == 0
+        assert engine.http.get("/ready").status_code == 503
+        assert engine.client.health(timeout=30)
+    held.result(30)
+    assert engine.client.health(timeout=30)
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
@@ -155,6 +174,17 @@ def test_weights_from_tensors_are_served_with_their_version(restored):
         restored.assert_logprobs(PROMPT, answer)
     finally:
         del restored.reference
+
+
+def test_a_bucket_in_shared_memory_is_served_as_a_colocated_trainer_sends_it(restored):
+    before = greedy(restored)
+    bucket = FlattenedTensorBucket(named_tensors=shifted(restored, 0.05))
+    with restored.paused("abort"):
+        restored.client.flush_cache(10)
+        with restored.client.weight_update():
+            restored.client.update_weights_from_tensor([serialize_bucket(bucket)], "flattened_bucket", "7")
+    assert restored.client.weight_version() == "7"
+    assert greedy(restored) != before
 
 
 @pytest.mark.parametrize("load_format", [None, "flattened_bucket"])

@@ -27,7 +27,7 @@ def start(tmp_path):
 
     def start_one(args=None, api_key=None):
         router = start_router(
-            args or Namespace(),
+            Namespace(**{"engine_startup_timeout": 60.0, **vars(args or Namespace())}),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),
@@ -144,10 +144,21 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
     taken = fake_engine.port
     with pytest.raises(RouterError, match=r"exit status|killed") as caught:
         start_router(
-            Namespace(),
+            Namespace(engine_startup_timeout=60.0),
             host="127.0.0.1",
             port=taken,
             prometheus_port=free_port(),
             log_path=tmp_path / "router.log",
         )
     assert "address" in str(caught.value).lower()
+
+
+def test_the_start_of_the_router_has_the_limit_of_the_startup_flag(tmp_path):
+    with pytest.raises(RouterError, match=r"waited 0\.01 s .*\(--engine-startup-timeout\)"):
+        start_router(
+            Namespace(engine_startup_timeout=0.01),
+            host="127.0.0.1",
+            port=free_port(),
+            prometheus_port=free_port(),
+            log_path=tmp_path / "router.log",
+        )

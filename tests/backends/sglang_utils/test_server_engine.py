@@ -132,7 +132,11 @@ def test_overrides_win_over_flags_but_not_over_the_placement():
 def test_the_embedded_engine_keeps_to_one_passive_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     environment = EmbeddedEngine(make_args(), place(), "/tmp").environment()
-    assert environment == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert environment == {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+    }
 
 
 def test_sglang_runs_without_expandable_segments(monkeypatch):
@@ -141,6 +145,7 @@ def test_sglang_runs_without_expandable_segments(monkeypatch):
     assert environment["PYTORCH_CUDA_ALLOC_CONF"] is None
     assert environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "false"
     assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
+    assert environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] == "false"
 
 
 def test_beyond_loopback_a_key_is_required():

@@ -1,6 +1,7 @@
 """Assembles the FastAPI application."""
 
 import logging
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -36,21 +37,19 @@ def create_app(state: ServerState) -> FastAPI:
     return app
 
 
+def error_body(path: str, error: BadRequest) -> dict[str, Any]:
+    """``/generate`` and the other endpoints phrase errors differently, as in SGLang."""
+    if path == "/generate" and error.kind == BadRequest.CONTRACT:
+        return {"error": str(error)}
+    if path == "/generate" and error.kind != BadRequest.BODY:
+        return {"error": {"message": str(error)}}
+    kind = BadRequest.VALUE if error.kind == BadRequest.CONTRACT else error.kind
+    return {"object": "error", "message": str(error), "type": kind, "param": None, "code": error.status}
+
+
 async def _bad_request(request: Request, error: Exception) -> Response:
-    """``/generate`` and the control endpoints phrase errors differently, and so does SGLang."""
     assert isinstance(error, BadRequest)
-    if request.url.path == "/generate":
-        return json_response({"error": str(error)}, error.status)
-    return json_response(
-        {
-            "object": "error",
-            "message": str(error),
-            "type": "BadRequestError",
-            "param": None,
-            "code": error.status,
-        },
-        error.status,
-    )
+    return json_response(error_body(request.url.path, error), error.status)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

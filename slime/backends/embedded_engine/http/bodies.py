@@ -112,23 +112,40 @@ class DetokenizeBody(Body):
 
 B = TypeVar("B", bound=Body)
 
+MAX_BODY_BYTES = 32 * 2**20
+"""Of a request; 5 million token ids fit."""
+MAX_WEIGHTS_BYTES = 4 * 2**30
+"""Of a request that may carry weights by value."""
 
-async def read_json(request: Request) -> dict[str, Any]:
+
+async def read_json(request: Request, limit: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """The JSON object of a request; an empty body stands for one without fields."""
-    raw = await request.body()
+    raw = await _read(request, limit)
     if not raw:
         return {}
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}", kind=BadRequest.BODY) from error
     if not isinstance(data, dict):
-        raise BadRequest(f"the body is a JSON {type(data).__name__} (wanted: an object)")
+        found = type(data).__name__
+        raise BadRequest(f"the body is a JSON {found} (wanted: an object)", kind=BadRequest.BODY)
     return data
 
 
-async def read_body(request: Request, kind: type[B]) -> B:
-    return validated(kind, await read_json(request))
+async def _read(request: Request, limit: int) -> bytes:
+    """Stops reading at the limit, whatever length was announced."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BadRequest(f"the body is larger than {limit} bytes", 413)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_body(request: Request, kind: type[B], limit: int = MAX_BODY_BYTES) -> B:
+    return validated(kind, await read_json(request, limit))
 
 
 def validated(kind: type[B], data: dict[str, Any]) -> B:
@@ -138,4 +155,4 @@ def validated(kind: type[B], data: dict[str, Any]) -> B:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{where}: {first['msg']}") from error
+        raise BadRequest(f"{where}: {first['msg']}", kind=BadRequest.BODY) from error

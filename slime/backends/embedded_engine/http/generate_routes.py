@@ -19,7 +19,7 @@ from slime.backends.embedded_engine.http.prompts import check_unsupported, make_
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, final_text
 from slime.backends.embedded_engine.http.running import run_to_end
 from slime.backends.embedded_engine.http.state import ServerState, state_of
-from slime.backends.embedded_engine.http.streaming import stream_generation
+from slime.backends.embedded_engine.http.streaming import DONE, error_event, stream_generation
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -35,7 +35,12 @@ async def generate(request: Request) -> Response:
     check_unsupported(data)
     body = validated(GenerateBody, data)
     state = state_of(request)
-    generation = make_generation(state, body)
+    try:
+        generation = await state.beside(lambda: make_generation(state, body), body.text)
+    except BadRequest as error:
+        if not body.stream or error.kind == BadRequest.CONTRACT:
+            raise
+        return StreamingResponse(iter([error_event(error), DONE]), media_type="text/event-stream")
     builders = [
         ResponseBuilder(
             sequence,
@@ -64,7 +69,9 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     tokenizer = _tokenizer(state)
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    tokens = [tokenizer.encode(text, body.add_special_tokens) for text in texts]
+    tokens = await state.beside(
+        lambda: [tokenizer.encode(text, body.add_special_tokens) for text in texts], texts
+    )
     counts = [len(ids) for ids in tokens]
     single = isinstance(body.prompt, str)
     return json_response(
@@ -87,7 +94,9 @@ async def detokenize(request: Request) -> Response:
     rows = [lists] if single else lists
     if any(not 0 <= token < state.config.shape.vocab_size for row in rows for token in row):
         raise BadRequest(f"tokens: wanted ids in [0, {state.config.shape.vocab_size})")
-    texts = [tokenizer.decode(row, body.skip_special_tokens) for row in rows]
+    texts = await state.beside(
+        lambda: [tokenizer.decode(row, body.skip_special_tokens) for row in rows], rows
+    )
     return json_response({"text": texts[0] if single else texts})
 
 

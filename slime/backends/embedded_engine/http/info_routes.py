@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-import time
+import os
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,19 +15,28 @@ from slime.backends.embedded_engine.http.state import ServerState, state_of
 
 router = APIRouter()
 VERSION = "0.5.23"
-_HEALTH_SECONDS = 20
+_POLL_SECONDS = 0.1
 
 
 @router.get("/health")
 @router.get("/health_generate")
 async def health(request: Request) -> Response:
-    """200 if the engine thread answers: it is neither dead nor stuck. Paused is healthy."""
+    """200 if the engine can generate. Behind a pause it cannot, and after SGLang's 20 s that is a 503."""
     engine = state_of(request).engine
+    if request.url.path == "/health" and not _health_generates():
+        return Response(status_code=200)
     try:
-        await asyncio.wait_for(engine.run(lambda: None), _HEALTH_SECONDS)
+        async with asyncio.timeout(float(os.environ.get("SGLANG_HEALTH_CHECK_TIMEOUT", "20"))):
+            while not await engine.run(lambda: engine.paused is None and not engine.updating):
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         return Response(status_code=503)
     return Response(status_code=200)
+
+
+def _health_generates() -> bool:
+    value = os.environ.get("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "true")
+    return value.lower() not in ("false", "0", "no", "n", "f")
 
 
 @router.get("/ready")
@@ -58,7 +68,9 @@ async def model_info(request: Request) -> Response:
 @router.get("/server_info")
 @router.get("/get_server_info")
 async def server_info(request: Request) -> Response:
+    """Asks the engine thread too, so that an answer says that it lives, even behind a pause."""
     state = state_of(request)
+    await state.engine.run(lambda: None)
     arguments = {k: v for k, v in dataclasses.asdict(state.args).items() if not k.endswith("api_key")}
     resolved = {
         "context_length": state.context_length,
@@ -99,7 +111,7 @@ def load_of(state: ServerState) -> dict[str, Any]:
 async def loads(request: Request) -> Response:
     load = load_of(state_of(request))
     load["num_total_reqs"] = load["num_running_reqs"] + load["num_waiting_reqs"]
-    return json_response({"timestamp": time.time(), "version": VERSION, "loads": [load]})
+    return json_response({"timestamp": datetime.now(UTC).isoformat(), "version": VERSION, "loads": [load]})
 
 
 @router.get("/v1/models")

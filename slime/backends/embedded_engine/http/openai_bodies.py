@@ -28,7 +28,19 @@ _PASSED_THROUGH = (
     "structural_tag",
     "custom_params",
 )
-_UNSUPPORTED = ("tools", "functions", "best_of", "suffix", "prediction", "modalities", "audio", "lora_path")
+_UNSUPPORTED = (
+    "tools",
+    "functions",
+    "best_of",
+    "suffix",
+    "prediction",
+    "modalities",
+    "audio",
+    "lora_path",
+    "return_meta_info",
+    "return_hidden_states",
+    "return_routed_experts",
+)
 
 
 class CompletionBody(Body):
@@ -36,6 +48,8 @@ class CompletionBody(Body):
     model: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = False
+    min_tokens: int | None = 0
+    return_token_ids: bool | None = False
     logprobs: int | None = None
     seed: int | None = None
     stream: bool | None = False
@@ -44,7 +58,7 @@ class CompletionBody(Body):
 
 
 class ChatBody(Body):
-    messages: list[dict[str, Any]]
+    messages: list[Any]
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -54,19 +68,28 @@ class ChatBody(Body):
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = False
+    min_tokens: int | None = 0
+    return_token_ids: bool | None = False
+    return_prompt_token_ids: bool | None = False
     rid: str | list[str] | None = None
 
 
-def sampling_params_of(data: dict[str, Any], max_tokens: int | None, seed: int | None) -> dict[str, Any]:
+def sampling_params_of(
+    data: dict[str, Any], body: CompletionBody | ChatBody, max_tokens: int | None
+) -> dict[str, Any]:
     """The part of an OpenAI body that ``/generate`` calls sampling parameters.
 
     Raises:
         BadRequest: the body asks for what the embedded engine has not.
     """
-    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, [], {}, "", 1)]
+    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "", 1)]
     if (data.get("response_format") or {"type": "text"}) != {"type": "text"}:
         refused.append("response_format")
     if refused:
         raise BadRequest(f"not supported by the embedded engine: {', '.join(refused)}")
     params = {name: data[name] for name in _PASSED_THROUGH if data.get(name) is not None}
-    return {**params, "max_new_tokens": max_tokens, "sampling_seed": seed}
+    if body.min_tokens:
+        params["min_new_tokens"] = body.min_tokens
+    return {**params, "max_new_tokens": max_tokens, "sampling_seed": body.seed}

@@ -25,17 +25,29 @@ def usage(sequences: list[Sequence], prompts: int) -> dict[str, Any]:
     }
 
 
-def completion_logprobs(sequence: Sequence, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any]:
-    """Log-probs of output tokens ``[start, end)`` in the form of ``/v1/completions``."""
-    found = sequence.output_logprobs
-    tokens = [_text(tokenizer, token) for token in sequence.output_ids[start:end]]
-    top = [{_text(tokenizer, token): value for value, token in row or []} for row in found.top[start:end]]
+def completion_logprobs(
+    sequence: Sequence, tokenizer: Tokenizer, start: int, end: int, prompt: bool
+) -> dict[str, Any]:
+    """Log-probs of output tokens ``[start, end)`` in the form of ``/v1/completions``.
+
+    With ``prompt``, those of the prompt come first, as far as they were asked for.
+    """
+    found, ids = sequence.output_logprobs, sequence.output_ids[start:end]
+    values, rows = found.of_tokens[start:end], found.top[start:end]
+    before = sequence.prompt_logprobs
+    if prompt and before.of_tokens:
+        ids, values = sequence.prompt_ids + ids, before.of_tokens + values
+        rows = before.top[: len(before.of_tokens)] + rows
     return {
-        "tokens": tokens,
-        "token_logprobs": found.of_tokens[start:end],
-        "top_logprobs": top,
-        "text_offset": [-1] * len(tokens),
+        "tokens": [_text(tokenizer, token) for token in ids],
+        "token_logprobs": values,
+        "top_logprobs": [_by_text(tokenizer, row) for row in rows],
+        "text_offset": [-1] * len(ids),
     }
+
+
+def _by_text(tokenizer: Tokenizer, row: TopLogprobs | None) -> dict[str, float] | None:
+    return None if row is None else {_text(tokenizer, token): value for value, token in row}
 
 
 def chat_logprobs(sequence: Sequence, tokenizer: Tokenizer, start: int, end: int) -> dict[str, Any]:

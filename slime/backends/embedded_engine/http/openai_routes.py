@@ -10,6 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import GenerateBody, read_json, validated
+from slime.backends.embedded_engine.http.chat_messages import chat_messages, split_final
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.openai_bodies import ChatBody, CompletionBody, sampling_params_of
 from slime.backends.embedded_engine.http.openai_objects import (
@@ -19,8 +20,8 @@ from slime.backends.embedded_engine.http.openai_objects import (
     usage,
 )
 from slime.backends.embedded_engine.http.prompts import Generation, make_generation
-from slime.backends.embedded_engine.http.responses import final_text
-from slime.backends.embedded_engine.http.running import run_streaming, run_to_end
+from slime.backends.embedded_engine.http.responses import final_text, version_spans
+from slime.backends.embedded_engine.http.running import failure_of, run_streaming, run_to_end
 from slime.backends.embedded_engine.http.state import ServerState, state_of
 from slime.backends.embedded_engine.http.streaming import DONE, TextStream, event
 from slime.backends.embedded_engine.sequence import Progress, Sequence
@@ -36,17 +37,35 @@ class Dialect:
     chunk_name = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, tokenizer: Tokenizer, logprobs: bool, echo: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        logprobs: bool,
+        echo: bool = False,
+        token_ids: bool = False,
+        prompt_token_ids: bool = False,
+    ) -> None:
         self.tokenizer = tokenizer
         self.logprobs = logprobs
         self.echo = echo
+        self._token_ids = token_ids
+        self._prompt_token_ids = prompt_token_ids
 
-    def head(self, state: ServerState, chunk: bool) -> dict[str, Any]:
+    def ids(self, sequence: Sequence, start: int, end: int) -> dict[str, Any]:
+        """Ids that were asked for; those of the prompt only with the first of the response."""
+        found: dict[str, Any] = {}
+        if self._token_ids:
+            found["token_ids"] = sequence.output_ids[start:end]
+        if self._prompt_token_ids:
+            found["prompt_token_ids"] = sequence.prompt_ids if start == 0 else None
+        return found
+
+    def head(self, state: ServerState, chunk: bool, model: str | None) -> dict[str, Any]:
         return {
             "id": self.id_prefix + uuid.uuid4().hex,
             "object": self.chunk_name if chunk else self.name,
             "created": int(time.time()),
-            "model": state.served_model_name,
+            "model": model or state.served_model_name,
         }
 
     def prefix(self, sequence: Sequence) -> str:
@@ -56,8 +75,12 @@ class Dialect:
         self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
     ) -> dict[str, Any]:
         end = progress.end
-        logprobs = completion_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, **finish_fields(sequence, progress)}
+        logprobs = None
+        if self.logprobs:
+            prompt = self.echo and start == 0
+            logprobs = completion_logprobs(sequence, self.tokenizer, start, end, prompt)
+        ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
+        return {"index": index, "text": text, "logprobs": logprobs, **reason, **ids}
 
 
 class ChatDialect(Dialect):
@@ -76,7 +99,8 @@ class ChatDialect(Dialect):
         if not chunk:
             message |= {"reasoning_content": None, "tool_calls": None}
         key = "delta" if chunk else "message"
-        return {"index": index, key: message, "logprobs": logprobs, **finish_fields(sequence, progress)}
+        ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
+        return {"index": index, key: message, "logprobs": logprobs, **reason, **ids}
 
 
 @router.post("/v1/completions")
@@ -86,20 +110,22 @@ async def completions(request: Request) -> Response:
     state = state_of(request)
     tokenizer = _tokenizer(state)
     texts = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], str))
-    generation = make_generation(
+    generation = await _generation(
         state,
         validated(
             GenerateBody,
             {
                 "text" if texts else "input_ids": body.prompt,
-                "sampling_params": sampling_params_of(data, body.max_tokens, body.seed),
+                "sampling_params": sampling_params_of(data, body, body.max_tokens),
                 "return_logprob": body.logprobs is not None,
+                "logprob_start_len": 0 if body.echo and body.logprobs else -1,
                 "top_logprobs_num": body.logprobs,
                 "rid": body.rid,
             },
         ),
     )
-    dialect = Dialect(tokenizer, body.logprobs is not None, bool(body.echo))
+    ids = bool(body.return_token_ids)
+    dialect = Dialect(tokenizer, body.logprobs is not None, bool(body.echo), ids, ids)
     prompts = len(body.prompt) if isinstance(body.prompt, list) and not isinstance(body.prompt[0], int) else 1
     return await _answer(request, body, dialect, generation, prompts)
 
@@ -111,9 +137,10 @@ async def chat_completions(request: Request) -> Response:
     body = validated(ChatBody, data)
     state = state_of(request)
     tokenizer = _tokenizer(state)
-    if not body.messages or not all(isinstance(m.get("role"), str) for m in body.messages):
-        raise BadRequest("messages: wanted at least one, each with a role")
-    ids = tokenizer.render_chat(body.messages, **(body.chat_template_kwargs or {}))
+    ids_wanted = bool(body.return_token_ids), bool(body.return_token_ids or body.return_prompt_token_ids)
+    if body.stream and any(ids_wanted):
+        raise BadRequest("return_token_ids and return_prompt_token_ids: not supported with streaming")
+    ids = await _chat_ids(state, tokenizer, body)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if limit is None:
         limit = max(min(state.context_length, state.max_total_tokens) - len(ids), 1)
@@ -123,14 +150,30 @@ async def chat_completions(request: Request) -> Response:
             GenerateBody,
             {
                 "input_ids": ids,
-                "sampling_params": sampling_params_of(data, limit, body.seed),
+                "sampling_params": sampling_params_of(data, body, limit),
                 "return_logprob": body.logprobs,
                 "top_logprobs_num": body.top_logprobs,
                 "rid": body.rid,
             },
         ),
     )
-    return await _answer(request, body, ChatDialect(tokenizer, bool(body.logprobs)), generation, 1)
+    dialect = ChatDialect(tokenizer, bool(body.logprobs), False, *ids_wanted)
+    return await _answer(request, body, dialect, generation, 1)
+
+
+async def _generation(state: ServerState, body: GenerateBody) -> Generation:
+    return await state.beside(lambda: make_generation(state, body), body.text)
+
+
+async def _chat_ids(state: ServerState, tokenizer: Tokenizer, body: ChatBody) -> list[int]:
+    """The prompt of a conversation."""
+    messages = chat_messages(body.messages, tokenizer.chat_takes_parts)
+    messages, prefix = split_final(messages, bool(body.continue_final_message))
+    template = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        template.setdefault("reasoning_effort", body.reasoning_effort)
+    texts = [str(message["content"]) for message in messages]
+    return await state.beside(lambda: tokenizer.render_chat(messages, prefix, **template), [*texts, prefix])
 
 
 async def _answer(
@@ -143,31 +186,42 @@ async def _answer(
     state, sequences = state_of(request), generation.sequences
     if body.stream:
         with_usage = bool((body.stream_options or {}).get("include_usage"))
-        events = _events(state, dialect, sequences, prompts if with_usage else None)
+        head = dialect.head(state, True, body.model)
+        events = _events(state, dialect, head, sequences, prompts if with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream")
     await run_to_end(state, request, sequences)
     choices = []
     for index, sequence in enumerate(sequences):
         text = dialect.prefix(sequence) + (final_text(sequence, dialect.tokenizer) or "")
         choices.append(dialect.choice(sequence, index, text, 0, sequence.progress, False))
-    metadata = {"weight_version": state.engine.scheduler.weight_version}
-    head = dialect.head(state, chunk=False)
+    metadata = {
+        "weight_version": state.engine.scheduler.weight_version,
+        "weight_versions": version_spans(sequences[0]),
+    }
+    head = dialect.head(state, False, body.model)
     return json_response(
         {**head, "choices": choices, "usage": usage(sequences, prompts), "metadata": metadata}
     )
 
 
 async def _events(
-    state: ServerState, dialect: Dialect, sequences: list[Sequence], usage_prompts: int | None
+    state: ServerState,
+    dialect: Dialect,
+    head: dict[str, Any],
+    sequences: list[Sequence],
+    usage_prompts: int | None,
 ) -> AsyncIterator[bytes]:
     """Chunks with what is new of each choice, and token counts at the end if they are wanted."""
-    head = dialect.head(state, chunk=True)
     texts = [TextStream(state, s) for s in sequences]
     sent = [0] * len(sequences)
     async for index, progress in run_streaming(state, sequences):
         if not progress.finished and progress.end == sent[index]:
             continue
         sequence, start = sequences[index], sent[index]
+        if progress.finished and (failure := failure_of(sequence)) is not None:
+            error = {"object": "error", "message": str(failure), "type": failure.kind, "param": None}
+            yield event({"error": {**error, "code": failure.status}})
+            continue
         text = texts[index].delta(progress) or ""
         if start == 0:
             text = dialect.prefix(sequence) + text

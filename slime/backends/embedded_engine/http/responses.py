@@ -50,15 +50,13 @@ class ResponseBuilder:
             "reasoning_tokens": 0,
             "completion_tokens": progress.end,
             "cached_tokens": sequence.cached_tokens,
-            "cached_tokens_details": None,
+            "cached_tokens_details": {"device": sequence.cached_tokens, "host": 0},
             "dp_rank": None,
             "e2e_latency": now - self._started,
             "response_sent_to_client_ts": now,
         }
         if progress.finished:
-            meta["weight_versions"] = [
-                {"version": s.version, "start": s.start, "end": s.end} for s in sequence.spans
-            ]
+            meta["weight_versions"] = version_spans(sequence)
         if sequence.logprob_options.wanted:
             meta |= self._logprobs(start, progress.end)
         return meta
@@ -99,6 +97,11 @@ class ResponseBuilder:
 
 def _slice(logprobs: Logprobs, start: int, end: int) -> Logprobs:
     return Logprobs(logprobs.of_tokens[start:end], logprobs.top[start:end], logprobs.of_ids[start:end])
+
+
+def version_spans(sequence: Sequence) -> list[dict[str, Any]]:
+    """Which tokens of the response which weights made."""
+    return [{"version": s.version, "start": s.start, "end": s.end} for s in sequence.spans]
 
 
 def shown_ids(sequence: Sequence) -> list[int]:

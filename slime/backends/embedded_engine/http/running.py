@@ -55,14 +55,16 @@ async def run_to_end(state: ServerState, request: Request, sequences: list[Seque
     if not done.done():
         raise ClientGone
     for sequence in sequences:
-        raise_for_abort(sequence)
+        if (failure := failure_of(sequence)) is not None:
+            raise failure
 
 
-def raise_for_abort(sequence: Sequence) -> None:
+def failure_of(sequence: Sequence) -> BadRequest | None:
     """An abort by the client is an answer; one that carries a status is an error."""
     reason = sequence.finish_reason or {}
     if reason.get("type") == "abort" and reason.get("status_code"):
-        raise BadRequest(reason["message"], reason["status_code"])
+        return BadRequest(reason["message"], reason["status_code"], reason["err_type"] or BadRequest.VALUE)
+    return None
 
 
 async def run_streaming(state: ServerState, sequences: list[Sequence]) -> AsyncIterator[tuple[int, Progress]]:

@@ -1,8 +1,12 @@
 """What the routes share."""
 
+import asyncio
 import random
 import time
+from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -17,6 +21,10 @@ from slime.backends.embedded_engine.weight_updater import WeightUpdater
 
 _DETERMINISTIC_SEED = 42
 _MASK = 2**64 - 1
+_QUICK = 10_000
+"""Characters or tokens that are worked on in less than some 10 ms."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,6 +47,16 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self._seeds = random.Random(self.args.random_seed)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    async def beside(self, work: Callable[[], T], material: str | Sequence[Sized] | None) -> T:
+        """Does what takes long with much material beside the event loop, one such thing at a time.
+
+        The loop answers health checks, which must not wait for a tokenizer.
+        """
+        if material is None or _size(material) <= _QUICK:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     def noise_seed(self, sampling_seed: int | None, sample: int) -> int:
         """Seed of one response: the request's own (plus its number), or a fresh one."""
@@ -51,3 +69,7 @@ class ServerState:
 
 def state_of(request: Request) -> ServerState:
     return request.app.state.server
+
+
+def _size(material: str | Sequence[Sized]) -> int:
+    return len(material) if isinstance(material, str) else sum(map(len, material))

@@ -5,9 +5,10 @@ from typing import Any
 
 import orjson
 
+from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.prompts import Generation
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, shown_ids, trim_stop
-from slime.backends.embedded_engine.http.running import run_streaming
+from slime.backends.embedded_engine.http.running import failure_of, run_streaming
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.sequence import Progress, Sequence
 from slime.backends.embedded_engine.tokenizer import GrowingText
@@ -17,6 +18,12 @@ DONE = b"data: [DONE]\n\n"
 
 def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def error_event(error: BadRequest) -> bytes:
+    """How a stream of ``/generate`` tells of an error; its HTTP status is 200 all the same."""
+    body = {"message": str(error), "type": "invalid_request_error", "code": error.status}
+    return event({"error": {**body, "retryable": False}})
 
 
 class TextStream:
@@ -70,9 +77,8 @@ async def stream_generation(
         interval = sequence.params.stream_interval or state.args.stream_interval
         if not progress.finished and progress.end - sent[index] < interval:
             continue
-        reason = (sequence.finish_reason or {}) if progress.finished else {}
-        if reason.get("type") == "abort" and reason.get("status_code"):
-            yield event({"error": {**reason, "type": reason["err_type"], "retryable": False}})
+        if progress.finished and (failure := failure_of(sequence)) is not None:
+            yield error_event(failure)
             continue
         text = texts[index].delta(progress) if incremental else texts[index].text(progress)
         start = sent[index] if incremental else 0

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import (
+    MAX_WEIGHTS_BYTES,
     CheckerBody,
     JoinGroupBody,
     LeaveGroupBody,
@@ -51,10 +52,11 @@ async def _update(state: ServerState, abort_all: bool, function: Callable[[], No
 
 @router.post("/begin_weight_update")
 async def begin_weight_update(request: Request) -> Response:
+    """Waits for running requests unless the engine is paused; others then wait for the end of the update."""
     body = await read_body(request, SelectorBody)
     state = state_of(request)
     try:
-        await state.engine.run(lambda: state.updater.begin(body.selector))
+        await state.engine.run(lambda: state.updater.begin(body.selector), exclusive=True)
     except BadRequest as error:
         return _failure(error)
     return _success("Weight update begun.")
@@ -72,7 +74,7 @@ async def end_weight_update(request: Request) -> Response:
 
 @router.post("/update_weights_from_tensor")
 async def update_weights_from_tensor(request: Request) -> Response:
-    body = await read_body(request, UpdateFromTensorBody)
+    body = await read_body(request, UpdateFromTensorBody, MAX_WEIGHTS_BYTES)
     state = state_of(request)
     return await _update(
         state,
