@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from slime.arguments.flags import Flag, without_none
 from slime.arguments.parser import build_parser
 from slime.arguments.registry import FlagGroup, documented_groups
+from slime.arguments.values import has_range, range_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """\
@@ -37,7 +38,11 @@ ROUTER_NOTE = "Options of the `sglang-router` package that starts with a run."
 
 
 def type_name(spec: Flag) -> str:
-    """How the value is written: ``int``, ``int ...`` for several, ``a, b`` for choices, ``switch``."""
+    """How it is written: ``int, 1 to 5``, ``int ...`` for several, ``a, b`` for choices, ``switch``."""
+    return f"{_type_name(spec)}, {range_text(spec)}" if has_range(spec) else _type_name(spec)
+
+
+def _type_name(spec: Flag) -> str:
     base, optional = without_none(spec.type)
     if spec.const is not None or (base is bool and not optional):
         return "switch"

@@ -61,7 +61,7 @@ class AdvantageArgs:
     custom_advantage_function_path: str | None = path_flag(
         "fn(args, rollout_data) sets advantages and returns"
     )
-    gamma: float = flag(1.0, help="discount")
+    gamma: float = flag(1.0, at_least=0, at_most=1, help="discount")
     lambd: float = refused(1.0, help="lambda of GAE, used by ppo only")
     normalize_advantages: bool = flag(False, help="whiten advantages over the batch")
     disable_grpo_std_normalization: bool = flag(

@@ -13,21 +13,27 @@ from slime.arguments.flags import flag, path_flag
 class BatchArgs:
     """Optimizer steps and micro-batches."""
 
-    rollout_batch_size: int = flag(required=True, help="prompts of one rollout")
-    n_samples_per_prompt: int = flag(1, help="samples of one prompt, a group")
+    rollout_batch_size: int = flag(required=True, above=0, help="prompts of one rollout")
+    n_samples_per_prompt: int = flag(1, above=0, help="samples of one prompt, a group")
     global_batch_size: int | None = flag(
-        help="samples of one optimizer step; default all samples of a rollout"
+        above=0, help="samples of one optimizer step; default all samples of a rollout"
     )
-    num_steps_per_rollout: int | None = flag(help="optimizer steps of a rollout; sets --global-batch-size")
-    micro_batch_size: int = flag(1, help="samples of one micro-batch, without --use-dynamic-batch-size")
+    num_steps_per_rollout: int | None = flag(
+        above=0, help="optimizer steps of a rollout; sets --global-batch-size"
+    )
+    micro_batch_size: int = flag(
+        1, above=0, help="samples of one micro-batch, without --use-dynamic-batch-size"
+    )
     use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
-    max_tokens_per_gpu: int | None = flag(help="tokens of one micro-batch on one GPU")
+    max_tokens_per_gpu: int | None = flag(above=0, help="tokens of one micro-batch on one GPU")
     log_probs_max_tokens_per_gpu: int | None = flag(
-        help="the same for log-probs; default --max-tokens-per-gpu"
+        above=0, help="the same for log-probs; default --max-tokens-per-gpu"
     )
     balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
     balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
-    data_pad_size_multiplier: int = flag(128, help="packed batches are padded to a multiple of this times TP")
+    data_pad_size_multiplier: int = flag(
+        128, above=0, help="packed batches are padded to a multiple of this times TP"
+    )
     custom_convert_samples_to_train_data_path: str | None = path_flag("fn(args, samples) -> train data")
 
 
@@ -98,9 +104,5 @@ CONCERN = Concern(
     {"batches": BatchArgs},
     derived=DerivedBatches,
     derive=derive,
-    positive=(
-        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "micro_batch_size"),
-        *("max_tokens_per_gpu", "data_pad_size_multiplier"),
-    ),
     contradictions=contradictions,
 )

@@ -18,12 +18,12 @@ class CheckpointArgs:
     """What is loaded and saved."""
 
     load: str | None = flag(
-        help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
+        place=True, help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
     )
-    save: str | None = flag(help="directory of checkpoints")
-    save_interval: int | None = flag(help="rollouts between two checkpoints")
-    save_hf: str | None = flag(help="directory of HF exports, may hold {rollout_id}")
-    ckpt_step: int | None = flag(help="iteration of --load; default the latest")
+    save: str | None = flag(place=True, help="directory of checkpoints")
+    save_interval: int | None = flag(above=0, help="rollouts between two checkpoints")
+    save_hf: str | None = flag(place=True, help="directory of HF exports, may hold {rollout_id}")
+    ckpt_step: int | None = flag(at_least=0, help="iteration of --load; default the latest")
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"] = flag(
         "torch_dist", supported=("torch_dist",), help="format of checkpoints"
     )
@@ -82,7 +82,6 @@ def no_checkpoint(args: Namespace, name: str) -> Iterator[str]:
 CONCERN = Concern(
     {"checkpoints": CheckpointArgs},
     derive=derive,
-    positive=("save_interval",),
     contradictions=contradictions,
     missing=missing,
 )

@@ -16,16 +16,20 @@ BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
 class DataArgs:
     """Prompt data."""
 
-    prompt_data: str | None = flag(help="JSONL or parquet file of prompts; file@[a:b] takes a slice")
+    prompt_data: str | None = flag(
+        place=True, help="JSONL or parquet file of prompts; file@[a:b] takes a slice"
+    )
     disable_rollout_global_dataset: bool = flag(
         False, help="the rollout function brings its own data; sets rollout_global_dataset to False"
     )
     data_source_path: str = path_flag(
         "class that serves prompts", "slime.rollout.data_source.RolloutDataSourceWithBuffer"
     )
-    num_rollout: int | None = flag(help="rollouts to run; 0 with --eval-interval only evaluates")
-    num_epoch: int | None = flag(help="passes over the data, instead of --num-rollout")
-    start_rollout_id: int | None = flag(help="first rollout; default 0 or the one after the checkpoint's")
+    num_rollout: int | None = flag(at_least=0, help="rollouts to run; 0 with --eval-interval only evaluates")
+    num_epoch: int | None = flag(above=0, help="passes over the data, instead of --num-rollout")
+    start_rollout_id: int | None = flag(
+        at_least=0, help="first rollout; default 0 or the one after the checkpoint's"
+    )
     apply_chat_template: bool = flag(False, help="render prompts with the tokenizer's chat template")
     apply_chat_template_kwargs: dict[str, Any] = flag({}, help="arguments of the template, a JSON object")
     input_key: str = flag("input", help="field of a record that holds the prompt")
@@ -91,8 +95,6 @@ CONCERN = Concern(
     {"data": DataArgs},
     derived=DerivedData,
     derive=derive,
-    positive=("num_epoch",),
-    not_negative=("num_rollout", "start_rollout_id"),
     contradictions=contradictions,
     unusable=unusable,
 )

@@ -17,21 +17,23 @@ from slime.arguments.user_code import why_unusable
 class EvalArgs:
     """Evaluation; what is not given is as for training."""
 
-    eval_interval: int | None = flag(help="rollouts between two evaluations")
-    eval_prompt_data: list[str] | None = flag(help="pairs of name and file; a single file is named aime")
-    eval_config: str | None = flag(help="YAML file of datasets with their own settings")
+    eval_interval: int | None = flag(above=0, help="rollouts between two evaluations")
+    eval_prompt_data: list[str] | None = flag(
+        place=True, help="pairs of name and file; a single file is named aime"
+    )
+    eval_config: str | None = flag(place=True, help="YAML file of datasets with their own settings")
     eval_function_path: str | None = path_flag("as --rollout-function-path, which is the default")
     skip_eval_before_train: bool = flag(False, help="do not evaluate before the first rollout")
     eval_input_key: str | None = flag(help="field that holds the prompt")
     eval_label_key: str | None = flag(help="field that holds the label")
     eval_tool_key: str | None = flag(help="field that holds tool definitions")
-    n_samples_per_eval_prompt: int = flag(1, help="samples of one prompt")
-    eval_temperature: float | None = flag(help="sampling temperature; 0 is greedy")
-    eval_top_p: float | None = flag(help="nucleus sampling")
-    eval_top_k: int | None = flag(help="sample among the k likeliest tokens")
-    eval_max_response_len: int | None = flag(help="longest response, in tokens")
-    eval_max_prompt_len: int | None = flag(help="longer prompts are dropped, in tokens")
-    eval_min_new_tokens: int | None = flag(help="shortest response, in tokens")
+    n_samples_per_eval_prompt: int = flag(1, above=0, help="samples of one prompt")
+    eval_temperature: float | None = flag(at_least=0, help="sampling temperature; 0 is greedy")
+    eval_top_p: float | None = flag(above=0, at_most=1, help="nucleus sampling")
+    eval_top_k: int | None = flag(at_least=1, also=(-1,), help="sample among the k likeliest tokens")
+    eval_max_response_len: int | None = flag(above=0, help="longest response, in tokens")
+    eval_max_prompt_len: int | None = flag(above=0, help="longer prompts are dropped, in tokens")
+    eval_min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
     eval_max_context_len: int | None = refused(
         help="longest prompt plus response, in tokens",
         wanted="--eval-max-response-len",
@@ -95,7 +97,6 @@ CONCERN = Concern(
     {"evaluation": EvalArgs},
     derived=DerivedEvaluation,
     derive=derive,
-    positive=("eval_interval", "n_samples_per_eval_prompt"),
     contradictions=contradictions,
     unusable=unusable,
 )

@@ -15,7 +15,7 @@ class HfCheckpointArgs:
     """Where the model and its tokenizer come from."""
 
     hf_checkpoint: str = flag(
-        required=True, help="HF directory: tokenizer, config, first weights of the engines"
+        required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
     )
     model_name: str | None = refused(
         help="name of the weight converter", wanted="leave it out, config.json names the model"

@@ -19,16 +19,16 @@ from slime.models.shape import ShapeArgs, pad_vocab_size
 class ModelShapeArgs:
     """What config.json says too."""
 
-    num_layers: int | None = flag(help="transformer layers")
-    hidden_size: int | None = flag(help="width of the residual stream")
-    ffn_hidden_size: int | None = flag(help="width of the MLP")
-    num_attention_heads: int | None = flag(help="query heads")
+    num_layers: int | None = flag(above=0, help="transformer layers")
+    hidden_size: int | None = flag(above=0, help="width of the residual stream")
+    ffn_hidden_size: int | None = flag(above=0, help="width of the MLP")
+    num_attention_heads: int | None = flag(above=0, help="query heads")
     group_query_attention: bool | None = flag(const=True, help="fewer key-value heads than query heads")
-    num_query_groups: int | None = flag(help="key-value heads")
-    kv_channels: int | None = flag(help="size of one head")
-    max_position_embeddings: int | None = flag(help="longest sequence the model knows")
+    num_query_groups: int | None = flag(above=0, help="key-value heads")
+    kv_channels: int | None = flag(above=0, help="size of one head")
+    max_position_embeddings: int | None = flag(above=0, help="longest sequence the model knows")
     norm_epsilon: float | None = flag(
-        names=("--norm-epsilon", "--layernorm-epsilon"), help="epsilon of norms"
+        names=("--norm-epsilon", "--layernorm-epsilon"), above=0, help="epsilon of norms"
     )
     normalization: Literal["LayerNorm", "RMSNorm"] | None = flag(help="kind of norm")
     position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] | None = flag(
@@ -38,10 +38,10 @@ class ModelShapeArgs:
     rope_type: Literal["rope", "yarn"] | None = flag(
         supported=("rope",), help="kind of rotary embedding; config.json says how it is scaled"
     )
-    rotary_base: float | None = flag(help="base of rotary embeddings (rope_theta)")
-    rotary_percent: float | None = flag(help="part of a head that is rotated")
+    rotary_base: float | None = flag(above=0, help="base of rotary embeddings (rope_theta)")
+    rotary_percent: float | None = flag(above=0, at_most=1, help="part of a head that is rotated")
     use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")
-    rope_scaling_factor: float | None = flag(help="factor of the scaling")
+    rope_scaling_factor: float | None = flag(above=0, help="factor of the scaling")
     swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
     add_bias_linear: bool | None = flag(
         names=("--add-bias-linear",), const=True, help="bias in every linear layer"
@@ -52,7 +52,7 @@ class ModelShapeArgs:
     untie_embeddings_and_output_weights: bool | None = flag(
         const=True, help="the output layer has its own weights"
     )
-    vocab_size: int | None = flag(help="rows of the embedding")
+    vocab_size: int | None = flag(above=0, help="rows of the embedding")
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,12 @@ class VocabularyArgs:
     """Padding of the vocabulary, and the nominal length of a sequence."""
 
     make_vocab_size_divisible_by: int = flag(
-        128, help="the vocabulary is padded to a multiple of this times TP"
+        128, above=0, help="the vocabulary is padded to a multiple of this times TP"
     )
-    padded_vocab_size: int | None = flag(help="size of the padded vocabulary; default computed")
-    seq_length: int = flag(4096, help="nominal sequence length; batches are packed to their true lengths")
+    padded_vocab_size: int | None = flag(above=0, help="size of the padded vocabulary; default computed")
+    seq_length: int = flag(
+        4096, above=0, help="nominal sequence length; batches are packed to their true lengths"
+    )
 
 
 @dataclass(frozen=True)

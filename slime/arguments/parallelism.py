@@ -12,8 +12,8 @@ from slime.arguments.flags import flag, refused
 class ParallelArgs:
     """Layout of the trainer's processes."""
 
-    decoder_first_pipeline_num_layers: int | None = flag(help="layers of the first pipeline stage")
-    decoder_last_pipeline_num_layers: int | None = flag(help="layers of the last pipeline stage")
+    decoder_first_pipeline_num_layers: int | None = flag(above=0, help="layers of the first pipeline stage")
+    decoder_last_pipeline_num_layers: int | None = flag(above=0, help="layers of the last pipeline stage")
     num_layers_per_virtual_pipeline_stage: int | None = refused(help="layers of a virtual stage")
     num_virtual_stages_per_pipeline_rank: int | None = refused(help="virtual stages of a pipeline rank")
     expert_model_parallel_size: int = refused(1, help="expert parallel size", wanted="1")
@@ -46,6 +46,5 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 CONCERN = Concern(
     {"parallelism": ParallelArgs},
-    positive=("tensor_model_parallel_size", "pipeline_model_parallel_size"),
     contradictions=contradictions,
 )

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from slime.arguments import (
     advantages,
@@ -32,6 +32,7 @@ from slime.arguments import (
     weight_sync,
 )
 from slime.arguments.concern import Concern
+from slime.arguments.facts import Facts
 from slime.arguments.flags import Flag, flags_of
 from slime.arguments.megatron import megatron_flags
 from slime.arguments.user_code import unusable_code
@@ -104,13 +105,26 @@ def derive(args: Namespace) -> None:
         concern.derive(args)
 
 
-def findings(args: Namespace) -> Iterator[str]:
-    """Everything wrong, one line each, the cheaper looks first.
+def derived_names() -> set[str]:
+    """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
+    classes = [Facts, *(concern.derived for concern in CONCERNS if concern.derived)]
+    return {field.name for cls in classes for field in fields(cls)}
 
-    Counts come before contradictions, which may divide by them.
-    """
+
+def notes(args: Namespace) -> Iterator[str]:
+    """What of the flags as given, before anything is derived, will have no effect."""
+    specs = [spec for group in declared_groups() for spec in group.flags if spec.idle_without]
+    for spec in specs:
+        value = getattr(args, spec.dest)
+        if value != spec.default:
+            shown = "" if isinstance(value, bool) else f" {value}"
+            yield f"{spec.names[0]}{shown}: has no effect without {spec.idle_without}"
     for concern in CONCERNS:
-        yield from concern.bad_counts(args)
+        yield from concern.notes(args)
+
+
+def findings(args: Namespace) -> Iterator[str]:
+    """Everything wrong, one line each, the cheaper looks first."""
     for concern in CONCERNS:
         yield from concern.contradictions(args)
     for concern in CONCERNS:

@@ -11,8 +11,10 @@ from slime.arguments.flags import flag, refused
 class WeightSyncArgs:
     """How weights travel from the trainer to the engines."""
 
-    update_weight_buffer_size: int = flag(512 * 1024**2, help="bytes of one bucket of weights")
-    update_weights_interval: int = flag(1, help="rollouts between two weight syncs (train_async.py only)")
+    update_weight_buffer_size: int = flag(512 * 1024**2, above=0, help="bytes of one bucket of weights")
+    update_weights_interval: int = flag(
+        1, above=0, help="rollouts between two weight syncs (train_async.py only)"
+    )
     check_weight_update_equal: bool = flag(
         False, help="verify after the first sync that no weight was missed"
     )
@@ -38,6 +40,4 @@ class WeightSyncArgs:
     )
 
 
-CONCERN = Concern(
-    {"weight sync": WeightSyncArgs}, positive=("update_weights_interval", "update_weight_buffer_size")
-)
+CONCERN = Concern({"weight sync": WeightSyncArgs})

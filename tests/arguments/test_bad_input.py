@@ -247,7 +247,7 @@ CONTRADICTIONS = [
     (dict(kl_coef=0.1, kl_loss_coef=0.1), "--kl-coef 0.1 and --kl-loss-coef 0.1: only one"),
     (dict(advantage_estimator="reinforce_plus_plus"), "--advantage-estimator reinforce_plus_plus: needs"),
     (dict(use_rollout_logprobs=True, use_tis=True), "--use-rollout-logprobs and --use-tis"),
-    (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted above 1"),
+    (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted more than 1"),
     (dict(loss_type="custom_loss"), "--loss-type custom_loss and --custom-loss-function-path"),
     (dict(debug_rollout_only=True, debug_train_only=True), "--debug-train-only and --debug-rollout-only"),
     (dict(rollout_batch_size="many"), "--rollout-batch-size: invalid int value: 'many'"),
