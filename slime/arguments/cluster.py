@@ -8,7 +8,7 @@ from typing import Literal
 from slime.arguments.concern import Concern
 from slime.arguments.debug import trains_only
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, refused
+from slime.arguments.flags import flag
 from slime.arguments.limits import MOST_MINUTES, MOST_SECONDS
 
 
@@ -27,9 +27,8 @@ class ClusterArgs:
     offload: bool = flag(False, help="shorthand for --offload-train --offload-rollout")
     offload_train: bool | None = flag(help="put trainer memory on the host between its phases")
     offload_rollout: bool | None = flag(help="release engine memory between its phases")
-    distributed_backend: Literal["nccl", "gloo"] | None = refused(
-        help="torch.distributed backend of the trainer",
-        wanted="leave it out, the hardware decides: nccl on GPUs, gloo elsewhere",
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(
+        help="torch.distributed backend of the trainer; the hardware decides: nccl on GPUs, gloo elsewhere"
     )
     distributed_timeout_minutes: int = flag(
         10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
@@ -80,6 +79,18 @@ class DerivedCluster:
     rank: int
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """A backend that needs other hardware; scripts spell out what they were written for."""
+    if args.distributed_backend == "nccl" and not _has_gpu():
+        yield "--distributed-backend nccl: there is no GPU, gloo is used"
+
+
+def _has_gpu() -> bool:
+    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+
+    return has_gpu()
+
+
 def derive(args: Namespace) -> None:
     """The GPUs of the engines, and who leaves memory to whom."""
     if args.offload:
@@ -101,7 +112,9 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """GPUs that cannot be shared out among engines."""
+    """GPUs that cannot be shared out among engines, and a backend that GPUs are not used with."""
+    if args.distributed_backend == "gloo" and _has_gpu():
+        yield "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)"
     total, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
     if total % each:
         yield f"--rollout-num-gpus {total}: not a multiple of --rollout-num-gpus-per-engine {each}"
@@ -118,5 +131,6 @@ CONCERN = Concern(
     {"cluster": ClusterArgs, "fault tolerance": FaultToleranceArgs},
     derived=DerivedCluster,
     derive=derive,
+    notes=notes,
     contradictions=contradictions,
 )

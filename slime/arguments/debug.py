@@ -32,7 +32,7 @@ class DebugArgs:
     dump_details: str | None = flag(place=True, help="directory of both dumps")
     load_forge_rollout_data: str | None = refused(help="dump of another framework to train on")
     memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
-    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for")
+    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
     memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
     record_memory_history: bool = refused(False, help="record allocations")
     profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(

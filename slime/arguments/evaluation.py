@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slime.arguments.concern import Concern
 from slime.arguments.data import bad_records
 from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, path_flag
 from slime.arguments.rewards import bad_reward_type, scores_samples
 from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, generates_by_default
 from slime.arguments.user_code import why_unusable
@@ -34,9 +34,8 @@ class EvalArgs:
     eval_max_response_len: int | None = flag(above=0, help="longest response, in tokens")
     eval_max_prompt_len: int | None = flag(above=0, help="longer prompts are dropped, in tokens")
     eval_min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
-    eval_max_context_len: int | None = refused(
-        help="longest prompt plus response, in tokens",
-        wanted="--eval-max-response-len",
+    eval_max_context_len: int | None = flag(
+        at_least=2, help="longest prompt plus response, in tokens; default --rollout-max-context-len"
     )
 
 
@@ -57,11 +56,14 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Evaluations without data, engines or rewards."""
+    """Evaluations without data, engines or rewards, or beyond the model's context."""
     if args.eval_interval is not None and not args.eval_datasets:
         yield "--eval-interval: needs --eval-prompt-data or --eval-config"
     if args.eval_interval is not None and args.debug_train_only:
         yield "--eval-interval: needs engines (wanted: without --debug-train-only)"
+    limit, known = args.eval_max_context_len, args.max_position_embeddings
+    if args.eval_interval is not None and limit is not None and limit > known:
+        yield f"--eval-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
     evaluates = args.eval_interval is not None and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION
     if evaluates and args.group_rm:
         yield "--group-rm: evaluation scores samples one by one (wanted: without --eval-interval)"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slime.arguments.checkpoint_files import has_checkpoint, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
 
@@ -32,12 +33,14 @@ class HfCheckpointArgs:
 def missing(args: Namespace) -> Iterator[str]:
     """Weights to start from; its config.json was read for the shape."""
     directory = Path(args.hf_checkpoint)
-    if not any(directory.glob("*.safetensors")) and not args.load:
+    elsewhere = any(path is not None and has_checkpoint(path) for path in (args.load, args.ref_load))
+    if not any(directory.glob("*.safetensors")) and not elsewhere:
         yield f"--hf-checkpoint {directory}: holds no .safetensors file"
 
 
 def unusable(args: Namespace) -> Iterator[str]:
-    """A tokenizer that does not load, or that belongs to another model."""
+    """Weights that cannot be read, and a tokenizer that does not load or belongs to another model."""
+    yield from unusable_weights(args, "hf_checkpoint")
     from slime.utils.processing_utils import load_tokenizer  # imports transformers
 
     try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.checkpoints import no_checkpoint
+from slime.arguments.checkpoint_files import bad_checkpoint, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
 
@@ -40,11 +40,17 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 def missing(args: Namespace) -> Iterator[str]:
     """The reference model's checkpoint."""
-    return no_checkpoint(args, "ref_load")
+    return bad_checkpoint(args, "ref_load", args.ref_ckpt_step)
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """Weights of the reference model that cannot be read."""
+    return unusable_weights(args, "ref_load")
 
 
 CONCERN = Concern(
     {"reference model": KlArgs},
     contradictions=contradictions,
     missing=missing,
+    unusable=unusable,
 )

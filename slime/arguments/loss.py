@@ -23,7 +23,9 @@ class LossArgs:
     eps_clip: float = flag(0.2, at_least=0, help="lower PPO clip range")
     eps_clip_high: float | None = flag(at_least=0, help="upper PPO clip range; default --eps-clip")
     eps_clip_c: float | None = flag(above=1, help="dual-clip constant, above 1")
-    value_clip: float = refused(0.2, help="clip range of the value loss")
+    value_clip: float = refused(
+        0.2, help="clip range of the value loss", idle_without="--advantage-estimator ppo"
+    )
     entropy_coef: float = flag(
         0.0, at_least=-10, at_most=10, help="weight of the entropy bonus; below 0 a penalty"
     )

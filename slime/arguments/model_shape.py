@@ -41,7 +41,9 @@ class ModelShapeArgs:
     rotary_base: float | None = flag(above=0, help="base of rotary embeddings (rope_theta)")
     rotary_percent: float | None = flag(above=0, at_most=1, help="part of a head that is rotated")
     use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")
-    rope_scaling_factor: float | None = flag(above=0, help="factor of the scaling")
+    rope_scaling_factor: float | None = flag(
+        names=("--rope-scaling-factor", "--rotary-scaling-factor"), above=0, help="factor of the scaling"
+    )
     swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
     add_bias_linear: bool | None = flag(
         names=("--add-bias-linear",), const=True, help="bias in every linear layer"
@@ -59,14 +61,22 @@ class ModelShapeArgs:
 class LayerVariantArgs:
     """Kinds of layers that no supported family has."""
 
-    num_experts: int | None = refused(help="experts of an MoE layer")
-    moe_layer_freq: str | None = refused(help="which layers are MoE layers")
-    moe_router_load_balancing_type: list[str] | None = refused(help="how the router balances experts")
-    moe_aux_loss_coeff: list[float] | None = refused(help="weight of the balancing loss")
+    num_experts: int | None = refused(help="experts of an MoE layer", same_as_default=(0,))
+    moe_layer_freq: str | None = refused(help="which layers are MoE layers", same_as_default=("1",))
+    moe_router_load_balancing_type: list[str] | None = refused(
+        help="how the router balances experts", same_as_default=(["aux_loss"], ["none"])
+    )
+    moe_aux_loss_coeff: list[float] | None = refused(
+        help="weight of the balancing loss", same_as_default=([0.0],)
+    )
     multi_latent_attention: bool = refused(False, help="DeepSeek's attention")
     q_lora_rank: int | None = refused(help="rank of the query projection of multi-latent attention")
-    mtp_num_layers: int | None = refused(help="multi-token prediction layers")
-    mtp_loss_scaling_factor: float = refused(0.2, help="weight of the multi-token prediction loss")
+    mtp_num_layers: int | None = refused(
+        help="multi-token prediction layers", same_as_default=(0,), wanted="0"
+    )
+    mtp_loss_scaling_factor: float = refused(
+        0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
+    )
     enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
     spec: list[str] | None = refused(help="module and function of a layer spec")
 
@@ -128,7 +138,8 @@ def derive(args: Namespace) -> None:
     for name, value in (shape | _FIXED_SHAPE).items():
         given = getattr(args, name, None)
         if given is not None and not _agrees(given, value):
-            raise UsageError(f"{option_string(name)} {given}: config.json of --hf-checkpoint says {value}")
+            shown = "" if given is True else f" {given}"  # switches have no value
+            raise UsageError(f"{option_string(name)}{shown}: config.json of --hf-checkpoint says {value}")
         setattr(args, name, value)
     if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
         raise UsageError("--group-query-attention: config.json has as many key-value heads as query heads")

@@ -50,8 +50,16 @@ class ScheduleArgs:
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
         "exponential", help="shape of the final decay of WSD"
     )
-    override_opt_param_scheduler: bool = flag(False, help="flags win over the checkpoint's schedule")
-    use_checkpoint_opt_param_scheduler: bool = flag(False, help="the checkpoint's schedule wins over flags")
+    override_opt_param_scheduler: bool = flag(
+        False,
+        names=("--override-opt-param-scheduler", "--override-opt_param-scheduler"),
+        help="flags win over the checkpoint's schedule",
+    )
+    use_checkpoint_opt_param_scheduler: bool = flag(
+        False,
+        names=("--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler"),
+        help="the checkpoint's schedule wins over flags",
+    )
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

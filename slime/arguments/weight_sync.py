@@ -24,12 +24,14 @@ class WeightSyncArgs:
     )
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
     update_weight_disk_dir: str | None = refused(help="directory that trainer and engines share")
-    update_weight_disk_keep_files: bool = refused(False, help="keep old version directories")
+    update_weight_disk_keep_files: bool = refused(
+        False, help="keep old version directories", idle_without="--update-weight-transport disk"
+    )
     update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
-        "xor", help="form of a byte difference"
+        "xor", help="form of a byte difference", idle_without="--update-weight-mode delta"
     )
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = refused(
-        "xxh3-128", help="digest of a tensor's new state"
+        "xxh3-128", help="digest of a tensor's new state", idle_without="--update-weight-mode delta"
     )
     update_weight_local_checkpoint_dir: str | None = refused(help="checkpoint directory on the engine's host")
     custom_update_weight_post_write_path: str | None = refused(

@@ -59,7 +59,9 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         raise HfConfigError(
             f"{file}: not found (wanted: a local Hugging Face checkpoint directory)"
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise HfConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
         raise HfConfigError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise HfConfigError(f"{file}: holds {type(config).__name__} (wanted: a JSON object)")

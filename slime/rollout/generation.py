@@ -31,10 +31,13 @@ def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str 
     return f"http://{ip}:{port}{endpoint}"
 
 
-async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate(
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
     """Let the engine answer a prompt, or go on with a response that was aborted.
 
-    ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included.
+    ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included; prompt and
+    response are at most ``--rollout-max-context-len`` together, in an evaluation ``--eval-max-context-len``.
     """
     if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
         raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
@@ -42,9 +45,9 @@ async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str,
         sample.tokens = GenerateState(args).encode_prompt(sample)
     params = {key: value for key, value in sampling_params.items() if value is not None}
     params["max_new_tokens"] -= sample.response_length
-    if args.rollout_max_context_len is not None:
-        room = args.rollout_max_context_len - len(sample.tokens)
-        params["max_new_tokens"] = min(params["max_new_tokens"], room)
+    longest = args.eval_max_context_len if evaluation else args.rollout_max_context_len
+    if longest is not None:
+        params["max_new_tokens"] = min(params["max_new_tokens"], longest - len(sample.tokens))
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return sample

@@ -31,10 +31,27 @@ def test_offload_is_shorthand_and_leaves_no_attribute(words):
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, 16), ({"num_steps_per_rollout": 4}, 4), ({"global_batch_size": 8}, 8)],
+    [
+        ({"num_steps_per_rollout": 1}, 16),
+        ({"num_steps_per_rollout": 4}, 4),
+        ({"global_batch_size": 8}, 8),
+        ({"global_batch_size": 4, "num_steps_per_rollout": 4}, 4),
+    ],
 )
 def test_samples_of_an_optimizer_step(words, changes, expected):
     assert validated_args(words(**changes)).global_batch_size == expected
+
+
+@pytest.mark.parametrize("idle", [{"debug_rollout_only": True}, {"num_rollout": 0}])
+def test_a_run_without_optimizer_steps_needs_not_say_their_size(words, idle):
+    args = validated_args(words(num_steps_per_rollout=None, **idle))
+    assert args.global_batch_size == 16
+
+
+def test_a_run_that_trains_has_to_say_the_size_of_its_steps(words):
+    wanted = r"^--global-batch-size: missing \(wanted: .* 16 for one step .* --num-steps-per-rollout\)$"
+    with pytest.raises(UsageError, match=wanted):
+        validated_args(words(num_steps_per_rollout=None))
 
 
 def test_the_shape_comes_from_the_checkpoint(words):
@@ -72,9 +89,8 @@ def test_a_run_without_checkpoint_starts_at_zero_and_loads_no_optimizer(words, t
     )
 
 
-def test_a_checkpoint_is_resumed_with_its_optimizer(words, tmp_path):
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
-    args = validated_args(words(load=tmp_path))
+def test_a_checkpoint_is_resumed_with_its_optimizer(words, own_checkpoint):
+    args = validated_args(words(load=own_checkpoint))
     assert (args.start_rollout_id, args.no_load_optim, args.finetune) == (None, None, False)
 
 

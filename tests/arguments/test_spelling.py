@@ -29,15 +29,34 @@ def test_a_slip_is_guessed(word, meant):
 
 
 # Flags that other versions and projects know; the nearest of ours means something else.
-FOREIGN = """
---post-self-attn-layernorm --critic-load --critic-lr --critic-lr-warmup-iters
---critic-num-gpus-per-node --critic-num-nodes --critic-save --critic-train-only --disable-rollout-trim-samples
---disable-weights-backuper --megatron-to-hf-mode --qkv-format --rollout-external
---slime-router-health-check-failure-threshold --slime-router-max-connections --slime-router-middleware-paths
---slime-router-timeout --train-memory-margin-bytes --use-dynamic-global-batch-size --use-slime-router
---worker-urls --ci-metric-checker-key --ci-metric-checker-threshold --true-on-policy-mode --learning-rate
---eval-max-new-tokens
-""".split()
+FOREIGN = [
+    "--post-self-attn-layernorm",
+    "--critic-load",
+    "--critic-lr",
+    "--critic-lr-warmup-iters",
+    "--critic-num-gpus-per-node",
+    "--critic-num-nodes",
+    "--critic-save",
+    "--critic-train-only",
+    "--disable-rollout-trim-samples",
+    "--disable-weights-backuper",
+    "--megatron-to-hf-mode",
+    "--qkv-format",
+    "--rollout-external",
+    "--slime-router-health-check-failure-threshold",
+    "--slime-router-max-connections",
+    "--slime-router-middleware-paths",
+    "--slime-router-timeout",
+    "--train-memory-margin-bytes",
+    "--use-dynamic-global-batch-size",
+    "--use-slime-router",
+    "--worker-urls",
+    "--ci-metric-checker-key",
+    "--ci-metric-checker-threshold",
+    "--true-on-policy-mode",
+    "--learning-rate",
+    "--eval-max-new-tokens",
+]
 
 
 @pytest.mark.parametrize("word", FOREIGN)

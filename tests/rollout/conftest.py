@@ -98,6 +98,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             reward_key=None,
             eval_reward_key=None,
             eval_max_prompt_len=None,
+            eval_max_context_len=None,
             eval_datasets=[],
             loss_mask_type="qwen",
         )
