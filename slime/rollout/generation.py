@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
@@ -124,6 +125,10 @@ async def _generate_one(
             f"{describe(function)} returned {result!r:.100} for {name_samples(sample)}, "
             "expected a Sample or a list of Samples"
         )
+    check_samples(describe(function), samples)
+    for made in samples:
+        if made.reward is not None:
+            check_reward(args, describe(function), made, made.reward)
     return result
 
 
@@ -163,11 +168,18 @@ async def generate_and_rm_group(
         generate_and_rm(args, sample, params_for_sample(args, sampling_params, sample), evaluation)
         for sample in group
     )
+    check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
     if args.group_rm and not state.aborted:
         samples = [sample for result in results for sample in _as_list(result)]
         for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
             sample.reward = reward
     return results
+
+
+def _generators(args: RolloutView, samples: list[Sample]) -> str:
+    """The functions that generate these samples, for messages."""
+    paths = {sample.generate_function_path or args.custom_generate_function_path for sample in samples}
+    return " and ".join(sorted(path or describe(generate) for path in paths))
 
 
 def _as_list(result: Any) -> list[Sample]:

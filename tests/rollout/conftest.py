@@ -96,6 +96,8 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             rm_type=None,
             group_rm=False,
             reward_key=None,
+            custom_reward_post_process_path=None,
+            custom_convert_samples_to_train_data_path=None,
             eval_reward_key=None,
             eval_max_prompt_len=None,
             eval_max_context_len=None,

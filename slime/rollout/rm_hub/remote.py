@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 import orjson
-from tenacity import retry, stop_after_attempt, wait_exponential, wait_random
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from slime.arguments.views import RolloutView
 from slime.utils.types import Sample
@@ -13,8 +13,20 @@ _TIMEOUT_S = 120.0
 
 
 async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
-    """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times."""
+    """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times.
+
+    A request that the server calls wrong (4xx but 429) is not sent again.
+    """
     return await post_to_reward_model(args, sample, sample.response, max_retries)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later: not if the server says that the request is wrong."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return (
+            error.response.status_code >= 500 or error.response.status_code == httpx.codes.TOO_MANY_REQUESTS
+        )
+    return not isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL)
 
 
 async def post_to_reward_model(
@@ -27,6 +39,7 @@ async def post_to_reward_model(
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
 
     @retry(
+        retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(max_retries),
         wait=wait_exponential(multiplier=1, max=30) + wait_random(0, 1),
         reraise=True,
