@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.data import bad_records
 from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
 from slime.arguments.flags import flag, path_flag
+from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, scores_samples
 from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, generates_by_default
 from slime.arguments.user_code import why_unusable
@@ -73,6 +73,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         if not (scored or _own_reward(dataset)):
             yield f"{where}: no reward (wanted: rm_type or custom_rm_path)"
         yield from bad_reward_type(f"{where}: rm_type", dataset.rm_type, args.rm_url)
+        own = dataset.metadata_overrides.get("rm_type")
+        yield from bad_reward_type(f"{where}: rm_type of metadata_overrides", own, args.rm_url)
 
 
 def _own_reward(dataset: EvalDatasetConfig) -> str | None:
@@ -92,7 +94,21 @@ def unusable(args: Namespace) -> Iterator[str]:
             path = getattr(dataset, key)
             if path is not None and (reason := why_unusable(path)):
                 yield f"{where}: {key} {path}: {reason}"
-        yield from bad_records(where, dataset.path, dataset.input_key, dataset.label_key)
+        yield from bad_records(args, _records(args, where, dataset))
+
+
+def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records:
+    by_engine = args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only
+    own_code = dataset.custom_generate_function_path or args.custom_generate_function_path
+    return Records(
+        where=where,
+        path=dataset.path,
+        keys=(dataset.input_key, dataset.label_key, dataset.tool_key, dataset.metadata_key),
+        template=(dataset.apply_chat_template_kwargs or {}) if dataset.apply_chat_template else None,
+        longest=args.eval_max_prompt_len,
+        answered=by_engine and not own_code,
+        scored=by_engine and not (own_code or dataset.custom_rm_path or args.custom_rm_path),
+    )
 
 
 CONCERN = Concern(

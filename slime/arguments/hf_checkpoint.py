@@ -9,6 +9,7 @@ from typing import Literal
 from slime.arguments.checkpoint_files import has_checkpoint, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
+from slime.arguments.records import tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,9 @@ def missing(args: Namespace) -> Iterator[str]:
 def unusable(args: Namespace) -> Iterator[str]:
     """Weights that cannot be read, and a tokenizer that does not load or belongs to another model."""
     yield from unusable_weights(args, "hf_checkpoint")
-    from slime.utils.processing_utils import load_tokenizer  # imports transformers
-
+    tokenizer_of.cache_clear()  # its files may be others by now
     try:
-        tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
+        tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
     except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"

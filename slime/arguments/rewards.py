@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from slime.arguments.concern import Concern
@@ -64,12 +65,22 @@ def _makes_numbers(args: Namespace) -> bool:
     return bool(args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path)
 
 
+def scores_by_type(args: Namespace) -> bool:
+    """Whether samples of the engines are scored by ``--rm-type``, or by ``rm_type`` in their metadata."""
+    return generates_by_default(args) and not (args.custom_rm_path or args.custom_generate_function_path)
+
+
 def scores_samples(args: Namespace) -> bool:
     """Whether flags give every sample a reward."""
     return bool(args.custom_rm_path or args.rm_type or args.custom_generate_function_path)
 
 
-def bad_reward_type(where: str, rm_type: str | None, rm_url: str | None) -> Iterator[str]:
+def compares_with_label(rm_type: Any) -> bool:
+    """Whether a sample without a label cannot be scored by this type."""
+    return _kind(rm_type) in ("math", "deepscaler", "dapo", "f1")
+
+
+def bad_reward_type(where: str, rm_type: Any, rm_url: str | None) -> Iterator[str]:
     """A type that there is not, or that needs an address."""
     kind = _kind(rm_type)
     if kind and kind not in RM_TYPES:
@@ -78,8 +89,8 @@ def bad_reward_type(where: str, rm_type: str | None, rm_url: str | None) -> Iter
         yield f"{where} {rm_type}: needs --rm-url"
 
 
-def _kind(rm_type: str | None) -> str:
-    return (rm_type or "").strip().removeprefix("boxed_")
+def _kind(rm_type: Any) -> str:
+    return str(rm_type or "").strip().removeprefix("boxed_")
 
 
 CONCERN = Concern({"rewards": RewardArgs}, derive=derive, contradictions=contradictions)
