@@ -70,11 +70,9 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Halves that leave nothing, and dumps into one file."""
+    """Halves that leave nothing."""
     if args.debug_train_only and args.debug_rollout_only:
         yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
-    if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
-        yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
 
 
 def missing(args: Namespace) -> Iterator[str]:

@@ -22,6 +22,7 @@ from slime.arguments import (
     model_shape,
     off_policy,
     optimizer,
+    overwrites,
     parallelism,
     precision,
     rewards,
@@ -63,6 +64,7 @@ CONCERNS: tuple[Concern, ...] = (
     tracking.CONCERN,
     debug.CONCERN,
     custom_config.CONCERN,
+    overwrites.CONCERN,
 )
 
 

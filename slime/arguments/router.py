@@ -2,9 +2,15 @@
 
 import argparse
 import copy
+import errno
+import os
+import socket
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
+from slime.arguments.debug import trains_only
 from slime.arguments.flags import flag, refused
 from slime.arguments.limits import MOST_SECONDS
 
@@ -57,4 +63,20 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
             parser.set_defaults(**{adopted.dest: adopted.default})
 
 
-CONCERN = Concern({"requests to the engines": RouterArgs})
+def missing(args: Namespace) -> Iterator[str]:
+    """A port that is another server's. The router of a cluster that is there already may run elsewhere."""
+    port = args.sglang_router_port
+    if port is None or trains_only(args) or os.environ.get("RAY_ADDRESS"):
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            reason = (
+                "in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
+            )
+            yield f"--sglang-router-port {port}: {reason} (wanted: another port, or leave it out)"
+
+
+CONCERN = Concern({"requests to the engines": RouterArgs}, missing=missing)
