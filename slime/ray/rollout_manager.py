@@ -17,6 +17,7 @@ from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
+from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
 from slime.utils.http_utils import init_http_client, share_key_with
@@ -56,18 +57,10 @@ class RolloutManager:
             self._share_key()
 
     def num_rollout_per_epoch(self) -> int | None:
-        if not self._args.rollout_global_dataset:
-            return None
-        # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
-        return len(self._data_source) // self._args.rollout_batch_size or None
+        return rollouts_per_epoch(self._args, self._data_source)
 
     def num_rollout(self) -> int | None:
-        """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
-        if self._args.num_rollout is not None:
-            return self._args.num_rollout
-        per_epoch = self.num_rollout_per_epoch()
-        epochs = self._args.num_epoch
-        return None if per_epoch is None or epochs is None else epochs * per_epoch
+        return rollouts_of_run(self._args, self._data_source)
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config

@@ -68,6 +68,8 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             load=str(tmp_path / "save"),
             buffer_filter_path=None,
             n_samples_per_prompt=2,
+            num_rollout=2,
+            num_epoch=None,
             rollout_batch_size=3,
             over_sampling_batch_size=3,
             partial_rollout=False,
