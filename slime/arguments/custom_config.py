@@ -17,7 +17,7 @@ from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, place_flag
 from slime.arguments.spelling import nearest
-from slime.arguments.values import describe, typed, why_no_place
+from slime.arguments.values import describe, typed, why_no_file, why_no_place
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def apply_custom_config(
     if path is None:
         return
     where = f"--custom-config-path {path}"
-    if reason := why_no_place(path):
+    if reason := why_no_place(path) or why_no_file(path):
         raise UsageError(f"{where}: {reason}")
     options = {action.dest: action for action in actions}
     for key, value in _read(where, Path(path)).items():

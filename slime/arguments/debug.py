@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from zipfile import is_zipfile
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
@@ -87,6 +88,8 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load-debug-rollout-data {dump}: {reason}"
     elif first is not None and not Path(dump.format(rollout_id=first)).is_file():
         yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
+    elif first is not None and not is_zipfile(dump.format(rollout_id=first)):
+        yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is no dump, or is cut off"
 
 
 CONCERN = Concern(

@@ -22,7 +22,7 @@ from yaml import YAMLError
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, path_flag, place_flag
 from slime.arguments.spelling import nearest
-from slime.arguments.values import describe, typed
+from slime.arguments.values import describe, typed, why_no_file
 
 
 @dataclass
@@ -103,6 +103,8 @@ def resolve_eval_datasets(args: Namespace) -> None:
 def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Datasets and defaults of a YAML file; interpolations are resolved."""
     where = f"--eval-config {path}"
+    if reason := why_no_file(path):
+        raise UsageError(f"{where}: {reason}")
     try:
         root = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
     except UnicodeDecodeError as error:

@@ -93,16 +93,21 @@ def _length(args: Namespace, records: Records, row: "Row") -> int:
     """Tokens of a prompt as the engine will get it; 0 for one that is not measured.
 
     Raises:
-        DataError: the chat template fails on it.
+        DataError: the chat template or the tokenizer fails on it.
     """
-    from slime.utils.data import render_prompt
+    from slime.utils.data import DataError, render_prompt
 
     tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
     if records.conversations:
         _mask(args, tokenizer, row.where, row.prompt, row.tools)
         return 0
     text = row.prompt if records.template is None else render_prompt(tokenizer, row, records.template)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"]) if isinstance(text, str) else 0
+    if not isinstance(text, str):
+        return 0
+    try:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # its files may hold anything
+        raise DataError(f"{row.where}: the tokenizer fails on this prompt ({error})") from error
 
 
 def _mask(args: Namespace, tokenizer: Any, where: str, messages: Any, tools: list[Any] | None) -> None:

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from slime.arguments.flags import Flag, without_none
@@ -80,6 +81,16 @@ def why_no_place(path: str) -> str | None:
     if len(os.fsencode(path)) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in parts):
         return f"is too long (wanted: at most {_LONGEST_NAME} bytes between slashes, {_LONGEST_PATH} in all)"
     return None
+
+
+def why_no_file(path: str | Path) -> str | None:
+    """Why there is nothing to read at this path; None if there is.
+
+    A pipe or a device may never end.
+    """
+    if Path(path).is_file():
+        return None
+    return "is no file" if Path(path).exists() else "no such file"
 
 
 def _why_no_text(text: str) -> str | None:

@@ -130,7 +130,7 @@ def test_dump_details_names_both_dumps(words, tmp_path):
 
 
 def test_a_dump_to_train_on_leaves_the_engines_out(words, tmp_path):
-    (tmp_path / "0.pt").touch()
+    torch.save({}, tmp_path / "0.pt")
     args = validated_args(words(load_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt", colocate=None))
     assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
 
@@ -156,7 +156,7 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be read"),
+        (None, "no such file"),
         ("a: [", "not valid YAML"),
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),

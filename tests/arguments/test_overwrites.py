@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+import torch
 
 from slime.arguments import validated_args
 
@@ -14,9 +15,9 @@ def places(tmp_path, data, checkpoint, own_checkpoint):
     (tmp_path / "hard.jsonl").hardlink_to(data)
     (tmp_path / "eval.yaml").write_text(f"datasets: [{{name: held_out, path: {data}}}]")
     (tmp_path / "extra.yaml").write_text("mine: 1")
-    (tmp_path / "dump_0.pt").touch()
+    torch.save({}, tmp_path / "dump_0.pt")
     (tmp_path / "rollout_data").mkdir()
-    (tmp_path / "rollout_data" / "0.pt").touch()
+    torch.save({}, tmp_path / "rollout_data" / "0.pt")
     (tmp_path / "7.jsonl").write_text(data.read_text())
     return {"tmp": tmp_path, "data": data, "model": checkpoint, "own": own_checkpoint}
 
