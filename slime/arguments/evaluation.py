@@ -49,7 +49,8 @@ class DerivedEvaluation:
 
 def derive(args: Namespace) -> None:
     """What is not given is as for training."""
-    args.eval_function_path = args.eval_function_path or args.rollout_function_path
+    if args.eval_function_path is None:
+        args.eval_function_path = args.rollout_function_path
     if args.eval_max_context_len is None:
         args.eval_max_context_len = args.rollout_max_context_len
     resolve_eval_datasets(args)

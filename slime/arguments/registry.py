@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 
 from slime.arguments import (
     advantages,
@@ -77,7 +78,8 @@ class FlagGroup:
     flags: tuple[Flag, ...]
 
 
-def declared_groups() -> list[FlagGroup]:
+@cache
+def declared_groups() -> tuple[FlagGroup, ...]:
     """Every group declared by hand, then what megatron-core's configs add."""
     declarations = [item for concern in CONCERNS for item in concern.flags.items()]
     groups = [
@@ -88,13 +90,13 @@ def declared_groups() -> list[FlagGroup]:
     names = {name for group in groups for spec in group.flags for name in spec.names}
     generated = megatron_flags(dests, names)
     about = "Fields of megatron-core's config dataclasses that no other group declares."
-    return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
+    return (*groups, FlagGroup("megatron-core", about, tuple(generated)))
 
 
-def documented_groups() -> list[FlagGroup]:
+def documented_groups() -> tuple[FlagGroup, ...]:
     """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
     flags = tuple(engines.embedded_server_flags())
-    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
+    return (*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags))
 
 
 def derive(args: Namespace) -> None:
