@@ -23,6 +23,18 @@ def has_checkpoint(path: str | Path) -> bool:
     return any((Path(path) / file).is_file() for file in (CHECKPOINT_MARKER, "config.json"))
 
 
+def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
+    """Whether Megatron-LM's converter wrote ``path``, by its name from this Hugging Face directory."""
+    named_after = Path(path).name.startswith(Path(hf_checkpoint).name)
+    return named_after and _marked(Path(path)) == _CONVERTED
+
+
+def _marked(root: Path) -> str | None:
+    """What the marker of a checkpoint says; None without one."""
+    marker = root / CHECKPOINT_MARKER
+    return marker.read_bytes()[:100].decode(errors="replace").strip() if marker.is_file() else None
+
+
 def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
     """Why the directory that this flag names cannot be loaded; nothing without the flag.
 
@@ -47,7 +59,7 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
 
 
 def _bad_iteration(root: Path, step: int | None) -> str | None:
-    text = (root / CHECKPOINT_MARKER).read_bytes()[:100].decode(errors="replace").strip()
+    text = _marked(root) or ""
     if text == _CONVERTED:
         return (
             f"{CHECKPOINT_MARKER} says {_CONVERTED!r}: weights that Megatron-LM's converter wrote have other "

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.checkpoint_files import bad_checkpoint, unusable_weights
+from slime.arguments.checkpoint_files import bad_checkpoint, is_conversion, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
 
@@ -24,6 +24,27 @@ class KlArgs:
     ref_update_interval: int | None = flag(
         above=0, help="rollouts after which the reference becomes the actor"
     )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A reference whose weights are read from where they were converted from."""
+    if _is_conversion(args):
+        yield (
+            f"--ref-load {args.ref_load}: Megatron-LM's converter wrote it, with other names of weights; "
+            "those of --hf-checkpoint are used, after which it is named"
+        )
+
+
+def derive(args: Namespace) -> None:
+    """A conversion of --hf-checkpoint holds the weights that are the default."""
+    if _is_conversion(args):
+        args.ref_load = None
+
+
+def _is_conversion(args: Namespace) -> bool:
+    if args.ref_load is None or args.ref_ckpt_step is not None:
+        return False
+    return is_conversion(args.ref_load, args.hf_checkpoint)
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -50,6 +71,8 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 CONCERN = Concern(
     {"reference model": KlArgs},
+    derive=derive,
+    notes=notes,
     contradictions=contradictions,
     missing=missing,
     unusable=unusable,

@@ -127,3 +127,22 @@ def test_a_reference_of_another_shape_is_refused(words, refusal, altered_checkpo
     )
     (path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert "model_type 'gpt2' is not supported" in refusal(words(ref_load=path))
+
+
+def test_a_conversion_named_after_the_model_stands_for_it(words, notes, checkpoint, tmp_path):
+    path = tmp_path / f"{checkpoint.name}_torch_dist"
+    path.mkdir()
+    (path / CHECKPOINT_MARKER).write_text("release")
+    line = words(ref_load=path)
+    assert validated_args(line).ref_load is None
+    (note,) = notes(line)
+    assert note.startswith(f"--ref-load {path}: Megatron-LM's converter wrote it")
+    assert note.endswith("those of --hf-checkpoint are used, after which it is named")
+
+
+def test_a_chosen_iteration_of_a_conversion_is_refused(words, refusal, checkpoint, tmp_path):
+    path = tmp_path / f"{checkpoint.name}_torch_dist"
+    path.mkdir()
+    (path / CHECKPOINT_MARKER).write_text("release")
+    assert "says 'release'" in refusal(words(ref_load=path, ref_ckpt_step=3))
+    assert "says 'release'" in refusal(words(load=path))
