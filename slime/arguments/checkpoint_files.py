@@ -25,7 +25,7 @@ def has_checkpoint(path: str | Path) -> bool:
 
 def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
     """Whether Megatron-LM's converter wrote ``path``, by its name from this Hugging Face directory."""
-    named_after = Path(path).name.startswith(Path(hf_checkpoint).name)
+    named_after = Path(path).name.casefold().startswith(Path(hf_checkpoint).name.casefold())
     return named_after and _marked(Path(path)) == _CONVERTED
 
 

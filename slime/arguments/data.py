@@ -56,9 +56,17 @@ class DerivedData:
     rollout_global_dataset: bool
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """A template that is applied anyway."""
+    if args.apply_chat_template and imitates(args) and args.eval_interval is None:
+        yield "--apply-chat-template: has no effect, SFT renders conversations itself"
+
+
 def derive(args: Namespace) -> None:
-    """The positive name of a switch that says what is not."""
+    """The positive name of a switch that says what is not; SFT gets conversations as they are."""
     args.rollout_global_dataset = not args.disable_rollout_global_dataset
+    if imitates(args) and args.eval_interval is None:
+        args.apply_chat_template = False
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -68,7 +76,10 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.num_rollout is None and not args.rollout_global_dataset:
         yield "--num-epoch: needs the global dataset (wanted: without --disable-rollout-global-dataset)"
     if args.apply_chat_template and imitates(args):
-        yield "--apply-chat-template: SFT renders conversations itself (wanted: without)"
+        yield (
+            "--apply-chat-template: SFT renders conversations itself "
+            "(wanted: without, and apply_chat_template in --eval-config)"
+        )
     unlabelled = args.label_key is None and _reads_prompt_data(args) and not args.rollout_sample_hook_path
     if unlabelled and args.num_rollout != 0 and scores_by_type(args) and compares_with_label(args.rm_type):
         yield f"--rm-type {args.rm_type}: compares with a label (wanted: --label-key)"
@@ -104,6 +115,7 @@ CONCERN = Concern(
     {"data": DataArgs},
     derived=DerivedData,
     derive=derive,
+    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

@@ -147,9 +147,15 @@ def test_a_conversation_that_the_mask_cannot_be_made_of_is_refused(words, refusa
     validated_args(words(**SFT))
 
 
-def test_sft_renders_conversations_itself(words, refusal, data):
+def test_sft_renders_conversations_itself(words, refusal, notes, data):
     write(data, {"input": [USER, ANSWER]})
-    assert refusal(words(**SFT, apply_chat_template=True)).startswith("--apply-chat-template: SFT renders")
+    line = words(**SFT, apply_chat_template=True)
+    assert notes(line) == ["--apply-chat-template: has no effect, SFT renders conversations itself"]
+    assert validated_args(line).apply_chat_template is False
+    evaluated = SFT | {"debug_train_only": None, "colocate": True, "eval_interval": 1, "rm_type": "random"}
+    evaluated["eval_prompt_data"] = ["held_out", data]
+    message = refusal(words(**evaluated, apply_chat_template=True))
+    assert message.startswith("--apply-chat-template: SFT renders conversations itself (wanted: without, and")
 
 
 def test_a_reward_that_compares_needs_labels(words, refusal):

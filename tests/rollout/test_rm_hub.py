@@ -200,7 +200,7 @@ def judge(make_args):
         thread.join()
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
+@pytest.mark.parametrize("status", [500, 503, 408, 425, 429])
 async def test_a_remote_reward_is_asked_again_after_an_error_that_may_pass(judge, status):
     args, seen = judge([status])
     assert await async_rm(args, Sample(prompt="p", response="r", label="l")) == 0.75

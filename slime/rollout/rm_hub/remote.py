@@ -10,12 +10,13 @@ from slime.arguments.views import RolloutView
 from slime.utils.types import Sample
 
 _TIMEOUT_S = 120.0
+_WAIT_AND_ASK_AGAIN = (408, 425, 429)  # request timeout, too early, too many requests
 
 
 async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
     """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times.
 
-    A request that the server calls wrong (4xx but 429) is not sent again.
+    A request that the server calls wrong (4xx but 408, 425 and 429) is not sent again.
     """
     return await post_to_reward_model(args, sample, sample.response, max_retries)
 
@@ -23,9 +24,8 @@ async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) ->
 def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later: not if the server says that the request is wrong."""
     if isinstance(error, httpx.HTTPStatusError):
-        return (
-            error.response.status_code >= 500 or error.response.status_code == httpx.codes.TOO_MANY_REQUESTS
-        )
+        status = error.response.status_code
+        return status >= 500 or status in _WAIT_AND_ASK_AGAIN
     return not isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL)
 
 
