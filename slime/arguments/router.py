@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
 from slime.arguments.debug import trains_only
-from slime.arguments.flags import flag, refused
+from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.limits import MOST_SECONDS
 
 ROUTER_DEFAULTS = {
@@ -64,19 +64,26 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
 
 
 def missing(args: Namespace) -> Iterator[str]:
-    """A port that is another server's. The router of a cluster that is there already may run elsewhere."""
-    port = args.sglang_router_port
-    if port is None or trains_only(args) or os.environ.get("RAY_ADDRESS"):
+    """Ports that are another server's. The router of a cluster that is there already may run elsewhere."""
+    if trains_only(args) or os.environ.get("RAY_ADDRESS"):
         return
+    for name in ("sglang_router_port", "router_prometheus_port"):
+        port = getattr(args, name)
+        if port is not None and (reason := _why_not_free(port)):
+            yield f"{option_string(name)} {port}: {reason} (wanted: another port, or leave it out)"
+
+
+def _why_not_free(port: int) -> str | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            return "is no port"
         except OSError as error:
-            reason = (
-                "in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
-            )
-            yield f"--sglang-router-port {port}: {reason} (wanted: another port, or leave it out)"
+            taken = error.errno == errno.EADDRINUSE
+            return "in use" if taken else f"cannot be listened on ({error.strerror})"
+    return None
 
 
 CONCERN = Concern({"requests to the engines": RouterArgs}, missing=missing)

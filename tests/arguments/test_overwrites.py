@@ -142,6 +142,14 @@ def test_a_port_in_use_is_found_before_anything_starts(words, refusal, taken_por
     validated_args(line)
 
 
+def test_the_port_of_the_routers_metrics_is_looked_at_too(words, refusal, taken_port, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    message = f"--router-prometheus-port {taken_port}: in use (wanted: another port, or leave it out)"
+    assert refusal(words(router_prometheus_port=taken_port)) == message
+    message = "--router-prometheus-port 70000: is no port (wanted: another port, or leave it out)"
+    assert refusal(words(router_prometheus_port=70000)) == message
+
+
 def test_a_port_is_looked_at_only_where_it_is_used(words, taken_port, places):
     dump = f"{places['tmp']}/dump_{{rollout_id}}.pt"
     validated_args(words(sglang_router_port=taken_port, load_debug_rollout_data=dump))
