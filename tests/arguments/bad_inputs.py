@@ -199,14 +199,14 @@ MODEL_FILES = {
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "latest_checkpointed_iteration.txt")
 
 
-def bad_models() -> Iterator[tuple[str, str, bytes]]:
-    """A flag, a file of the model that it names, and what that holds instead."""
+def bad_models() -> Iterator[tuple[str, str, str, bytes]]:
+    """A flag, a file of the model that it names, and what that holds instead, in words and as it is."""
     for flag, files in MODEL_FILES.items():
         for file in (*files, *WEIGHT_FILES):
             for about, content in CONTENTS.items():
                 if (file, about) != ("latest_checkpointed_iteration.txt", "a number"):
-                    yield flag, file, content
-    yield "load", "latest_checkpointed_iteration.txt", b"5"
+                    yield flag, file, about, content
+    yield "load", "latest_checkpointed_iteration.txt", "an iteration that is not there", b"5"
 
 
 SIZES = (

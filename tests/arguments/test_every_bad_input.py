@@ -49,7 +49,13 @@ def test_a_bad_input_is_named(words, refusal, site, case):
     assert case.named in message
 
 
-@pytest.mark.parametrize(("flag", "file", "content"), MODELS)
+@pytest.mark.parametrize(
+    ("flag", "file", "content"),
+    [
+        pytest.param(flag, file, content, id=f"{flag}: {file}: {about}")
+        for flag, file, about, content in MODELS
+    ],
+)
 def test_a_bad_file_of_a_model_is_named(words, refusal, altered_checkpoint, flag, file, content):
     path = altered_checkpoint()
     (path / file).write_bytes(content)
