@@ -17,4 +17,4 @@ def test_every_option_of_the_parser_is_on_the_page():
 
 def test_page_has_a_table_row_of_four_cells_for_each_honoured_flag():
     row = next(line for line in flag_page().splitlines() if line.startswith("| `--rollout-batch-size`"))
-    assert row == "| `--rollout-batch-size` | int | **required** | prompts of one rollout |"
+    assert row == "| `--rollout-batch-size` | int, more than 0 | **required** | prompts of one rollout |"

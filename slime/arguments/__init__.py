@@ -17,6 +17,7 @@ from slime.arguments.errors import UsageError
 if TYPE_CHECKING:
     from slime.arguments.parser import AddArguments
 
+_LONGEST_LINE = 1000
 __all__ = ["UsageError", "parse_args", "validated_args"]
 
 
@@ -25,31 +26,54 @@ def parse_args(
 ) -> Namespace:
     """The run's flags, checked; on bad input prints one line and exits with status 2.
 
+    What is accepted but will have no effect gets a line ``note: ...`` each, also on standard error.
+
     Args:
         argv: words of the command line; default ``sys.argv``.
         add_custom_arguments: registers options of the user's own on the parser.
     """
     try:
-        return validated_args(argv, add_custom_arguments)
+        args, notes = _checked(argv, add_custom_arguments)
     except UsageError as error:
-        message = " ".join(line.strip() for line in str(error).splitlines())
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {_one_line(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
+    for note in notes:
+        print(f"note: {_one_line(note)}", file=sys.stderr)
+    return args
 
 
 def validated_args(
     argv: Sequence[str] | None = None, add_custom_arguments: "AddArguments | None" = None
 ) -> Namespace:
-    """As ``parse_args``, but bad input raises.
+    """As ``parse_args``, but bad input raises, and there are no notes.
 
     Raises:
         UsageError: with the first thing that is wrong.
     """
-    from slime.arguments.parser import parse
-    from slime.arguments.registry import derive, findings
+    return _checked(argv, add_custom_arguments)[0]
 
-    args = parse(argv, add_custom_arguments)
-    derive(args)
-    for message in findings(args):
-        raise UsageError(message)
-    return args
+
+def _checked(
+    argv: Sequence[str] | None, add_custom_arguments: "AddArguments | None"
+) -> tuple[Namespace, list[str]]:
+    from slime.arguments.parser import parse
+    from slime.arguments.registry import derive, findings, notes
+
+    try:
+        args = parse(argv, add_custom_arguments)
+        without_effect = list(notes(args))
+        derive(args)
+        for message in findings(args):
+            raise UsageError(message)
+    except OSError as error:  # a place that cannot be looked at: no permission, a broken file system
+        raise UsageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    return args, without_effect
+
+
+def _one_line(text: str) -> str:
+    """Text that fits a line and cannot control the terminal."""
+    text = " ".join(line.strip() for line in text.splitlines())
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    if len(text) <= _LONGEST_LINE:
+        return text
+    return f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"

@@ -61,8 +61,8 @@ class AdvantageArgs:
     custom_advantage_function_path: str | None = path_flag(
         "fn(args, rollout_data) sets advantages and returns"
     )
-    gamma: float = flag(1.0, help="discount")
-    lambd: float = refused(1.0, help="lambda of GAE, used by ppo only")
+    gamma: float = flag(1.0, at_least=0, at_most=1, help="discount")
+    lambd: float = refused(1.0, help="lambda of GAE", idle_without="--advantage-estimator ppo")
     normalize_advantages: bool = flag(False, help="whiten advantages over the batch")
     disable_grpo_std_normalization: bool = flag(
         False, help="do not divide by the group's standard deviation; sets grpo_std_normalization to False"
@@ -70,7 +70,9 @@ class AdvantageArgs:
     disable_rewards_normalization: bool = flag(
         False, help="train on raw rewards; sets rewards_normalization to False"
     )
-    num_critic_only_steps: int = refused(0, help="rollouts before the actor starts to train")
+    num_critic_only_steps: int = refused(
+        0, help="rollouts before the actor starts to train", idle_without="--advantage-estimator ppo"
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Estimators that lack what they need, and flags that they do not heed."""
+    """Estimators that lack what they need."""
     if ESTIMATORS[args.advantage_estimator].whitened and not args.normalize_advantages:
         yield f"--advantage-estimator {args.advantage_estimator}: needs --normalize-advantages"
     if args.loss_type != "policy_loss":
@@ -106,22 +108,28 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--disable-compute-advantages-and-returns: the policy loss needs advantages "
             "(wanted: --rollout-data-postprocess-path that makes them, or without)"
         )
-    if args.compute_advantages_and_returns and args.custom_advantage_function_path is None:
-        yield from _without_effect(args)
 
 
-def _without_effect(args: Namespace) -> Iterator[str]:
+def notes(args: Namespace) -> Iterator[str]:
+    """Numbers that the estimator does not heed, and groups in which there is nothing to compare."""
+    if args.loss_type != "policy_loss" or args.disable_compute_advantages_and_returns:
+        return
+    if args.custom_advantage_function_path is not None:
+        return
     name, estimator = args.advantage_estimator, ESTIMATORS[args.advantage_estimator]
     if args.kl_coef and not estimator.penalised:
-        yield f"--kl-coef {args.kl_coef}: {name} has no KL in its rewards (wanted: --use-kl-loss)"
+        yield (
+            f"--kl-coef {args.kl_coef}: {name} has no KL in its rewards, it will only be measured "
+            "(for a KL in the loss: --use-kl-loss)"
+        )
     if args.gamma != 1 and not estimator.discounted:
-        yield f"--gamma {args.gamma}: {name} does not discount (wanted: 1)"
-    centred = estimator.centred and args.rewards_normalization
+        yield f"--gamma {args.gamma}: has no effect, {name} does not discount"
+    centred = estimator.centred and not args.disable_rewards_normalization
     learns = args.num_rollout != 0 and not args.debug_rollout_only
     if args.n_samples_per_prompt == 1 and centred and learns and not _makes_own_groups(args):
         yield (
-            f"--n-samples-per-prompt 1: {name} compares the samples of a prompt, so every advantage "
-            "would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
+            f"--n-samples-per-prompt 1: {name} compares the samples of a prompt, so every advantage will be "
+            "0 (to learn: 2 or more, or --disable-rewards-normalization)"
         )
 
 
@@ -137,5 +145,9 @@ def _makes_own_groups(args: Namespace) -> bool:
 
 
 CONCERN = Concern(
-    {"advantages": AdvantageArgs}, derived=DerivedAdvantages, derive=derive, contradictions=contradictions
+    {"advantages": AdvantageArgs},
+    derived=DerivedAdvantages,
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
 )

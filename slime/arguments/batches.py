@@ -13,21 +13,27 @@ from slime.arguments.flags import flag, path_flag
 class BatchArgs:
     """Optimizer steps and micro-batches."""
 
-    rollout_batch_size: int = flag(required=True, help="prompts of one rollout")
-    n_samples_per_prompt: int = flag(1, help="samples of one prompt, a group")
+    rollout_batch_size: int = flag(required=True, above=0, help="prompts of one rollout")
+    n_samples_per_prompt: int = flag(1, above=0, help="samples of one prompt, a group")
     global_batch_size: int | None = flag(
-        help="samples of one optimizer step; default all samples of a rollout"
+        above=0, help="samples of one optimizer step; a run that trains needs it or --num-steps-per-rollout"
     )
-    num_steps_per_rollout: int | None = flag(help="optimizer steps of a rollout; sets --global-batch-size")
-    micro_batch_size: int = flag(1, help="samples of one micro-batch, without --use-dynamic-batch-size")
+    num_steps_per_rollout: int | None = flag(
+        above=0, help="optimizer steps of a rollout; sets --global-batch-size"
+    )
+    micro_batch_size: int = flag(
+        1, above=0, help="samples of one micro-batch, without --use-dynamic-batch-size"
+    )
     use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
-    max_tokens_per_gpu: int | None = flag(help="tokens of one micro-batch on one GPU")
+    max_tokens_per_gpu: int | None = flag(above=0, help="tokens of one micro-batch on one GPU")
     log_probs_max_tokens_per_gpu: int | None = flag(
-        help="the same for log-probs; default --max-tokens-per-gpu"
+        above=0, help="the same for log-probs; default --max-tokens-per-gpu"
     )
     balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
     balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
-    data_pad_size_multiplier: int = flag(128, help="packed batches are padded to a multiple of this times TP")
+    data_pad_size_multiplier: int = flag(
+        128, above=0, help="packed batches are padded to a multiple of this times TP"
+    )
     custom_convert_samples_to_train_data_path: str | None = path_flag("fn(args, samples) -> train data")
 
 
@@ -38,17 +44,40 @@ class DerivedBatches:
     global_batch_size: int
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """A limit that another one decides."""
+    limit = args.log_probs_max_tokens_per_gpu
+    if limit is not None and limit != args.max_tokens_per_gpu:
+        yield (
+            f"--log-probs-max-tokens-per-gpu {limit}: has no effect, log-probs are computed in the "
+            "micro-batches of training (--max-tokens-per-gpu)"
+        )
+
+
 def derive(args: Namespace) -> None:
     """The samples of an optimizer step, and limits that follow another flag."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt
     if args.num_steps_per_rollout is not None:
         args.global_batch_size = _samples_of_a_step(args, samples, args.num_steps_per_rollout)
     if args.global_batch_size is None:
-        args.global_batch_size = samples
-    if args.log_probs_max_tokens_per_gpu is None:
-        args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
+        args.global_batch_size = _samples_of_nobody(args, samples)
+    args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
     if args.balance_by_flops:
         args.balance_data = True
+
+
+def _samples_of_nobody(args: Namespace, samples: int) -> int:
+    """A number for runs without an optimizer step.
+
+    Other runs have to say it: to one user no word means one step per rollout, to another Megatron-LM's
+    default, a step for every ``micro_batch_size`` samples of each data-parallel rank.
+    """
+    if args.num_rollout != 0 and not args.debug_rollout_only:
+        raise UsageError(
+            "--global-batch-size: missing (wanted: the samples of one optimizer step, "
+            f"{samples} for one step in a rollout; or --num-steps-per-rollout)"
+        )
+    return samples
 
 
 def _samples_of_a_step(args: Namespace, samples: int, steps: int) -> int:
@@ -70,11 +99,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
     )
     if samples % step:
         yield f"--global-batch-size {step}: does not divide {samples} samples of a rollout ({shape})"
-    if args.log_probs_max_tokens_per_gpu != args.max_tokens_per_gpu:
-        yield (
-            f"--log-probs-max-tokens-per-gpu {args.log_probs_max_tokens_per_gpu}: log-probs and training "
-            f"share micro-batches (wanted: as --max-tokens-per-gpu {args.max_tokens_per_gpu})"
-        )
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
         yield "--use-dynamic-batch-size: needs --max-tokens-per-gpu"
     if args.balance_by_flops and not args.use_dynamic_batch_size:
@@ -98,9 +122,6 @@ CONCERN = Concern(
     {"batches": BatchArgs},
     derived=DerivedBatches,
     derive=derive,
-    positive=(
-        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "micro_batch_size"),
-        *("max_tokens_per_gpu", "data_pad_size_multiplier"),
-    ),
+    notes=notes,
     contradictions=contradictions,
 )

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slime.arguments.checkpoint_files import (
+    CHECKPOINT_MARKER,
+    bad_checkpoint,
+    has_checkpoint,
+    unusable_weights,
+)
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.outputs import bad_output
-
-CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
@@ -18,12 +22,16 @@ class CheckpointArgs:
     """What is loaded and saved."""
 
     load: str | None = flag(
-        help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
+        place=True, help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
     )
-    save: str | None = flag(help="directory of checkpoints")
-    save_interval: int | None = flag(help="rollouts between two checkpoints")
-    save_hf: str | None = flag(help="directory of HF exports, may hold {rollout_id}")
-    ckpt_step: int | None = flag(help="iteration of --load; default the latest")
+    save: str | None = flag(place=True, help="directory of checkpoints")
+    save_interval: int | None = flag(
+        names=("--save-interval", "--persistent-save-interval"),
+        above=0,
+        help="rollouts between two checkpoints",
+    )
+    save_hf: str | None = flag(place=True, help="directory of HF exports, may hold {rollout_id}")
+    ckpt_step: int | None = flag(at_least=0, help="iteration of --load; default the latest")
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"] = flag(
         "torch_dist", supported=("torch_dist",), help="format of checkpoints"
     )
@@ -37,7 +45,22 @@ class CheckpointArgs:
         help="checkpoint to fine-tune", wanted="use --load --finetune"
     )
     exit_on_missing_checkpoint: bool = refused(False, help="stop when --load holds no checkpoint")
-    no_ckpt_fully_parallel_save: bool = flag(False, help="one data-parallel rank writes for all")
+    no_ckpt_fully_parallel_save: bool = flag(
+        False,
+        names=("--no-ckpt-fully-parallel-save", "--disable-ckpt-fully-parallel-save"),
+        help="one data-parallel rank writes for all",
+    )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Places that nothing is written to or read from."""
+    if args.save_interval is None:
+        for name in ("save", "save_hf"):
+            if getattr(args, name) is not None:
+                yield f"{option_string(name)}: no checkpoint will be written without --save-interval"
+    if args.load is not None and args.load != args.save and not has_checkpoint(args.load):
+        source = "--ref-load" if args.ref_load is not None else "--hf-checkpoint"
+        yield f"--load {args.load}: no checkpoint there, the run begins with the weights of {source}"
 
 
 def derive(args: Namespace) -> None:
@@ -50,39 +73,33 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A place without an interval, or the other way round."""
+    """An interval without a place."""
     if args.save_interval is not None and args.save is None and args.save_hf is None:
         yield "--save-interval: needs --save or --save-hf"
-    if args.save_hf is not None and args.save_interval is None and not args.debug_rollout_only:
-        yield "--save-hf: needs --save-interval (a run without one would save nothing)"
-    if args.save is not None and args.save_interval is None and not args.debug_rollout_only:
-        yield "--save: needs --save-interval (a run without one would save nothing)"
 
 
 def missing(args: Namespace) -> Iterator[str]:
-    """The checkpoint to go on from, and places to write to."""
-    if args.load != args.save:
-        yield from no_checkpoint(args, "load")
+    """A checkpoint that cannot be gone on from, and places to write to."""
+    if args.load is not None and Path(args.load).exists() and not Path(args.load).is_dir():
+        yield f"--load {args.load}: is no directory"
+    elif args.load is not None and has_checkpoint(args.load):
+        yield from bad_checkpoint(args, "load", args.ckpt_step)
+    elif args.ckpt_step is not None:
+        yield f"--ckpt-step {args.ckpt_step}: there is no checkpoint (--load {args.load})"
     yield from bad_output(args, "save", is_directory=True)
     yield from bad_output(args, "save_hf", is_directory=True)
-    if args.save_hf is not None and Path(args.save_hf).resolve() == Path(args.hf_checkpoint).resolve():
-        yield f"--save-hf {args.save_hf}: is --hf-checkpoint itself"
 
 
-def no_checkpoint(args: Namespace, name: str) -> Iterator[str]:
-    """That there is neither one of ours nor an HF directory where this flag says."""
-    path = getattr(args, name)
-    if path is not None and not any(
-        (Path(path) / file).is_file() for file in (CHECKPOINT_MARKER, "config.json")
-    ):
-        wanted = f"{CHECKPOINT_MARKER} or config.json with .safetensors in it"
-        yield f"{option_string(name)} {path}: no checkpoint there (wanted: {wanted})"
+def unusable(args: Namespace) -> Iterator[str]:
+    """Weights to start from that cannot be read."""
+    yield from unusable_weights(args, "load")
 
 
 CONCERN = Concern(
     {"checkpoints": CheckpointArgs},
     derive=derive,
-    positive=("save_interval",),
+    notes=notes,
     contradictions=contradictions,
     missing=missing,
+    unusable=unusable,
 )

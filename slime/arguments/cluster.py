@@ -8,33 +8,41 @@ from typing import Literal
 from slime.arguments.concern import Concern
 from slime.arguments.debug import trains_only
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, refused
+from slime.arguments.flags import flag
+from slime.arguments.limits import MOST_MINUTES, MOST_SECONDS
 
 
 @dataclass(frozen=True)
 class ClusterArgs:
     """Placement of the trainer and the engines, and the deadlines of the processes."""
 
-    actor_num_nodes: int = flag(1, help="trainer nodes")
-    actor_num_gpus_per_node: int = flag(8, help="trainer GPUs of each node")
+    actor_num_nodes: int = flag(1, above=0, help="trainer nodes")
+    actor_num_gpus_per_node: int = flag(8, above=0, help="trainer GPUs of each node")
     rollout_num_gpus: int | None = flag(
-        help="inference GPUs in total; when colocated, default the trainer's total"
+        at_least=0, help="inference GPUs in total; when colocated, default the trainer's total"
     )
-    rollout_num_gpus_per_engine: int = flag(1, help="GPUs of one engine (TP times PP)")
-    num_gpus_per_node: int = flag(8, help="GPUs of a physical node, used to place engines")
+    rollout_num_gpus_per_engine: int = flag(1, above=0, help="GPUs of one engine (TP times PP)")
+    num_gpus_per_node: int = flag(8, above=0, help="GPUs of a physical node, used to place engines")
     colocate: bool = flag(False, help="trainer and engines share GPUs")
     offload: bool = flag(False, help="shorthand for --offload-train --offload-rollout")
     offload_train: bool | None = flag(help="put trainer memory on the host between its phases")
     offload_rollout: bool | None = flag(help="release engine memory between its phases")
-    distributed_backend: Literal["nccl", "gloo"] | None = refused(
-        help="torch.distributed backend of the trainer",
-        wanted="leave it out, the hardware decides: nccl on GPUs, gloo elsewhere",
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(
+        help="torch.distributed backend of the trainer; the hardware decides: nccl on GPUs, gloo elsewhere"
     )
-    distributed_timeout_minutes: int = flag(10, help="timeout of collectives, in minutes")
-    cluster_timeout: float = flag(120.0, help="seconds to wait for the cluster's GPUs")
-    engine_startup_timeout: float = flag(600.0, help="seconds to wait for engines, and the router, to serve")
-    rollout_timeout: float = flag(7200.0, help="seconds one rollout may take")
-    train_timeout: float = flag(7200.0, help="seconds one training call may take")
+    distributed_timeout_minutes: int = flag(
+        10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
+    )
+    cluster_timeout: float = flag(
+        120.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for the cluster's GPUs"
+    )
+    engine_startup_timeout: float = flag(
+        600.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for engines, and the router, to serve"
+    )
+    rollout_timeout: float = flag(7200.0, above=0, at_most=MOST_SECONDS, help="seconds one rollout may take")
+    train_timeout: float = flag(
+        7200.0, above=0, at_most=MOST_SECONDS, help="seconds one training call may take"
+    )
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,14 @@ class FaultToleranceArgs:
     """Health checks of the engines while they generate."""
 
     use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
-    rollout_health_check_interval: float = flag(30.0, help="seconds between two health checks of an engine")
-    rollout_health_check_timeout: float = flag(30.0, help="seconds an engine has to answer a health check")
+    rollout_health_check_interval: float = flag(
+        30.0, above=0, at_most=MOST_SECONDS, help="seconds between two health checks of an engine"
+    )
+    rollout_health_check_timeout: float = flag(
+        30.0, above=0, at_most=MOST_SECONDS, help="seconds an engine has to answer a health check"
+    )
     rollout_health_check_first_wait: float = flag(
-        0.0, help="seconds before the first check after each resume"
+        0.0, at_least=0, at_most=MOST_SECONDS, help="seconds before the first check after each resume"
     )
 
 
@@ -65,6 +77,18 @@ class DerivedCluster:
     trainer_world_size: int
     world_size: int
     rank: int
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A backend that needs other hardware; scripts spell out what they were written for."""
+    if args.distributed_backend == "nccl" and not _has_gpu():
+        yield "--distributed-backend nccl: there is no GPU, gloo is used"
+
+
+def _has_gpu() -> bool:
+    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+
+    return has_gpu()
 
 
 def derive(args: Namespace) -> None:
@@ -88,7 +112,9 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """GPUs that cannot be shared out among engines."""
+    """GPUs that cannot be shared out among engines, and a backend that GPUs are not used with."""
+    if args.distributed_backend == "gloo" and _has_gpu():
+        yield "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)"
     total, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
     if total % each:
         yield f"--rollout-num-gpus {total}: not a multiple of --rollout-num-gpus-per-engine {each}"
@@ -105,10 +131,6 @@ CONCERN = Concern(
     {"cluster": ClusterArgs, "fault tolerance": FaultToleranceArgs},
     derived=DerivedCluster,
     derive=derive,
-    positive=(
-        *("actor_num_nodes", "actor_num_gpus_per_node", "num_gpus_per_node", "rollout_num_gpus_per_engine"),
-        *("cluster_timeout", "engine_startup_timeout", "rollout_timeout", "train_timeout"),
-    ),
-    not_negative=("rollout_num_gpus",),
+    notes=notes,
     contradictions=contradictions,
 )

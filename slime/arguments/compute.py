@@ -12,7 +12,10 @@ class ComputeArgs:
     """How a layer is computed."""
 
     transformer_impl: Literal["local", "transformer_engine"] = flag(
-        "local", supported=("local",), help="who implements the layers"
+        "local",
+        supported=("local",),
+        help="who implements the layers",
+        wanted="local, or leave it out: TransformerEngine's kernels are not used",
     )
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = flag(
         "auto",

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from slime.arguments.flags import Flag, flags_of, option_string
+from slime.arguments.flags import Flag, flags_of
 
 Rule = Callable[[Namespace], Iterator[str]]
 """Yields what is wrong, one line each, in the order in which to say it."""
@@ -32,8 +32,7 @@ class Concern:
         derived: a dataclass of the names that ``derive`` adds to ``args``, and of flags that are never None
             after it.
         derive: writes to ``args``; raises UsageError where it cannot go on.
-        positive: flags that are above 0 if they have a value.
-        not_negative: flags that are 0 or more if they have a value.
+        notes: what of the flags as they were given will have no effect; no reason not to start.
         contradictions: flags that do not fit together, or that would have no effect.
         missing: places on disk that are not there or cannot be written; only looks at names.
         unusable: what is there but of no use; imports and reads, which may take seconds.
@@ -42,8 +41,7 @@ class Concern:
     flags: Mapping[str, type]
     derived: type | None = None
     derive: Callable[[Namespace], None] = _derive_nothing
-    positive: tuple[str, ...] = ()
-    not_negative: tuple[str, ...] = ()
+    notes: Rule = _find_nothing
     contradictions: Rule = _find_nothing
     missing: Rule = _find_nothing
     unusable: Rule = _find_nothing
@@ -52,14 +50,3 @@ class Concern:
         """Its flags, in order."""
         for declaration in self.flags.values():
             yield from flags_of(declaration)
-
-    def bad_counts(self, args: Namespace) -> Iterator[str]:
-        """Values out of the range of ``positive`` and ``not_negative``."""
-        for names, lowest, wanted in (
-            (self.positive, 0, "more than 0"),
-            (self.not_negative, -1, "0 or more"),
-        ):
-            for name in names:
-                value = getattr(args, name)
-                if value is not None and value <= lowest:
-                    yield f"{option_string(name)} {value}: wanted {wanted}"

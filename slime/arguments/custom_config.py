@@ -4,65 +4,100 @@ They are set right after parsing, so that everything derived from a flag follows
 through the same checks. A key that is no flag is for the user's own hooks and may hold anything.
 """
 
+import argparse
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import yaml
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import Flag, flag, without_none
+from slime.arguments.flags import Flag, place_flag
+from slime.arguments.spelling import nearest
+from slime.arguments.values import describe, typed, why_no_file, why_no_place
 
 
 @dataclass(frozen=True)
 class CustomConfigArgs:
     """Flags that come from a file."""
 
-    custom_config_path: str | None = flag(
-        help="YAML file whose keys are set on args before anything is derived"
+    custom_config_path: str | None = place_flag(
+        "YAML file whose keys are set on args before anything is derived"
     )
 
 
-def apply_custom_config(args: Namespace, specs: Mapping[str, Flag]) -> None:
+def apply_custom_config(
+    args: Namespace,
+    specs: Mapping[str, Flag],
+    actions: Sequence[argparse.Action],
+    not_for_users: Collection[str] = (),
+) -> None:
     """Sets the keys of the file that ``args.custom_config_path`` names; they win over flags.
 
+    Args:
+        specs: our flags, by dest.
+        actions: all options of the parser, those of the servers too.
+        not_for_users: names that are worked out from flags or become known in a run.
+
     Raises:
-        UsageError: the file cannot be read, or a value is not of its flag's type.
+        UsageError: the file cannot be read, a value is not one that its flag can have, or a key is a name
+            that is not the user's or nearly that of a flag.
     """
-    if args.custom_config_path is None:
+    path = args.custom_config_path
+    if path is None:
         return
-    where = f"--custom-config-path {args.custom_config_path}"
-    for key, value in _read(where, Path(args.custom_config_path)).items():
-        setattr(args, str(key), _checked(where, specs.get(str(key)), value))
+    where = f"--custom-config-path {path}"
+    if reason := why_no_place(path) or why_no_file(path):
+        raise UsageError(f"{where}: {reason}")
+    options = {action.dest: action for action in actions}
+    for key, value in _read(where, Path(path)).items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise UsageError(f"{where}: {key!r} is no name (wanted: the name of a flag, or one of your own)")
+        if key == "custom_config_path":
+            raise UsageError(f"{where}: {key} cannot name another file (wanted: one file)")
+        if key not in options and key in not_for_users:
+            raise UsageError(f"{where}: {key} follows from other flags (wanted: those, or another name)")
+        if key not in options and (meant := nearest(key, options)):
+            raise UsageError(f"{where}: {key} is no flag (did you mean {meant}? else choose another name)")
+        setattr(args, key, _value(where, key, value, specs.get(key), options.get(key)))
 
 
-def _read(where: str, path: Path) -> dict[str, Any]:
+def _read(where: str, path: Path) -> dict[Any, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such date
         raise UsageError(f"{where}: not valid YAML ({error})") from error
     if not isinstance(values, dict):
         raise UsageError(f"{where}: holds {type(values).__name__} (wanted: a mapping)")
     return values
 
 
-def _checked(where: str, spec: Flag | None, value: Any) -> Any:
-    if spec is None or value is None:
+def _value(where: str, key: str, value: Any, spec: Flag | None, option: argparse.Action | None) -> Any:
+    if option is None:
         return value
-    wanted, _ = without_none(spec.type)
-    if wanted is float and type(value) is int:
-        return float(value)
-    kind = get_origin(wanted) or wanted
-    if kind in (int, float, str, bool, list, dict) and type(value) is not kind:
-        raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {kind.__name__})")
-    choices = spec.choices or (get_args(wanted) if kind is Literal else None)
-    if choices and value not in choices:
-        raise UsageError(f"{where}: {spec.dest} is {value!r} (wanted: {' or '.join(map(str, choices))})")
+    try:
+        return typed(spec, value) if spec else _of_option(option, value)
+    except ValueError as error:
+        raise UsageError(f"{where}: {describe(key, value, str(error))}") from error
+
+
+def _of_option(option: argparse.Action, value: Any) -> Any:
+    """A value for an option that another package's parser declares."""
+    if option.default == argparse.SUPPRESS:
+        raise ValueError("wanted nothing: leave it out")
+    kind: Any = bool if option.nargs == 0 else option.type or str
+    kinds = (int, float) if kind is float else (kind,) if isinstance(kind, type) else ()
+    several = option.nargs in ("+", "*")
+    for item in value if several and isinstance(value, list) else [value]:
+        if item is not None and kinds and type(item) not in kinds:
+            raise ValueError(f"wanted list of {kind.__name__}" if several else f"wanted {kind.__name__}")
+        if option.choices and item is not None and item not in option.choices:
+            raise ValueError(f"wanted {' or '.join(map(str, option.choices))}")
     return value
 
 

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.records import Records, bad_records, imitates
+from slime.arguments.rewards import compares_with_label, scores_by_type
+from slime.arguments.rollout import generates_by_default
 
 BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
 """Where those classes live that read ``--prompt-data``; another one may bring its own data."""
@@ -16,16 +19,20 @@ BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
 class DataArgs:
     """Prompt data."""
 
-    prompt_data: str | None = flag(help="JSONL or parquet file of prompts; file@[a:b] takes a slice")
+    prompt_data: str | None = flag(
+        place=True, help="JSONL or parquet file of prompts; file@[a:b] takes a slice"
+    )
     disable_rollout_global_dataset: bool = flag(
         False, help="the rollout function brings its own data; sets rollout_global_dataset to False"
     )
     data_source_path: str = path_flag(
         "class that serves prompts", "slime.rollout.data_source.RolloutDataSourceWithBuffer"
     )
-    num_rollout: int | None = flag(help="rollouts to run; 0 with --eval-interval only evaluates")
-    num_epoch: int | None = flag(help="passes over the data, instead of --num-rollout")
-    start_rollout_id: int | None = flag(help="first rollout; default 0 or the one after the checkpoint's")
+    num_rollout: int | None = flag(at_least=0, help="rollouts to run; 0 with --eval-interval only evaluates")
+    num_epoch: int | None = flag(above=0, help="passes over the data, instead of --num-rollout")
+    start_rollout_id: int | None = flag(
+        at_least=0, help="first rollout; default 0 or the one after the checkpoint's"
+    )
     apply_chat_template: bool = flag(False, help="render prompts with the tokenizer's chat template")
     apply_chat_template_kwargs: dict[str, Any] = flag({}, help="arguments of the template, a JSON object")
     input_key: str = flag("input", help="field of a record that holds the prompt")
@@ -49,17 +56,33 @@ class DerivedData:
     rollout_global_dataset: bool
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """A template that is applied anyway."""
+    if args.apply_chat_template and imitates(args) and args.eval_interval is None:
+        yield "--apply-chat-template: has no effect, SFT renders conversations itself"
+
+
 def derive(args: Namespace) -> None:
-    """The positive name of a switch that says what is not."""
+    """The positive name of a switch that says what is not; SFT gets conversations as they are."""
     args.rollout_global_dataset = not args.disable_rollout_global_dataset
+    if imitates(args) and args.eval_interval is None:
+        args.apply_chat_template = False
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A run without an end, or without prompts."""
+    """A run without an end, prompts or labels, and conversations that are rendered twice."""
     if args.num_rollout is None and args.num_epoch is None:
         yield "--num-rollout: missing (wanted: a number of rollouts, or --num-epoch)"
     if args.num_rollout is None and not args.rollout_global_dataset:
         yield "--num-epoch: needs the global dataset (wanted: without --disable-rollout-global-dataset)"
+    if args.apply_chat_template and imitates(args):
+        yield (
+            "--apply-chat-template: SFT renders conversations itself "
+            "(wanted: without, and apply_chat_template in --eval-config)"
+        )
+    unlabelled = args.label_key is None and _reads_prompt_data(args) and not args.rollout_sample_hook_path
+    if unlabelled and args.num_rollout != 0 and scores_by_type(args) and compares_with_label(args.rm_type):
+        yield f"--rm-type {args.rm_type}: compares with a label (wanted: --label-key)"
     if args.prompt_data is not None or args.load_debug_rollout_data is not None or args.num_rollout == 0:
         return
     if _reads_prompt_data(args):
@@ -68,31 +91,31 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 def unusable(args: Namespace) -> Iterator[str]:
     """Prompts that cannot be read."""
-    if args.prompt_data is not None and _reads_prompt_data(args):
-        yield from bad_records("--prompt-data", args.prompt_data, args.input_key, args.label_key)
+    if args.prompt_data is None or not _reads_prompt_data(args):
+        return
+    rendered = args.apply_chat_template
+    records = Records(
+        where="--prompt-data",
+        path=args.prompt_data,
+        keys=(args.input_key, args.label_key, args.tool_key, args.metadata_key),
+        template=args.apply_chat_template_kwargs if rendered else None,
+        longest=args.rollout_max_prompt_len,
+        conversations=imitates(args),
+        answered=generates_by_default(args) and not args.custom_generate_function_path,
+        scored=scores_by_type(args),
+    )
+    yield from bad_records(args, records)
 
 
 def _reads_prompt_data(args: Namespace) -> bool:
     return args.rollout_global_dataset and args.data_source_path.startswith(BUILT_IN_DATA_SOURCES)
 
 
-def bad_records(where: str, path: str, input_key: str | None, label_key: str | None) -> Iterator[str]:
-    """Reads the whole file: a malformed line is reported now and not after hours."""
-    from slime.utils.data import DataError, check_record, read_records  # imports transformers and pyarrow
-
-    try:
-        for place, record in read_records(path):
-            check_record(place, record, input_key, label_key)
-    except (DataError, OSError) as error:
-        yield f"{where}: {error}"
-
-
 CONCERN = Concern(
     {"data": DataArgs},
     derived=DerivedData,
     derive=derive,
-    positive=("num_epoch",),
-    not_negative=("num_rollout", "start_rollout_id"),
+    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from zipfile import is_zipfile
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
@@ -17,14 +18,22 @@ class DebugArgs:
 
     debug_rollout_only: bool = flag(False, help="engines only, no trainer")
     debug_train_only: bool = flag(False, help="trainer only, on --load-debug-rollout-data")
-    load_debug_rollout_data: str | None = flag(help="dump to train on, with {rollout_id} in its name")
-    load_debug_rollout_data_subsample: float | None = flag(help="part of the dump to use, between 0 and 1")
-    save_debug_rollout_data: str | None = flag(help="file to dump samples to, with {rollout_id} in its name")
-    save_debug_train_data: str | None = flag(help="file to dump train data to, with {rollout_id} in its name")
-    dump_details: str | None = flag(help="directory of both dumps")
+    load_debug_rollout_data: str | None = flag(
+        place=True, help="dump to train on, with {rollout_id} in its name"
+    )
+    load_debug_rollout_data_subsample: float | None = flag(
+        above=0, at_most=1, help="part of the dump to use, between 0 and 1"
+    )
+    save_debug_rollout_data: str | None = flag(
+        place=True, help="file to dump samples to, with {rollout_id} in its name"
+    )
+    save_debug_train_data: str | None = flag(
+        place=True, help="file to dump train data to, with {rollout_id} in its name"
+    )
+    dump_details: str | None = flag(place=True, help="directory of both dumps")
     load_forge_rollout_data: str | None = refused(help="dump of another framework to train on")
     memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
-    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for")
+    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
     memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
     record_memory_history: bool = refused(False, help="record allocations")
     profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
@@ -39,7 +48,7 @@ class CiArgs:
     ci_test: bool = flag(False, help="stop the run when an invariant does not hold")
     ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
     ci_train_rollout_logprob_abs_diff_threshold: float = flag(
-        0.1, help="largest mean gap between trainer and engine log-probs"
+        0.1, above=0, help="largest mean gap between trainer and engine log-probs"
     )
     ci_save_grad_norm: str | None = refused(help="file to save gradient norms to")
     ci_load_grad_norm: str | None = refused(help="file of gradient norms to compare with")
@@ -62,14 +71,9 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Halves that leave nothing, and dumps into one file."""
+    """Halves that leave nothing."""
     if args.debug_train_only and args.debug_rollout_only:
         yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
-    part = args.load_debug_rollout_data_subsample
-    if part is not None and not 0 < part <= 1:
-        yield f"--load-debug-rollout-data-subsample {part}: wanted 0 to 1"
-    if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
-        yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
 
 
 def missing(args: Namespace) -> Iterator[str]:
@@ -84,6 +88,8 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load-debug-rollout-data {dump}: {reason}"
     elif first is not None and not Path(dump.format(rollout_id=first)).is_file():
         yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
+    elif first is not None and not is_zipfile(dump.format(rollout_id=first)):
+        yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is no dump, or is cut off"
 
 
 CONCERN = Concern(

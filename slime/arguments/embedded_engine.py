@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.flags import add_flags, flag, flags_of
+from slime.arguments.limits import MOST_SEED
+from slime.arguments.values import bad_values
 
 
 @dataclass
@@ -19,7 +21,7 @@ class EmbeddedServerArgs:
     model_path: str = flag(required=True, help="HF checkpoint directory to serve")
     tokenizer_path: str | None = flag(help="HF tokenizer directory; default model_path")
     host: str = flag("127.0.0.1", help="address to listen on")
-    port: int = flag(30000, help="port to listen on")
+    port: int = flag(30000, at_least=1, at_most=65535, help="port to listen on")
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = flag(
         "auto", help="dtype of weights and KV cache; auto is the dtype in config.json"
     )
@@ -27,17 +29,19 @@ class EmbeddedServerArgs:
         "auto", help="how weights are read; dummy initialises them at random"
     )
     tp_size: int = flag(
-        1, names=("--tp-size", "--tensor-parallel-size"), supported=(1,), help="tensor parallel size"
+        1, names=("--tp-size", "--tensor-parallel-size"), supported=(1,), above=0, help="tensor parallel size"
     )
     context_length: int | None = flag(
-        help="longest prompt plus response, in tokens; default from config.json"
+        above=0, help="longest prompt plus response, in tokens; default from config.json"
     )
-    max_running_requests: int | None = flag(help="requests decoded together at most")
-    max_total_tokens: int | None = flag(help="tokens the KV cache holds at most")
+    max_running_requests: int | None = flag(above=0, help="requests decoded together at most")
+    max_total_tokens: int | None = flag(above=0, help="tokens the KV cache holds at most")
     chunked_prefill_size: int | None = flag(
-        help="prompt tokens of one prefill step at most; -1 for no chunks"
+        at_least=1, also=(-1,), help="prompt tokens of one prefill step at most; -1 for no chunks"
     )
-    random_seed: int | None = flag(help="seed of sampling for requests that bring none")
+    random_seed: int | None = flag(
+        at_least=0, at_most=MOST_SEED, help="seed of sampling for requests that bring none"
+    )
     served_model_name: str | None = flag(help="model name of the OpenAI endpoints; default model_path")
     api_key: str | None = flag(help="key that normal endpoints ask for")
     admin_api_key: str | None = flag(help="key that control endpoints ask for")
@@ -52,7 +56,7 @@ class EmbeddedServerArgs:
     enable_weights_cpu_backup: bool = flag(False, help="keep weights over a release of their memory")
     skip_tokenizer_init: bool = flag(False, help="load no tokenizer: ids in, ids out")
     enable_metrics: bool = flag(False, help="serve /metrics")
-    stream_interval: int = flag(1, help="tokens between two messages of a stream")
+    stream_interval: int = flag(1, above=0, help="tokens between two messages of a stream")
     incremental_streaming_output: bool = flag(False, help="stream deltas instead of the text so far")
     allow_auto_truncate: bool = flag(
         False, help="cut requests that exceed the context instead of refusing them"
@@ -67,8 +71,11 @@ class EmbeddedServerArgs:
             description="Serves a language model on CPU over SGLang's HTTP protocol.",
             allow_abbrev=False,
         )
-        add_flags(parser, list(flags_of(cls)))
+        specs = list(flags_of(cls))
+        add_flags(parser, specs)
         namespace = parser.parse_args(argv)
+        for message in bad_values(namespace, specs):
+            parser.error(message)
         if namespace.tp_size != 1:
             parser.error(f"--tp-size {namespace.tp_size}: not supported (wanted: 1)")
         return cls(**vars(namespace))

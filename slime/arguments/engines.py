@@ -45,7 +45,7 @@ class EngineArgs:
     )
     sglang_config: str | None = refused(help="YAML file of models and server groups")
     rollout_external_engine_addrs: list[str] | None = refused(help="host:port of engines started elsewhere")
-    prefill_num_servers: int | None = refused(help="engines that only prefill")
+    prefill_num_servers: int | None = refused(help="engines that only prefill", same_as_default=(0,))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ A dataset's own value wins over ``defaults``, which wins over the flags. An expl
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,38 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag, flags_of, path_flag, place_flag
+from slime.arguments.spelling import nearest
+from slime.arguments.values import describe, typed, why_no_file
 
 
 @dataclass
 class EvalDatasetConfig:
     """One dataset to evaluate on. None leaves the choice to the rollout's own default."""
 
-    name: str
-    path: str
-    rm_type: str | None = None
-    custom_rm_path: str | None = None
-    input_key: str | None = None
-    label_key: str | None = None
-    tool_key: str | None = None
-    metadata_key: str | None = None
-    apply_chat_template: bool | None = None
-    apply_chat_template_kwargs: dict[str, Any] | None = None
-    n_samples_per_eval_prompt: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_response_len: int | None = None
-    stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    custom_generate_function_path: str | None = None
-    metadata_overrides: dict[str, Any] = field(default_factory=dict)
+    name: str = flag(required=True, help="name of its metrics, eval/NAME")
+    path: str = place_flag("JSONL or parquet file; file@[a:b] takes a slice", required=True)
+    rm_type: str | None = flag(help="built-in reward")
+    custom_rm_path: str | None = path_flag("reward function")
+    input_key: str = flag(help="field that holds the prompt")
+    label_key: str | None = flag(help="field that holds the label")
+    tool_key: str | None = flag(help="field that holds tool definitions")
+    metadata_key: str | None = flag(help="field that holds metadata")
+    apply_chat_template: bool | None = flag(help="render prompts with the tokenizer's chat template")
+    apply_chat_template_kwargs: dict[str, Any] | None = flag(help="arguments of the template")
+    n_samples_per_eval_prompt: int = flag(above=0, help="samples of one prompt")
+    temperature: float | None = flag(at_least=0, help="sampling temperature; 0 is greedy")
+    top_p: float | None = flag(above=0, at_most=1, help="nucleus sampling")
+    top_k: int | None = flag(at_least=1, also=(-1,), help="sample among the k likeliest tokens; -1 for all")
+    max_response_len: int | None = flag(above=0, help="longest response, in tokens")
+    stop: list[str] | None = flag(help="strings that end a response")
+    stop_token_ids: list[int] | None = flag(at_least=0, help="token ids that end a response")
+    min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
+    repetition_penalty: float | None = flag(above=0, at_most=2, help="divides the logits of seen tokens")
+    skip_special_tokens: bool | None = flag(help="leave special tokens out of the response text")
+    no_stop_trim: bool | None = flag(help="leave the stop string in the response text")
+    custom_generate_function_path: str | None = path_flag("generates one sample")
+    metadata_overrides: dict[str, Any] = flag({}, help="added to the metadata of every sample")
 
     @property
     def cache_key(self) -> tuple[Any, ...]:
@@ -79,7 +82,8 @@ _FROM_ARGS: dict[str, tuple[str, ...]] = {
     "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
     "custom_rm_path": ("custom_rm_path",),
 }
-_FIELDS = frozenset(f.name for f in fields(EvalDatasetConfig))
+_SPECS = {spec.dest: spec for spec in flags_of(EvalDatasetConfig)}
+_SECTIONS = ("defaults", "datasets")
 
 
 def resolve_eval_datasets(args: Namespace) -> None:
@@ -98,26 +102,39 @@ def resolve_eval_datasets(args: Namespace) -> None:
 
 def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Datasets and defaults of a YAML file; interpolations are resolved."""
+    where = f"--eval-config {path}"
+    if reason := why_no_file(path):
+        raise UsageError(f"{where}: {reason}")
     try:
-        root = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"--eval-config {path}: {str(error).splitlines()[0]}") from error
+        root = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: {next(iter(str(error).splitlines()), 'not valid YAML')}") from error
     config = root.get("eval", root) if isinstance(root, dict) else None
     if not isinstance(config, dict):
-        raise UsageError(f"--eval-config {path}: wanted a mapping with datasets")
+        raise UsageError(f"{where}: wanted a mapping with datasets")
+    for key in config.keys() - set(_SECTIONS):
+        if meant := nearest(str(key), _SECTIONS):
+            raise UsageError(f"{where}: unknown key {key!r} (did you mean {meant}?)")
     datasets = ensure_dataset_list(config.get("datasets"))
     if not datasets:
-        raise UsageError(f"--eval-config {path}: datasets is empty")
+        raise UsageError(f"{where}: datasets is empty")
     defaults = config.get("defaults") or {}
     if not isinstance(defaults, dict):
-        raise UsageError(f"--eval-config {path}: defaults is {type(defaults).__name__} (wanted: a mapping)")
+        raise UsageError(f"{where}: defaults is {type(defaults).__name__} (wanted: a mapping)")
     return datasets, defaults
 
 
 def ensure_dataset_list(datasets: Any) -> list[dict[str, Any]]:
     """A list of mappings; a mapping from name to fields becomes one."""
     if isinstance(datasets, Mapping):
+        for name, values in datasets.items():
+            if values is not None and not isinstance(values, Mapping):
+                raise UsageError(f"--eval-config: dataset {name} is {values!r:.80} (wanted: a mapping)")
         return [{"name": name, **(values or {})} for name, values in datasets.items()]
+    if datasets is not None and not isinstance(datasets, list | tuple):
+        raise UsageError(f"--eval-config: datasets is {datasets!r:.80} (wanted: a list of mappings)")
     return list(datasets or [])
 
 
@@ -125,21 +142,37 @@ def build_eval_dataset_configs(
     args: Namespace, raw: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[EvalDatasetConfig]:
     """Fills every dataset's open fields from ``defaults`` and then from ``args``."""
-    if unknown := sorted(set(defaults) - _FIELDS):
-        raise UsageError(f"--eval-config: unknown key {unknown[0]!r} in defaults (wanted: {_names()})")
-    return [_build(args, entry, defaults) for entry in raw]
+    defaults = _values("defaults", defaults)
+    datasets = [_build(args, entry, defaults) for entry in raw]
+    names = [dataset.name for dataset in datasets]
+    if twice := [name for name in names if names.count(name) > 1]:
+        given = "--eval-config" if args.eval_config is not None else "--eval-prompt-data"
+        raise UsageError(f"{given}: two datasets are named {twice[0]} (wanted: a name for each)")
+    return datasets
 
 
 def _build(args: Namespace, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> EvalDatasetConfig:
     if not isinstance(entry, Mapping):
-        raise UsageError(f"--eval-config: a dataset is {entry!r} (wanted: a mapping with name and path)")
+        raise UsageError(f"--eval-config: a dataset is {entry!r:.80} (wanted: a mapping with name and path)")
     name = entry.get("name", "<unnamed>")
-    if missing := [key for key in ("name", "path") if not entry.get(key)]:
+    if missing := [key for key in ("name", "path") if entry.get(key) in (None, "")]:
         raise UsageError(f"--eval-config: dataset {name}: {missing[0]} is missing")
-    if unknown := sorted(set(entry) - _FIELDS):
-        raise UsageError(f"--eval-config: dataset {name}: unknown key {unknown[0]!r} (wanted: {_names()})")
-    values = {**_from_args(args), **defaults, **entry}
-    return EvalDatasetConfig(**values)
+    return EvalDatasetConfig(**{**_from_args(args), **defaults, **_values(f"dataset {name}", entry)})
+
+
+def _values(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one mapping of the file, each of its field's type and in its range."""
+    values = {}
+    for key, value in given.items():
+        if key not in _SPECS:
+            raise UsageError(
+                f"--eval-config: {where}: unknown key {key!r} (wanted: {', '.join(sorted(_SPECS))})"
+            )
+        try:
+            values[key] = typed(_SPECS[key], value)
+        except ValueError as error:
+            raise UsageError(f"--eval-config: {where}: {describe(key, value, str(error))}") from error
+    return values
 
 
 def _from_args(args: Namespace) -> dict[str, Any]:
@@ -151,13 +184,12 @@ def pick_from_args(args: Namespace, names: Sequence[str]) -> Any:
     return next((value for name in names if (value := getattr(args, name)) is not None), None)
 
 
-def _names() -> str:
-    return ", ".join(sorted(_FIELDS))
-
-
 def _pairs(words: Sequence[str]) -> list[dict[str, Any]]:
     if len(words) == 1:
         return [{"name": "aime", "path": words[0]}]
     if len(words) % 2:
         raise UsageError(f"--eval-prompt-data {' '.join(words)}: wanted pairs of name and file")
+    for word in words:
+        if not word:
+            raise UsageError("--eval-prompt-data: a name or a file is empty (wanted: pairs of name and file)")
     return [{"name": name, "path": path} for name, path in zip(words[::2], words[1::2], strict=True)]

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.data import bad_records
 from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, path_flag
+from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, scores_samples
 from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, generates_by_default
 from slime.arguments.user_code import why_unusable
@@ -17,24 +17,25 @@ from slime.arguments.user_code import why_unusable
 class EvalArgs:
     """Evaluation; what is not given is as for training."""
 
-    eval_interval: int | None = flag(help="rollouts between two evaluations")
-    eval_prompt_data: list[str] | None = flag(help="pairs of name and file; a single file is named aime")
-    eval_config: str | None = flag(help="YAML file of datasets with their own settings")
+    eval_interval: int | None = flag(above=0, help="rollouts between two evaluations")
+    eval_prompt_data: list[str] | None = flag(
+        place=True, help="pairs of name and file; a single file is named aime"
+    )
+    eval_config: str | None = flag(place=True, help="YAML file of datasets with their own settings")
     eval_function_path: str | None = path_flag("as --rollout-function-path, which is the default")
     skip_eval_before_train: bool = flag(False, help="do not evaluate before the first rollout")
     eval_input_key: str | None = flag(help="field that holds the prompt")
     eval_label_key: str | None = flag(help="field that holds the label")
     eval_tool_key: str | None = flag(help="field that holds tool definitions")
-    n_samples_per_eval_prompt: int = flag(1, help="samples of one prompt")
-    eval_temperature: float | None = flag(help="sampling temperature; 0 is greedy")
-    eval_top_p: float | None = flag(help="nucleus sampling")
-    eval_top_k: int | None = flag(help="sample among the k likeliest tokens")
-    eval_max_response_len: int | None = flag(help="longest response, in tokens")
-    eval_max_prompt_len: int | None = flag(help="longer prompts are dropped, in tokens")
-    eval_min_new_tokens: int | None = flag(help="shortest response, in tokens")
-    eval_max_context_len: int | None = refused(
-        help="longest prompt plus response, in tokens",
-        wanted="--eval-max-response-len",
+    n_samples_per_eval_prompt: int = flag(1, above=0, help="samples of one prompt")
+    eval_temperature: float | None = flag(at_least=0, help="sampling temperature; 0 is greedy")
+    eval_top_p: float | None = flag(above=0, at_most=1, help="nucleus sampling")
+    eval_top_k: int | None = flag(at_least=1, also=(-1,), help="sample among the k likeliest tokens")
+    eval_max_response_len: int | None = flag(above=0, help="longest response, in tokens")
+    eval_max_prompt_len: int | None = flag(above=0, help="longer prompts are dropped, in tokens")
+    eval_min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
+    eval_max_context_len: int | None = flag(
+        at_least=2, help="longest prompt plus response, in tokens; default --rollout-max-context-len"
     )
 
 
@@ -48,18 +49,22 @@ class DerivedEvaluation:
 
 def derive(args: Namespace) -> None:
     """What is not given is as for training."""
-    args.eval_function_path = args.eval_function_path or args.rollout_function_path
+    if args.eval_function_path is None:
+        args.eval_function_path = args.rollout_function_path
     if args.eval_max_context_len is None:
         args.eval_max_context_len = args.rollout_max_context_len
     resolve_eval_datasets(args)
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Evaluations without data, engines or rewards."""
+    """Evaluations without data, engines or rewards, or beyond the model's context."""
     if args.eval_interval is not None and not args.eval_datasets:
         yield "--eval-interval: needs --eval-prompt-data or --eval-config"
     if args.eval_interval is not None and args.debug_train_only:
         yield "--eval-interval: needs engines (wanted: without --debug-train-only)"
+    limit, known = args.eval_max_context_len, args.max_position_embeddings
+    if args.eval_interval is not None and limit is not None and limit > known:
+        yield f"--eval-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
     evaluates = args.eval_interval is not None and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION
     if evaluates and args.group_rm:
         yield "--group-rm: evaluation scores samples one by one (wanted: without --eval-interval)"
@@ -69,6 +74,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         if not (scored or _own_reward(dataset)):
             yield f"{where}: no reward (wanted: rm_type or custom_rm_path)"
         yield from bad_reward_type(f"{where}: rm_type", dataset.rm_type, args.rm_url)
+        own = dataset.metadata_overrides.get("rm_type")
+        yield from bad_reward_type(f"{where}: rm_type of metadata_overrides", own, args.rm_url)
 
 
 def _own_reward(dataset: EvalDatasetConfig) -> str | None:
@@ -88,14 +95,27 @@ def unusable(args: Namespace) -> Iterator[str]:
             path = getattr(dataset, key)
             if path is not None and (reason := why_unusable(path)):
                 yield f"{where}: {key} {path}: {reason}"
-        yield from bad_records(where, dataset.path, dataset.input_key, dataset.label_key)
+        yield from bad_records(args, _records(args, where, dataset))
+
+
+def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records:
+    by_engine = args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only
+    own_code = dataset.custom_generate_function_path or args.custom_generate_function_path
+    return Records(
+        where=where,
+        path=dataset.path,
+        keys=(dataset.input_key, dataset.label_key, dataset.tool_key, dataset.metadata_key),
+        template=(dataset.apply_chat_template_kwargs or {}) if dataset.apply_chat_template else None,
+        longest=args.eval_max_prompt_len,
+        answered=by_engine and not own_code,
+        scored=by_engine and not (own_code or dataset.custom_rm_path or args.custom_rm_path),
+    )
 
 
 CONCERN = Concern(
     {"evaluation": EvalArgs},
     derived=DerivedEvaluation,
     derive=derive,
-    positive=("eval_interval", "n_samples_per_eval_prompt"),
     contradictions=contradictions,
     unusable=unusable,
 )

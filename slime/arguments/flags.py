@@ -7,6 +7,7 @@
 
 ``int``, ``float``, ``str`` and ``Literal`` take one value, ``bool`` is a switch that flips its default,
 ``bool | None`` is a ``--x / --no-x`` pair, ``list[T]`` takes several values, ``dict`` takes a JSON object.
+Every number has a range: ``flag(1, above=0, help=...)``, see ``slime.arguments.values``.
 """
 
 import argparse
@@ -28,6 +29,12 @@ class Flag:
         type: Python type of the value, possibly ``T | None``.
         supported: the values this version can honour, None for all of them.
         wanted: what to use instead of an unsupported value, when that is not one of ``supported``.
+        same_as_default: unsupported values that change nothing, as a size of 1; the default replaces them.
+        idle_without: the flag without which this one has no effect, which makes its value a matter of
+            indifference as long as that other one is refused.
+        at_least, above, at_most, below: the range of a number, or of each number of a list.
+        also: numbers outside of the range that mean something, as -1 for "all".
+        place: the value names a file or a directory.
         append: the option may be repeated, one value each time.
         dotted_path: the value names Python code.
         const: the value of a switch without one of its own, where True or False would mislead.
@@ -41,6 +48,14 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     supported: tuple[Any, ...] | None = None
     wanted: str = ""
+    same_as_default: tuple[Any, ...] = ()
+    idle_without: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    also: tuple[float, ...] = ()
+    place: bool = False
     required: bool = False
     append: bool = False
     dotted_path: bool = False
@@ -63,6 +78,11 @@ def flag(default: Any = None, *, help: str, names: Sequence[str] = (), **options
 def path_flag(help: str, default: str | None = None, **options: Any) -> Any:
     """A flag that takes the dotted path of a Python object."""
     return flag(default, help=help, dotted_path=True, **options)
+
+
+def place_flag(help: str, **options: Any) -> Any:
+    """A flag that names a file or a directory."""
+    return flag(options.pop("default", None), help=help, place=True, **options)
 
 
 def refused(default: Any = None, *, help: str, wanted: str = "leave it out", **options: Any) -> Any:

@@ -6,8 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from slime.arguments.checkpoint_files import (
+    CHECKPOINT_MARKER,
+    bad_checkpoint,
+    has_checkpoint,
+    unusable_weights,
+)
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
+from slime.arguments.records import tokenizer_of
+from slime.models import HfConfigError
+from slime.models.hf_config import read_stop_ids
+
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -15,7 +26,7 @@ class HfCheckpointArgs:
     """Where the model and its tokenizer come from."""
 
     hf_checkpoint: str = flag(
-        required=True, help="HF directory: tokenizer, config, first weights of the engines"
+        required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
     )
     model_name: str | None = refused(
         help="name of the weight converter", wanted="leave it out, config.json names the model"
@@ -32,21 +43,28 @@ class HfCheckpointArgs:
 def missing(args: Namespace) -> Iterator[str]:
     """Weights to start from; its config.json was read for the shape."""
     directory = Path(args.hf_checkpoint)
-    if not any(directory.glob("*.safetensors")) and not args.load:
+    if (directory / CHECKPOINT_MARKER).is_file():
+        yield from bad_checkpoint(args, "hf_checkpoint", None)
+    elsewhere = any(path is not None and has_checkpoint(path) for path in (args.load, args.ref_load))
+    if not any(directory.glob("*.safetensors")) and not elsewhere:
         yield f"--hf-checkpoint {directory}: holds no .safetensors file"
 
 
 def unusable(args: Namespace) -> Iterator[str]:
-    """A tokenizer that does not load, or that belongs to another model."""
-    from slime.utils.processing_utils import load_tokenizer  # imports transformers
-
+    """Weights and stop ids that cannot be read, a tokenizer that does not load or is another model's."""
+    yield from unusable_weights(args, "hf_checkpoint")
     try:
-        tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
+        read_stop_ids(args.hf_checkpoint)
+    except HfConfigError as error:
+        yield f"--hf-checkpoint {args.hf_checkpoint}: {error}"
+    tokenizer_of.cache_clear()  # its files may be others by now
+    try:
+        tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
     except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"
         return
-    largest = max(tokenizer.get_vocab().values())
+    largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= args.vocab_size:
         yield (
             f"--hf-checkpoint {args.hf_checkpoint}: the tokenizer does not fit the model: "

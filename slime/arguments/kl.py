@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.checkpoints import no_checkpoint
+from slime.arguments.checkpoint_files import bad_checkpoint, is_conversion, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
 
@@ -15,13 +15,36 @@ class KlArgs:
     """The KL to the reference model, in the loss or in the reward."""
 
     use_kl_loss: bool = flag(False, help="add the KL to the reference model to the loss")
-    kl_loss_coef: float = flag(0.0, help="weight of the KL in the loss")
+    kl_loss_coef: float = flag(0.0, at_least=0, help="weight of the KL in the loss")
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag("k1", help="estimator of the KL")
     use_unbiased_kl: bool = flag(False, help="weight the KL with the importance ratio")
-    kl_coef: float = flag(0.0, help="weight of the KL in the reward")
-    ref_load: str | None = flag(help="checkpoint of the reference model; default --hf-checkpoint")
-    ref_ckpt_step: int | None = flag(help="iteration of --ref-load")
-    ref_update_interval: int | None = flag(help="rollouts after which the reference becomes the actor")
+    kl_coef: float = flag(0.0, at_least=0, help="weight of the KL in the reward")
+    ref_load: str | None = flag(place=True, help="checkpoint of the reference model; default --hf-checkpoint")
+    ref_ckpt_step: int | None = flag(at_least=0, help="iteration of --ref-load")
+    ref_update_interval: int | None = flag(
+        above=0, help="rollouts after which the reference becomes the actor"
+    )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A reference whose weights are read from where they were converted from."""
+    if _is_conversion(args):
+        yield (
+            f"--ref-load {args.ref_load}: Megatron-LM's converter wrote it, with other names of weights; "
+            "those of --hf-checkpoint are used, after which it is named"
+        )
+
+
+def derive(args: Namespace) -> None:
+    """A conversion of --hf-checkpoint holds the weights that are the default."""
+    if _is_conversion(args):
+        args.ref_load = None
+
+
+def _is_conversion(args: Namespace) -> bool:
+    if args.ref_load is None or args.ref_ckpt_step is not None:
+        return False
+    return is_conversion(args.ref_load, args.hf_checkpoint)
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -38,12 +61,19 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 def missing(args: Namespace) -> Iterator[str]:
     """The reference model's checkpoint."""
-    return no_checkpoint(args, "ref_load")
+    return bad_checkpoint(args, "ref_load", args.ref_ckpt_step)
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """Weights of the reference model that cannot be read."""
+    return unusable_weights(args, "ref_load")
 
 
 CONCERN = Concern(
     {"reference model": KlArgs},
-    positive=("ref_update_interval",),
+    derive=derive,
+    notes=notes,
     contradictions=contradictions,
     missing=missing,
+    unusable=unusable,
 )

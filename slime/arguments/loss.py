@@ -20,16 +20,22 @@ class LossArgs:
 
     loss_type: str = flag("policy_loss", choices=(*LOSSES, "custom_loss"), help="which loss")
     custom_loss_function_path: str | None = path_flag("fn(args, batch, logits, sum_of_sample_mean)")
-    eps_clip: float = flag(0.2, help="lower PPO clip range")
-    eps_clip_high: float | None = flag(help="upper PPO clip range; default --eps-clip")
-    eps_clip_c: float | None = flag(help="dual-clip constant, above 1")
-    value_clip: float = refused(0.2, help="clip range of the value loss")
-    entropy_coef: float = flag(0.0, help="weight of the entropy bonus")
+    eps_clip: float = flag(0.2, at_least=0, help="lower PPO clip range")
+    eps_clip_high: float | None = flag(at_least=0, help="upper PPO clip range; default --eps-clip")
+    eps_clip_c: float | None = flag(above=1, help="dual-clip constant, above 1")
+    value_clip: float = refused(
+        0.2, help="clip range of the value loss", idle_without="--advantage-estimator ppo"
+    )
+    entropy_coef: float = flag(
+        0.0, at_least=-10, at_most=10, help="weight of the entropy bonus; below 0 a penalty"
+    )
     custom_pg_loss_reducer_function_path: str | None = path_flag(
         "fn(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> reducer"
     )
     recompute_loss_function: bool = flag(False, help="recompute the loss in backward to save memory")
-    log_probs_chunk_size: int = flag(-1, help="rows per chunk of the log-prob computation; 0 or less for all")
+    log_probs_chunk_size: int = flag(
+        -1, at_least=1, also=(0, -1), help="rows per chunk of the log-prob computation; 0 or less for all"
+    )
     calculate_per_token_loss: bool = flag(False, help="mean over tokens instead of over samples")
 
 
@@ -47,9 +53,7 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A dual clip that is none, and a loss without its function."""
-    if args.eps_clip_c is not None and args.eps_clip_c <= 1:
-        yield f"--eps-clip-c {args.eps_clip_c}: wanted above 1"
+    """A loss without its function, or a function without its loss."""
     if (args.loss_type == "custom_loss") != (args.custom_loss_function_path is not None):
         yield "--loss-type custom_loss and --custom-loss-function-path: each needs the other"
 

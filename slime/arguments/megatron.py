@@ -7,6 +7,7 @@ megatron-core brings its flags along, and each is used only after someone has sa
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from slime.arguments.flags import Flag
 from slime.arguments.megatron_source import config_flags
@@ -53,6 +54,36 @@ HONOURED = frozenset(
         "use_cpu_initialization",
     }
 )
+# Of those that are numbers.
+RANGES: dict[str, dict[str, Any]] = {
+    "adam_beta1": {"at_least": 0, "below": 1},
+    "adam_beta2": {"at_least": 0, "below": 1},
+    "adam_eps": {"above": 0, "at_most": 1},
+    "bucket_size": {"above": 0},
+    "decoupled_lr": {"at_least": 0, "at_most": 1},
+    "decoupled_min_lr": {"at_least": 0, "at_most": 1},
+    "embedding_init_method_std": {"at_least": 0},
+    "init_method_std": {"at_least": 0},
+    "num_microbatches_with_partial_activation_checkpoints": {"at_least": 0},
+    "pipeline_model_parallel_size": {"above": 0},
+    "recompute_num_layers": {"above": 0},
+    "tensor_model_parallel_size": {"above": 0},
+}
+# Values that mean the same as leaving the flag out.
+SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {
+    "hierarchical_context_parallel_sizes": ([1],),
+    "moe_input_jitter_eps": (0.0,),
+    "moe_shared_expert_intermediate_size": (0,),
+    "moe_z_loss_coeff": (0.0,),
+    "optimizer_offload_fraction": (1.0,),  # Megatron-LM's own default; nothing is offloaded
+}
+# Numbers of optimizers that are refused.
+IDLE_WITHOUT = {
+    "muon_extra_scale_factor": "--optimizer muon",
+    "muon_momentum": "--optimizer muon",
+    "muon_num_ns_steps": "--optimizer muon",
+    "sgd_momentum": "--optimizer sgd",
+}
 # Set by this package from other flags, or by the trainer itself.
 NOT_FLAGS = frozenset(
     {
@@ -91,8 +122,14 @@ def _adapt(spec: Flag) -> Flag:
     default = False if spec.type is bool and spec.default is None else spec.default
     spec = dataclasses.replace(spec, names=names, default=default, help=_short(spec.help))
     if spec.dest in HONOURED:
-        return spec
-    return dataclasses.replace(spec, supported=(default,), wanted="leave it out")
+        return dataclasses.replace(spec, **RANGES.get(spec.dest, {}))
+    return dataclasses.replace(
+        spec,
+        supported=(default,),
+        wanted="leave it out",
+        same_as_default=SAME_AS_DEFAULT.get(spec.dest, ()),
+        idle_without=IDLE_WITHOUT.get(spec.dest, ""),
+    )
 
 
 def megatron_flags(declared: Collection[str], option_strings: Collection[str]) -> list[Flag]:

@@ -19,16 +19,16 @@ from slime.models.shape import ShapeArgs, pad_vocab_size
 class ModelShapeArgs:
     """What config.json says too."""
 
-    num_layers: int | None = flag(help="transformer layers")
-    hidden_size: int | None = flag(help="width of the residual stream")
-    ffn_hidden_size: int | None = flag(help="width of the MLP")
-    num_attention_heads: int | None = flag(help="query heads")
+    num_layers: int | None = flag(above=0, help="transformer layers")
+    hidden_size: int | None = flag(above=0, help="width of the residual stream")
+    ffn_hidden_size: int | None = flag(above=0, help="width of the MLP")
+    num_attention_heads: int | None = flag(above=0, help="query heads")
     group_query_attention: bool | None = flag(const=True, help="fewer key-value heads than query heads")
-    num_query_groups: int | None = flag(help="key-value heads")
-    kv_channels: int | None = flag(help="size of one head")
-    max_position_embeddings: int | None = flag(help="longest sequence the model knows")
+    num_query_groups: int | None = flag(above=0, help="key-value heads")
+    kv_channels: int | None = flag(above=0, help="size of one head")
+    max_position_embeddings: int | None = flag(above=0, help="longest sequence the model knows")
     norm_epsilon: float | None = flag(
-        names=("--norm-epsilon", "--layernorm-epsilon"), help="epsilon of norms"
+        names=("--norm-epsilon", "--layernorm-epsilon"), above=0, help="epsilon of norms"
     )
     normalization: Literal["LayerNorm", "RMSNorm"] | None = flag(help="kind of norm")
     position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] | None = flag(
@@ -38,10 +38,12 @@ class ModelShapeArgs:
     rope_type: Literal["rope", "yarn"] | None = flag(
         supported=("rope",), help="kind of rotary embedding; config.json says how it is scaled"
     )
-    rotary_base: float | None = flag(help="base of rotary embeddings (rope_theta)")
-    rotary_percent: float | None = flag(help="part of a head that is rotated")
+    rotary_base: float | None = flag(above=0, help="base of rotary embeddings (rope_theta)")
+    rotary_percent: float | None = flag(above=0, at_most=1, help="part of a head that is rotated")
     use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")
-    rope_scaling_factor: float | None = flag(help="factor of the scaling")
+    rope_scaling_factor: float | None = flag(
+        names=("--rope-scaling-factor", "--rotary-scaling-factor"), above=0, help="factor of the scaling"
+    )
     swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
     add_bias_linear: bool | None = flag(
         names=("--add-bias-linear",), const=True, help="bias in every linear layer"
@@ -52,21 +54,29 @@ class ModelShapeArgs:
     untie_embeddings_and_output_weights: bool | None = flag(
         const=True, help="the output layer has its own weights"
     )
-    vocab_size: int | None = flag(help="rows of the embedding")
+    vocab_size: int | None = flag(above=0, help="rows of the embedding")
 
 
 @dataclass(frozen=True)
 class LayerVariantArgs:
     """Kinds of layers that no supported family has."""
 
-    num_experts: int | None = refused(help="experts of an MoE layer")
-    moe_layer_freq: str | None = refused(help="which layers are MoE layers")
-    moe_router_load_balancing_type: list[str] | None = refused(help="how the router balances experts")
-    moe_aux_loss_coeff: list[float] | None = refused(help="weight of the balancing loss")
+    num_experts: int | None = refused(help="experts of an MoE layer", same_as_default=(0,))
+    moe_layer_freq: str | None = refused(help="which layers are MoE layers", same_as_default=("1",))
+    moe_router_load_balancing_type: list[str] | None = refused(
+        help="how the router balances experts", same_as_default=(["aux_loss"], ["none"])
+    )
+    moe_aux_loss_coeff: list[float] | None = refused(
+        help="weight of the balancing loss", same_as_default=([0.0],)
+    )
     multi_latent_attention: bool = refused(False, help="DeepSeek's attention")
     q_lora_rank: int | None = refused(help="rank of the query projection of multi-latent attention")
-    mtp_num_layers: int | None = refused(help="multi-token prediction layers")
-    mtp_loss_scaling_factor: float = refused(0.2, help="weight of the multi-token prediction loss")
+    mtp_num_layers: int | None = refused(
+        help="multi-token prediction layers", same_as_default=(0,), wanted="0"
+    )
+    mtp_loss_scaling_factor: float = refused(
+        0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
+    )
     enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
     spec: list[str] | None = refused(help="module and function of a layer spec")
 
@@ -76,10 +86,12 @@ class VocabularyArgs:
     """Padding of the vocabulary, and the nominal length of a sequence."""
 
     make_vocab_size_divisible_by: int = flag(
-        128, help="the vocabulary is padded to a multiple of this times TP"
+        128, above=0, help="the vocabulary is padded to a multiple of this times TP"
     )
-    padded_vocab_size: int | None = flag(help="size of the padded vocabulary; default computed")
-    seq_length: int = flag(4096, help="nominal sequence length; batches are packed to their true lengths")
+    padded_vocab_size: int | None = flag(above=0, help="size of the padded vocabulary; default computed")
+    seq_length: int = flag(
+        4096, above=0, help="nominal sequence length; batches are packed to their true lengths"
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,8 @@ def derive(args: Namespace) -> None:
     for name, value in (shape | _FIXED_SHAPE).items():
         given = getattr(args, name, None)
         if given is not None and not _agrees(given, value):
-            raise UsageError(f"{option_string(name)} {given}: config.json of --hf-checkpoint says {value}")
+            shown = "" if given is True else f" {given}"  # switches have no value
+            raise UsageError(f"{option_string(name)}{shown}: config.json of --hf-checkpoint says {value}")
         setattr(args, name, value)
     if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
         raise UsageError("--group-query-attention: config.json has as many key-value heads as query heads")

@@ -16,15 +16,15 @@ class OptimizerArgs:
     optimizer: Literal["adam", "sgd", "muon", "dist_muon"] = flag(
         "adam", supported=("adam",), help="optimizer"
     )
-    lr: float = flag(1e-6, help="learning rate")
-    min_lr: float = flag(0.0, help="learning rate at the end of the decay")
-    weight_decay: float = flag(0.01, help="weight decay")
-    start_weight_decay: float | None = flag(help="weight decay at the start of its schedule")
-    end_weight_decay: float | None = flag(help="weight decay at the end of its schedule")
+    lr: float = flag(1e-6, at_least=0, at_most=1, help="learning rate")
+    min_lr: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the end of the decay")
+    weight_decay: float = flag(0.01, at_least=0, help="weight decay")
+    start_weight_decay: float | None = flag(at_least=0, help="weight decay at the start of its schedule")
+    end_weight_decay: float | None = flag(at_least=0, help="weight decay at the end of its schedule")
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
         "constant", help="schedule of the weight decay"
     )
-    clip_grad: float = flag(1.0, help="largest global gradient norm")
+    clip_grad: float = flag(1.0, at_least=0, help="largest global gradient norm")
     use_distributed_optimizer: bool | None = flag(
         True,
         supported=(True,),
@@ -40,16 +40,26 @@ class ScheduleArgs:
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
         "linear", help="shape of the decay"
     )
-    lr_decay_iters: int | None = flag(help="steps of the decay; default all steps of the run")
-    lr_warmup_iters: int = flag(0, help="steps of the warm-up")
-    lr_warmup_fraction: float | None = flag(help="part of the decay steps that warms up")
-    lr_warmup_init: float = flag(0.0, help="learning rate at the start of the warm-up")
-    lr_wsd_decay_iters: int | None = flag(help="steps of the final decay of WSD")
+    lr_decay_iters: int | None = flag(above=0, help="steps of the decay; default all steps of the run")
+    lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up")
+    lr_warmup_fraction: float | None = flag(
+        at_least=0, at_most=1, help="part of the decay steps that warms up"
+    )
+    lr_warmup_init: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the start of the warm-up")
+    lr_wsd_decay_iters: int | None = flag(above=0, help="steps of the final decay of WSD")
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
         "exponential", help="shape of the final decay of WSD"
     )
-    override_opt_param_scheduler: bool = flag(False, help="flags win over the checkpoint's schedule")
-    use_checkpoint_opt_param_scheduler: bool = flag(False, help="the checkpoint's schedule wins over flags")
+    override_opt_param_scheduler: bool = flag(
+        False,
+        names=("--override-opt-param-scheduler", "--override-opt_param-scheduler"),
+        help="flags win over the checkpoint's schedule",
+    )
+    use_checkpoint_opt_param_scheduler: bool = flag(
+        False,
+        names=("--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler"),
+        help="the checkpoint's schedule wins over flags",
+    )
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -58,8 +68,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
-    if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction <= 1:
-        yield f"--lr-warmup-fraction {args.lr_warmup_fraction}: wanted 0 to 1"
     steps = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
     steps = args.lr_decay_iters or steps // args.global_batch_size
     if steps and args.lr_warmup_iters >= steps:

@@ -1,11 +1,15 @@
 """Places that a run writes to: whether it will be able to."""
 
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 from slime.arguments.flags import option_string
+
+_WIDTH = re.compile(r"(0?[1-9]?[0-9]d?)?", re.ASCII)
 
 
 def bad_output(args: Namespace, name: str, *, is_directory: bool) -> Iterator[str]:
@@ -18,11 +22,15 @@ def bad_output(args: Namespace, name: str, *, is_directory: bool) -> Iterator[st
 
 
 def bad_template(path: str) -> str | None:
-    """Why a path that may hold ``{rollout_id}`` cannot be filled in; None if it can."""
+    """Why a path that may hold ``{rollout_id}``, also as in ``{rollout_id:05d}``, cannot be filled in."""
     try:
-        path.format(rollout_id=0)
-    except (KeyError, IndexError, ValueError) as error:
+        fields = [field for field in Formatter().parse(path) if field[1] is not None]
+    except ValueError as error:
         return f"cannot fill in {error} (wanted: no braces but {{rollout_id}})"
+    for _, name, width, conversion in fields:
+        if name != "rollout_id" or conversion or not _WIDTH.fullmatch(width or ""):
+            shown = name if name != "rollout_id" else f"{name}:{width or conversion}"
+            return f"cannot fill in {shown!r} (wanted: no braces but {{rollout_id}})"
     return None
 
 

@@ -12,14 +12,30 @@ from slime.arguments.flags import flag, refused
 class ParallelArgs:
     """Layout of the trainer's processes."""
 
-    decoder_first_pipeline_num_layers: int | None = flag(help="layers of the first pipeline stage")
-    decoder_last_pipeline_num_layers: int | None = flag(help="layers of the last pipeline stage")
+    decoder_first_pipeline_num_layers: int | None = flag(above=0, help="layers of the first pipeline stage")
+    decoder_last_pipeline_num_layers: int | None = flag(above=0, help="layers of the last pipeline stage")
     num_layers_per_virtual_pipeline_stage: int | None = refused(help="layers of a virtual stage")
-    num_virtual_stages_per_pipeline_rank: int | None = refused(help="virtual stages of a pipeline rank")
+    num_virtual_stages_per_pipeline_rank: int | None = refused(
+        help="virtual stages of a pipeline rank", same_as_default=(1,), wanted="1"
+    )
     expert_model_parallel_size: int = refused(1, help="expert parallel size", wanted="1")
-    expert_tensor_parallel_size: int | None = refused(help="tensor parallel size of experts")
+    expert_tensor_parallel_size: int | None = refused(
+        help="tensor parallel size of experts", same_as_default=(1,), wanted="1"
+    )
     context_parallel_size: int = refused(1, help="context parallel size", wanted="1")
     allgather_cp: bool = refused(False, help="contiguous context parallelism with gathered keys and values")
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Sequences are split over the tensor-parallel ranks, of which there may be only one."""
+    if args.sequence_parallel and args.tensor_model_parallel_size == 1:
+        yield "--sequence-parallel: is off at --tensor-model-parallel-size 1"
+
+
+def derive(args: Namespace) -> None:
+    """What megatron-core would refuse."""
+    if args.tensor_model_parallel_size == 1:
+        args.sequence_parallel = False
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -40,12 +56,11 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {layers} (config.json)"
     if uneven and pp == 1:
         yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
-    if args.sequence_parallel and tp == 1:
-        yield "--sequence-parallel: needs --tensor-model-parallel-size above 1"
 
 
 CONCERN = Concern(
     {"parallelism": ParallelArgs},
-    positive=("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    derive=derive,
+    notes=notes,
     contradictions=contradictions,
 )

@@ -1,20 +1,24 @@
 """The parser: every flag of every group, by its full name only."""
 
 import argparse
-import difflib
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 from slime.arguments.custom_config import apply_custom_config
 from slime.arguments.engines import add_sglang_server_flags, choose_engine
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
-from slime.arguments.registry import declared_groups, documented_groups
+from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
+from slime.arguments.spelling import nearest
+from slime.arguments.values import bad_options, bad_values
 
 AddArguments = Callable[[argparse.ArgumentParser], Any]
+_MEGATRON_LM_FLAGS = Path(__file__).with_name("megatron_lm_flags.txt")
 
 
 def build_parser(
@@ -42,7 +46,7 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
     """Flags as given, nothing derived yet.
 
     Raises:
-        UsageError: an unknown flag, an unreadable value, or a value that this version does not support.
+        UsageError: an unknown flag, or a value that is unreadable, unsupported or out of range.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     engine = _engine_of(words)
@@ -53,12 +57,13 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
-    apply_custom_config(args, specs)
+    apply_custom_config(args, specs, parser._actions, derived_names())
     for action in required:
         if getattr(args, action.dest) is None:
             raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
-    for message in _unsupported(args, specs):
+    for message in _bad(args, parser, specs):
         raise UsageError(message)
+    _forget_what_changes_nothing(args, specs)
     if choose_engine(args.rollout_engine) != engine:
         raise UsageError(
             f"--custom-config-path {args.custom_config_path}: rollout_engine is {args.rollout_engine!r}, but "
@@ -70,10 +75,19 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
 
 def _engine_of(words: list[str]) -> str:
     """Which server's options to offer has to be known before the rest can be parsed."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--rollout-engine", default="auto")
-    requested = early.parse_known_args(words)[0].rollout_engine
+    try:
+        requested = early.parse_known_args(words)[0].rollout_engine
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error).removeprefix("argument ")) from error
     return choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
+
+
+def _bad(args: Namespace, parser: argparse.ArgumentParser, specs: dict[str, Flag]) -> Iterator[str]:
+    yield from _unsupported(args, specs)
+    yield from bad_values(args, specs.values())
+    yield from bad_options(args, [action for action in parser._actions if action.dest not in specs])
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag], engine: str) -> str:
@@ -82,11 +96,18 @@ def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag],
     name = word.split("=")[0]
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
+    if name in megatron_lm_flags():
+        return f"{name}: a flag of Megatron-LM that is not supported (wanted: leave it out)"
     refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
     options = {option for action in parser._actions for option in action.option_strings}
-    known = sorted(options - refused)
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"{name}: unknown flag" + (f" (did you mean {close[0]}?)" if close else "")
+    close = nearest(name, options - refused)
+    return f"{name}: unknown flag" + (f" (did you mean {close}?)" if close else "")
+
+
+@cache
+def megatron_lm_flags() -> frozenset[str]:
+    """The names of Megatron-LM's flags, known to this version or not."""
+    return frozenset(_MEGATRON_LM_FLAGS.read_text(encoding="utf-8").split())
 
 
 def _unsupported(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
@@ -94,12 +115,21 @@ def _unsupported(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:
         value = getattr(args, spec.dest)
         if spec.supported is None or value in spec.supported or value == spec.default:
             continue
+        if spec.idle_without or value in spec.same_as_default:
+            continue
         wanted = spec.wanted or " or ".join(map(str, spec.supported))
         shown = "" if isinstance(value, bool) else f" {value}"
         name = spec.names[0]
         if value is False and without_none(spec.type)[1]:
             name = f"--no-{name.removeprefix('--')}"
         yield f"{name}{shown}: not supported (wanted: {wanted})"
+
+
+def _forget_what_changes_nothing(args: Namespace, specs: dict[str, Flag]) -> None:
+    """Nobody has to know that an expert parallel size of 1 means the same as none."""
+    for spec in specs.values():
+        if getattr(args, spec.dest) in spec.same_as_default:
+            setattr(args, spec.dest, spec.default)
 
 
 class _Parser(argparse.ArgumentParser):

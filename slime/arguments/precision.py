@@ -25,11 +25,11 @@ class PrecisionArgs:
     no_check_for_nan_in_loss_and_grad: bool = flag(
         False, help="do not stop on NaN or Inf in loss or gradients"
     )
-    initial_loss_scale: float = flag(2.0**32, help="first loss scale of float16 training")
-    min_loss_scale: float = flag(1.0, help="smallest loss scale")
-    loss_scale: float | None = flag(help="fixed loss scale")
-    loss_scale_window: float = flag(1000.0, help="steps without overflow before the scale grows")
-    hysteresis: int = flag(2, help="overflows before the scale shrinks")
+    initial_loss_scale: float = flag(2.0**32, above=0, help="first loss scale of float16 training")
+    min_loss_scale: float = flag(1.0, above=0, help="smallest loss scale")
+    loss_scale: float | None = flag(above=0, help="fixed loss scale")
+    loss_scale_window: float = flag(1000.0, above=0, help="steps without overflow before the scale grows")
+    hysteresis: int = flag(2, above=0, help="overflows before the scale shrinks")
     fp8_format: Literal["e4m3", "hybrid"] | None = refused(help="float8 training")
     fp8_recipe: str = refused("delayed", help="recipe of float8 scaling")
     fp8_param_gather: bool = refused(False, help="keep parameters in float8")

@@ -2,7 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 
 from slime.arguments import (
     advantages,
@@ -22,6 +23,7 @@ from slime.arguments import (
     model_shape,
     off_policy,
     optimizer,
+    overwrites,
     parallelism,
     precision,
     rewards,
@@ -32,6 +34,7 @@ from slime.arguments import (
     weight_sync,
 )
 from slime.arguments.concern import Concern
+from slime.arguments.facts import Facts
 from slime.arguments.flags import Flag, flags_of
 from slime.arguments.megatron import megatron_flags
 from slime.arguments.user_code import unusable_code
@@ -62,6 +65,7 @@ CONCERNS: tuple[Concern, ...] = (
     tracking.CONCERN,
     debug.CONCERN,
     custom_config.CONCERN,
+    overwrites.CONCERN,
 )
 
 
@@ -74,7 +78,8 @@ class FlagGroup:
     flags: tuple[Flag, ...]
 
 
-def declared_groups() -> list[FlagGroup]:
+@cache
+def declared_groups() -> tuple[FlagGroup, ...]:
     """Every group declared by hand, then what megatron-core's configs add."""
     declarations = [item for concern in CONCERNS for item in concern.flags.items()]
     groups = [
@@ -85,13 +90,13 @@ def declared_groups() -> list[FlagGroup]:
     names = {name for group in groups for spec in group.flags for name in spec.names}
     generated = megatron_flags(dests, names)
     about = "Fields of megatron-core's config dataclasses that no other group declares."
-    return [*groups, FlagGroup("megatron-core", about, tuple(generated))]
+    return (*groups, FlagGroup("megatron-core", about, tuple(generated)))
 
 
-def documented_groups() -> list[FlagGroup]:
+def documented_groups() -> tuple[FlagGroup, ...]:
     """The declared groups and the embedded engine's: every flag that is a :class:`Flag`."""
     flags = tuple(engines.embedded_server_flags())
-    return [*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags)]
+    return (*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags))
 
 
 def derive(args: Namespace) -> None:
@@ -104,13 +109,26 @@ def derive(args: Namespace) -> None:
         concern.derive(args)
 
 
-def findings(args: Namespace) -> Iterator[str]:
-    """Everything wrong, one line each, the cheaper looks first.
+def derived_names() -> set[str]:
+    """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
+    classes = [Facts, *(concern.derived for concern in CONCERNS if concern.derived)]
+    return {field.name for cls in classes for field in fields(cls)}
 
-    Counts come before contradictions, which may divide by them.
-    """
+
+def notes(args: Namespace) -> Iterator[str]:
+    """What of the flags as given, before anything is derived, will have no effect."""
+    specs = [spec for group in declared_groups() for spec in group.flags if spec.idle_without]
+    for spec in specs:
+        value = getattr(args, spec.dest)
+        if value != spec.default:
+            shown = "" if isinstance(value, bool) else f" {value}"
+            yield f"{spec.names[0]}{shown}: has no effect without {spec.idle_without}"
     for concern in CONCERNS:
-        yield from concern.bad_counts(args)
+        yield from concern.notes(args)
+
+
+def findings(args: Namespace) -> Iterator[str]:
+    """Everything wrong, one line each, the cheaper looks first."""
     for concern in CONCERNS:
         yield from concern.contradictions(args)
     for concern in CONCERNS:

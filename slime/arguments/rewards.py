@@ -3,13 +3,24 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.rollout import generates_by_default
 
-# Names that slime.rollout.rm_hub scores by; any of them may follow "boxed_".
-RM_TYPES = ("math", "deepscaler", "dapo", "f1", "gpqa", "random", "remote_rm")
+_SCORERS = "slime.rollout.rm_hub.registry."
+RM_TYPES = {
+    "math": f"{_SCORERS}score_math",
+    "deepscaler": f"{_SCORERS}score_deepscaler",
+    "dapo": f"{_SCORERS}score_dapo",
+    "f1": f"{_SCORERS}score_f1",
+    "gpqa": f"{_SCORERS}score_gpqa",
+    "random": f"{_SCORERS}score_random",
+    "remote_rm": f"{_SCORERS}score_remotely",
+}
+"""What ``--rm-type`` names: async fn(args, sample, response) -> reward. "boxed_" may come before a name."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,27 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if generates_by_default(args) and not scores_samples(args) and args.num_rollout != 0:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
     yield from bad_reward_type("--rm-type", args.rm_type, args.rm_url)
+    if args.rm_url is not None and not _is_web_address(args.rm_url):
+        yield f"--rm-url {args.rm_url}: wanted an address, http://host:port/path or https://..."
+    if _kind(args.rm_type) == "dapo" and not (args.reward_key or _makes_numbers(args)):
+        yield "--rm-type dapo: gives a mapping of score, acc and pred (wanted: --reward-key score)"
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half a bracket
+        return False
+
+
+def _makes_numbers(args: Namespace) -> bool:
+    return bool(args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path)
+
+
+def scores_by_type(args: Namespace) -> bool:
+    """Whether samples of the engines are scored by ``--rm-type``, or by ``rm_type`` in their metadata."""
+    return generates_by_default(args) and not (args.custom_rm_path or args.custom_generate_function_path)
 
 
 def scores_samples(args: Namespace) -> bool:
@@ -43,13 +75,22 @@ def scores_samples(args: Namespace) -> bool:
     return bool(args.custom_rm_path or args.rm_type or args.custom_generate_function_path)
 
 
-def bad_reward_type(where: str, rm_type: str | None, rm_url: str | None) -> Iterator[str]:
+def compares_with_label(rm_type: Any) -> bool:
+    """Whether a sample without a label cannot be scored by this type."""
+    return _kind(rm_type) in ("math", "deepscaler", "dapo", "f1")
+
+
+def bad_reward_type(where: str, rm_type: Any, rm_url: str | None) -> Iterator[str]:
     """A type that there is not, or that needs an address."""
-    kind = (rm_type or "").strip().removeprefix("boxed_")
+    kind = _kind(rm_type)
     if kind and kind not in RM_TYPES:
         yield f"{where} {rm_type}: unknown (wanted: {', '.join(RM_TYPES)}, or boxed_ before one)"
     if kind == "remote_rm" and rm_url is None:
         yield f"{where} {rm_type}: needs --rm-url"
+
+
+def _kind(rm_type: Any) -> str:
+    return str(rm_type or "").strip().removeprefix("boxed_")
 
 
 CONCERN = Concern({"rewards": RewardArgs}, derive=derive, contradictions=contradictions)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.limits import MOST_SEED
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
@@ -19,20 +20,26 @@ class RolloutArgs:
         "fn(args, rollout_id, data_source, evaluation=False) that makes the samples of a rollout",
         DEFAULT_ROLLOUT_FUNCTION,
     )
-    rollout_temperature: float = flag(1.0, help="sampling temperature, above 0")
+    rollout_temperature: float = flag(1.0, above=0, help="sampling temperature, above 0")
     rollout_top_p: float = refused(
         1.0, help="nucleus sampling; other values need the engine to return the nucleus", wanted="1.0"
     )
-    rollout_top_k: int = flag(-1, help="sample among the k likeliest tokens; -1 for all")
-    rollout_max_context_len: int | None = flag(help="longest prompt plus response, in tokens")
-    rollout_max_prompt_len: int | None = flag(help="longer prompts are dropped from the data, in tokens")
-    rollout_max_response_len: int | None = flag(help="longest response, in tokens")
+    rollout_top_k: int = flag(
+        -1, at_least=1, also=(-1,), help="sample among the k likeliest tokens; -1 for all"
+    )
+    rollout_max_context_len: int | None = flag(at_least=2, help="longest prompt plus response, in tokens")
+    rollout_max_prompt_len: int | None = flag(
+        above=0, help="longer prompts are dropped from the data, in tokens"
+    )
+    rollout_max_response_len: int | None = flag(above=0, help="longest response, in tokens")
     rollout_skip_special_tokens: bool = flag(False, help="leave special tokens out of the response text")
     rollout_stop: list[str] | None = flag(help="strings that end a response")
-    rollout_stop_token_ids: list[int] | None = flag(help="token ids that end a response")
+    rollout_stop_token_ids: list[int] | None = flag(at_least=0, help="token ids that end a response")
     rollout_shuffle: bool = flag(False, help="shuffle the prompts of each epoch")
-    rollout_seed: int = flag(42, help="seed of the shuffle and of sampling")
-    over_sampling_batch_size: int | None = flag(help="prompts fetched at once; default --rollout-batch-size")
+    rollout_seed: int = flag(42, at_least=0, at_most=MOST_SEED, help="seed of the shuffle and of sampling")
+    over_sampling_batch_size: int | None = flag(
+        above=0, help="prompts fetched at once; default --rollout-batch-size"
+    )
     dynamic_sampling_filter_path: str | None = path_flag("fn(args, group) that keeps or drops a group")
     partial_rollout: bool = flag(
         False, help="keep unfinished samples and go on with them in the next rollout"
@@ -83,8 +90,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             f"--over-sampling-batch-size {args.over_sampling_batch_size}: "
             f"below --rollout-batch-size {args.rollout_batch_size}"
         )
-    if args.rollout_temperature <= 0:
-        yield f"--rollout-temperature {args.rollout_temperature}: wanted more than 0"
     if args.rollout_max_response_len is None and not args.debug_train_only:
         yield "--rollout-max-response-len: missing (wanted: the longest response in tokens)"
     limit = args.rollout_max_context_len
@@ -109,6 +114,5 @@ CONCERN = Concern(
     {"rollout": RolloutArgs},
     derived=DerivedRollout,
     derive=derive,
-    positive=("rollout_max_response_len", "rollout_max_prompt_len"),
     contradictions=contradictions,
 )

@@ -2,12 +2,17 @@
 
 import argparse
 import copy
+import errno
+import os
+import socket
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, refused
+from slime.arguments.debug import trains_only
+from slime.arguments.flags import flag, option_string, refused
+from slime.arguments.limits import MOST_SECONDS
 
 ROUTER_DEFAULTS = {
     "router_log_level": "warn",
@@ -20,10 +25,14 @@ ROUTER_DEFAULTS = {
 class RouterArgs:
     """How requests reach the engines."""
 
-    sglang_server_concurrency: int = flag(512, help="requests in flight per engine at most")
-    sglang_router_request_timeout_secs: int = flag(14400, help="seconds the router waits for one request")
+    sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
+    sglang_router_request_timeout_secs: int = flag(
+        14400, above=0, at_most=MOST_SECONDS, help="seconds the router waits for one request"
+    )
     sglang_router_ip: str | None = refused(help="address of a router started elsewhere")
-    sglang_router_port: int | None = flag(help="port of the router; default a free one")
+    sglang_router_port: int | None = flag(
+        at_least=1, at_most=65535, help="port of the router; default a free one"
+    )
     http_proxy: str | None = refused(help="proxy of requests to the engines")
     use_distributed_post: bool = refused(False, help="send requests from every node")
 
@@ -33,12 +42,6 @@ class RouterOptions:
     """Options of the router's own parser that this code reads."""
 
     router_policy: str
-
-
-def contradictions(args: Namespace) -> Iterator[str]:
-    """A port that is none."""
-    if args.sglang_router_port is not None and not 0 < args.sglang_router_port < 65536:
-        yield f"--sglang-router-port {args.sglang_router_port}: wanted 1 to 65535"
 
 
 def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
@@ -60,8 +63,27 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
             parser.set_defaults(**{adopted.dest: adopted.default})
 
 
-CONCERN = Concern(
-    {"requests to the engines": RouterArgs},
-    positive=("sglang_server_concurrency",),
-    contradictions=contradictions,
-)
+def missing(args: Namespace) -> Iterator[str]:
+    """Ports that are another server's. The router of a cluster that is there already may run elsewhere."""
+    if trains_only(args) or os.environ.get("RAY_ADDRESS"):
+        return
+    for name in ("sglang_router_port", "router_prometheus_port"):
+        port = getattr(args, name)
+        if port is not None and (reason := _why_not_free(port)):
+            yield f"{option_string(name)} {port}: {reason} (wanted: another port, or leave it out)"
+
+
+def _why_not_free(port: int) -> str | None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            return "is no port"
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            return "in use" if taken else f"cannot be listened on ({error.strerror})"
+    return None
+
+
+CONCERN = Concern({"requests to the engines": RouterArgs}, missing=missing)

@@ -16,11 +16,11 @@ class TrackingArgs:
 
     run_name: str | None = flag(help="name of the run in trackers")
     metrics_file: str | None = flag(
-        help="JSONL file of metrics; default metrics.jsonl in --save, else in outputs/"
+        place=True, help="JSONL file of metrics; default metrics.jsonl in --save, else in outputs/"
     )
     use_wandb: bool = flag(False, help="log to Weights & Biases")
     wandb_mode: Literal["online", "offline", "disabled"] | None = flag(help="mode; default as wandb chooses")
-    wandb_dir: str | None = flag(help="directory of wandb's local files")
+    wandb_dir: str | None = flag(place=True, help="directory of wandb's local files")
     wandb_key: str | None = flag(help="API key")
     wandb_host: str | None = flag(help="address of a private server")
     wandb_team: str | None = flag(help="team (entity)")
@@ -32,8 +32,10 @@ class TrackingArgs:
     )
     wandb_always_use_train_step: bool = flag(False, help="plot rollout metrics over training steps")
     use_tensorboard: bool = flag(False, help="log to tensorboard")
-    tb_project_name: str | None = flag(help="directory of tensorboard files; default tensorboard_log")
-    tb_experiment_name: str | None = flag(help="subdirectory of this run")
+    tb_project_name: str | None = flag(
+        place=True, help="directory of tensorboard files; default tensorboard_log"
+    )
+    tb_experiment_name: str | None = flag(place=True, help="subdirectory of this run")
     log_multi_turn: bool = refused(False, help="log metrics of turns")
     log_passrate: bool = flag(False, help="log pass@k")
     log_reward_category: str | None = flag(help="count samples by this key of the reward")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.limits import MOST_SEED
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class TrainerArgs:
     only_train_params_name_list: list[str] | None = flag(help="regexes; only matching parameters train")
     freeze_params_name_list: list[str] | None = flag(help="regexes; matching parameters are frozen")
     freeze_indexer: bool = refused(False, help="freeze the parameters of the sparse-attention indexer")
-    seed: int = flag(1234, help="seed of the trainer's random numbers")
+    seed: int = flag(1234, at_least=0, at_most=MOST_SEED, help="seed of the trainer's random numbers")
     megatron_config_path: str | None = refused(help="YAML file of overrides per role")
 
 

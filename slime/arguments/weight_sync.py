@@ -11,8 +11,10 @@ from slime.arguments.flags import flag, refused
 class WeightSyncArgs:
     """How weights travel from the trainer to the engines."""
 
-    update_weight_buffer_size: int = flag(512 * 1024**2, help="bytes of one bucket of weights")
-    update_weights_interval: int = flag(1, help="rollouts between two weight syncs (train_async.py only)")
+    update_weight_buffer_size: int = flag(512 * 1024**2, above=0, help="bytes of one bucket of weights")
+    update_weights_interval: int = flag(
+        1, above=0, help="rollouts between two weight syncs (train_async.py only)"
+    )
     check_weight_update_equal: bool = flag(
         False, help="verify after the first sync that no weight was missed"
     )
@@ -22,12 +24,14 @@ class WeightSyncArgs:
     )
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
     update_weight_disk_dir: str | None = refused(help="directory that trainer and engines share")
-    update_weight_disk_keep_files: bool = refused(False, help="keep old version directories")
+    update_weight_disk_keep_files: bool = refused(
+        False, help="keep old version directories", idle_without="--update-weight-transport disk"
+    )
     update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
-        "xor", help="form of a byte difference"
+        "xor", help="form of a byte difference", idle_without="--update-weight-mode delta"
     )
     update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = refused(
-        "xxh3-128", help="digest of a tensor's new state"
+        "xxh3-128", help="digest of a tensor's new state", idle_without="--update-weight-mode delta"
     )
     update_weight_local_checkpoint_dir: str | None = refused(help="checkpoint directory on the engine's host")
     custom_update_weight_post_write_path: str | None = refused(
@@ -38,6 +42,4 @@ class WeightSyncArgs:
     )
 
 
-CONCERN = Concern(
-    {"weight sync": WeightSyncArgs}, positive=("update_weights_interval", "update_weight_buffer_size")
-)
+CONCERN = Concern({"weight sync": WeightSyncArgs})

@@ -31,13 +31,13 @@ FAMILIES: dict[str, Family] = {
 """By the ``model_type`` of config.json."""
 
 
-def family_of(model_type: str | None, origin: str = "config.json") -> Family:
+def family_of(model_type: Any, origin: str = "config.json") -> Family:
     """The family of a ``model_type``.
 
     Raises:
         HfConfigError: no family has that type.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         wanted = ", ".join(FAMILIES)
         raise HfConfigError(f"{origin}: model_type {model_type!r} is not supported (wanted: {wanted})")
     return FAMILIES[model_type]

@@ -7,6 +7,7 @@ from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.rules import GateUpRule, QkvRule, Rule, VocabRule, WeightMap
 from slime.models.shape import ModelShape, Rope, ShapeArgs
 
+_MOST_LAYERS = 100_000
 _LLAMA3_FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -16,39 +17,38 @@ def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
     Raises:
         HfConfigError: a missing field, or a feature that is not computed.
     """
-    config.require_integers(
-        *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
-        *("vocab_size", "max_position_embeddings"),
-    )
     config.require(hidden_act="silu", use_sliding_window=False)
-    heads = config.get("num_attention_heads")
-    has_bias = bool(config.get("attention_bias", False))
+    heads, hidden_size = config.size("num_attention_heads"), config.size("hidden_size")
+    groups = config.size("num_key_value_heads", heads)
+    if heads % groups:
+        raise config.wrong("num_key_value_heads", groups, f"a divisor of num_attention_heads {heads}")
+    has_bias = config.switch("attention_bias")
     shape = ModelShape(
         model_type=config.get("model_type"),
-        num_layers=config.get("num_hidden_layers"),
-        hidden_size=config.get("hidden_size"),
-        ffn_hidden_size=config.get("intermediate_size"),
+        num_layers=config.size("num_hidden_layers", at_most=_MOST_LAYERS),
+        hidden_size=hidden_size,
+        ffn_hidden_size=config.size("intermediate_size"),
         num_attention_heads=heads,
-        num_query_groups=config.get("num_key_value_heads") or heads,
-        kv_channels=config.get("head_dim") or config.get("hidden_size") // heads,
-        norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-        vocab_size=config.get("vocab_size"),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        untie_embeddings_and_output_weights=not config.get("tie_word_embeddings", False),
+        num_query_groups=groups,
+        kv_channels=config.size("head_dim", max(1, hidden_size // heads)),
+        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        vocab_size=config.size("vocab_size"),
+        max_position_embeddings=config.size("max_position_embeddings"),
+        untie_embeddings_and_output_weights=not config.switch("tie_word_embeddings"),
         rope=read_rope(config),
         add_qkv_bias=has_bias,
         add_output_bias=has_bias,
-        add_mlp_bias=bool(config.get("mlp_bias", False)),
+        add_mlp_bias=config.switch("mlp_bias"),
     )
     return replace(shape, **overrides)
 
 
 def read_rope(config: HfConfig) -> Rope:
     """RoPE base and scaling; transformers 5 nests them, 4 has ``rope_theta`` and ``rope_scaling``."""
-    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    values = config.mapping("rope_parameters", "rope_scaling")
     if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise HfConfigError(f"{config.origin}: partial_rotary_factor is not supported (wanted: 1.0)")
-    base = float(values.get("rope_theta", config.get("rope_theta", 10000.0)))
+    base = config.positive("rope_theta", values.get("rope_theta", config.get("rope_theta", 10000.0)))
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind == "default":
         return Rope(base)
@@ -58,7 +58,7 @@ def read_rope(config: HfConfig) -> Rope:
         )
     if missing := [name for name in _LLAMA3_FACTORS if name not in values]:
         raise HfConfigError(f"{config.origin}: RoPE {', '.join(missing)}: missing (RoPE type is llama3)")
-    return Rope(base, {name: float(values[name]) for name in _LLAMA3_FACTORS})
+    return Rope(base, {name: config.positive(f"RoPE {name}", values[name]) for name in _LLAMA3_FACTORS})
 
 
 def _qkv(kind: str) -> QkvRule:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LARGEST_NUMBER = 1e30  # so that float32 can hold it
+
 
 class HfConfigError(ValueError):
     """The checkpoint's config.json is missing, unreadable, or describes a model that is not supported."""
@@ -30,11 +32,58 @@ class HfConfig:
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
 
-    def require_integers(self, *names: str) -> None:
-        """Raises HfConfigError if one of them is missing or not an integer."""
-        missing = [name for name in names if not isinstance(self.get(name), int)]
-        if missing:
-            raise HfConfigError(f"{self.origin}: {', '.join(missing)}: missing or not an integer")
+    def size(self, name: str, default: int | None = None, *, at_most: int = 2**31 - 1) -> int:
+        """A count or a width; without a ``default`` it has to be there.
+
+        Raises:
+            HfConfigError: it is missing, or no integer of 1 to ``at_most``.
+        """
+        value = default if self.get(name) is None else self.get(name)
+        if value is None:
+            raise HfConfigError(f"{self.origin}: {name}: missing")
+        if type(value) is not int or not 1 <= value <= at_most:
+            raise self.wrong(name, value, f"an integer, 1 to {at_most}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number above 0.
+
+        Raises:
+            HfConfigError: it is something else.
+        """
+        return self.positive(name, self.get(name, default))
+
+    def switch(self, name: str) -> bool:
+        """A switch; off if it is missing.
+
+        Raises:
+            HfConfigError: it is neither true nor false.
+        """
+        value = self.get(name)
+        if not isinstance(value, bool | None):
+            raise self.wrong(name, value, "true or false")
+        return bool(value)
+
+    def mapping(self, *names: str) -> Mapping[str, Any]:
+        """The first of these that is there; empty without any.
+
+        Raises:
+            HfConfigError: it is no mapping.
+        """
+        name, value = next(((name, value) for name in names if (value := self.get(name))), ("", {}))
+        if not isinstance(value, dict):
+            raise self.wrong(name, value, "a mapping")
+        return value
+
+    def positive(self, name: str, value: Any) -> float:
+        """``value`` as a number; raises HfConfigError if it is none above 0."""
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < LARGEST_NUMBER:
+            raise self.wrong(name, value, "a number above 0")
+        return float(value)
+
+    def wrong(self, name: str, found: Any, wanted: str) -> HfConfigError:
+        return HfConfigError(f"{self.origin}: {name} is {found!r:.80} (wanted: {wanted})")
 
     def require(self, **wanted: Any) -> None:
         """Raises HfConfigError where a value is there and another one than wanted."""
@@ -53,14 +102,34 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         HfConfigError: no such file, or it is not a JSON object.
     """
     file = Path(path) / "config.json"
+    if not file.is_file():
+        raise HfConfigError(f"{file}: not found (wanted: a local Hugging Face checkpoint directory)")
+    return _read_object(file)
+
+
+def read_stop_ids(path: str | Path) -> frozenset[int]:
+    """Token ids that end a response, by ``config.json`` and, where there is one, ``generation_config.json``.
+
+    Raises:
+        HfConfigError: a file cannot be read, or says something else than token ids.
+    """
+    ids: set[int] = set()
+    for file in (Path(path) / "config.json", Path(path) / "generation_config.json"):
+        found = _read_object(file).get("eos_token_id") if file.is_file() else None
+        several = found if isinstance(found, list) else [found] if found is not None else []
+        if not all(type(token) is int and token >= 0 for token in several):
+            raise HfConfigError(f"{file}: eos_token_id is {found!r:.80} (wanted: token ids)")
+        ids.update(several)
+    return frozenset(ids)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise HfConfigError(
-            f"{file}: not found (wanted: a local Hugging Face checkpoint directory)"
-        ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HfConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
         raise HfConfigError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise HfConfigError(f"{file}: holds {type(config).__name__} (wanted: a JSON object)")
-    return config
+    if not isinstance(values, dict):
+        raise HfConfigError(f"{file}: holds {type(values).__name__} (wanted: a JSON object)")
+    return values

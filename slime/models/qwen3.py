@@ -9,7 +9,7 @@ _HEAD_DIM = 128  # Qwen3Config's default; others derive it from the hidden size
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    return decoder_shape(config, qk_layernorm=True, kv_channels=config.get("head_dim") or _HEAD_DIM)
+    return decoder_shape(config, qk_layernorm=True, kv_channels=config.size("head_dim", _HEAD_DIM))
 
 
 FAMILY = Family(shape=_shape, weights=DECODER_WEIGHTS)

@@ -11,6 +11,21 @@ from safetensors import SafetensorError, safe_open
 _INDEX = "model.safetensors.index.json"
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index}: not valid JSON ({error})") from error
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{index}: has no weight_map (wanted: a mapping from tensor to file)") from error
+    plain = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+    if not plain or not weight_map:
+        raise ValueError(f"{index}: weight_map is {weight_map!r:.80} (wanted: a mapping from tensor to file)")
+    if outside := [file for file in weight_map.values() if Path(file).name != file]:
+        raise ValueError(f"{index}: {outside[0]!r} is no file of that directory")
+    return weight_map
+
+
 class SafetensorReader:
     """``with SafetensorReader(path) as reader: reader.read(name)``. Files are opened when first needed.
 
@@ -50,10 +65,22 @@ class SafetensorReader:
             raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
         return self._handle(self._file_of[name]).get_tensor(name)
 
+    def open_all(self) -> None:
+        """Reads the header of every file, which tells whether the file is whole.
+
+        Raises:
+            ValueError: a file cannot be read, or lacks a tensor that the index says is in it.
+        """
+        for file in dict.fromkeys(self._file_of.values()):
+            inside = set(self._handle(file).keys())
+            lacking = [name for name, place in self._file_of.items() if place == file and name not in inside]
+            if lacking:
+                raise ValueError(f"{file}: no tensor {lacking[0]!r}, but {_INDEX} says that it is there")
+
     def _index(self) -> dict[str, Path]:
         index = self.path / _INDEX
         if index.is_file():
-            weight_map = json.loads(index.read_text())["weight_map"]
+            weight_map = _weight_map(index)
             missing = sorted({f for f in weight_map.values() if not (self.path / f).is_file()})
             if missing:
                 raise ValueError(f"{index}: names files that do not exist: {', '.join(missing)}")
@@ -65,8 +92,8 @@ class SafetensorReader:
 
     def _handle(self, file: Path) -> safe_open:
         if file not in self._open:
-            if not file.is_file():
-                raise ValueError(f"{file}: not a regular file")
+            if not file.is_file():  # opening a pipe would wait for ever
+                raise ValueError(f"{file}: not a readable safetensors file (not a regular file)")
             try:
                 self._open[file] = safe_open(file, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:

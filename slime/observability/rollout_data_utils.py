@@ -19,8 +19,10 @@ def save_debug_rollout_data(
     """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``."""
     if not args.save_debug_rollout_data:
         return
-    name = f"eval_{rollout_id}" if evaluation else str(rollout_id)
-    path = Path(args.save_debug_rollout_data.format(rollout_id=name))
+    template = args.save_debug_rollout_data
+    if evaluation:
+        template = template.replace("{rollout_id", "eval_{rollout_id")
+    path = Path(template.format(rollout_id=rollout_id))
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
 

@@ -3,6 +3,7 @@
 The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
 
     tracker = init_tracking(args)
+    tracker.add(ConsoleSink(args))  # when the number of rollouts is known
     tracker.log(step_metrics, axis="train", step=7)
     tracker.log(rollout_metrics, axis="rollout", step=3)
     tracker.finish()
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from slime.arguments.views import TrackingView
-from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
 from slime.observability.wandb_utils import WandbSink
@@ -40,6 +40,10 @@ class Tracker:
         self._sinks = list(sinks)
         self.facts = dict(facts or {})
 
+    def add(self, sink: Sink) -> None:
+        """From now on rows go there too."""
+        self._sinks.append(sink)
+
     def log(self, metrics: Mapping[str, Any], *, axis: Axis, step: int) -> None:
         """Log one row; nothing happens for an empty one.
 
@@ -63,8 +67,11 @@ class Tracker:
 
 
 def init_tracking(args: TrackingView) -> Tracker:
-    """The tracker that the flags ask for. Call it in the driver only: two writers would mix their rows."""
-    sinks: list[Sink] = [JsonlWriter(metrics_path(args)), ConsoleSink(args)]
+    """The tracker that the flags ask for, without the console.
+
+    Call it in the driver only: two writers would mix their rows.
+    """
+    sinks: list[Sink] = [JsonlWriter(metrics_path(args))]
     facts = {}
     if args.use_wandb:
         wandb = WandbSink(args)

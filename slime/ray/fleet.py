@@ -199,10 +199,15 @@ def _start_router(args: FleetView, model: str) -> Router:
         args,
         host=host,
         port=port,
-        prometheus_port=find_available_port(port + 1000),
+        prometheus_port=find_available_port(metrics_port(port)),
         log_path=log_dir() / "router.log",
         api_key=args.sglang_api_key,
     )
+
+
+def metrics_port(port: int) -> int:
+    """Where to begin to look for a port of the router's metrics, away from the router's own."""
+    return port + 1000 if port < 60_000 else port - 1000
 
 
 def with_addresses(args: FleetView) -> FleetView:

@@ -15,7 +15,9 @@ from slime.observability.rollout_data_utils import load_debug_rollout_data, save
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
-from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
+from slime.rollout.checks import check_samples
+from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
 from slime.utils.http_utils import init_http_client, share_key_with
@@ -55,18 +57,10 @@ class RolloutManager:
             self._share_key()
 
     def num_rollout_per_epoch(self) -> int | None:
-        if not self._args.rollout_global_dataset:
-            return None
-        # None also where the data is smaller than one rollout: no rollout ends with an epoch then.
-        return len(self._data_source) // self._args.rollout_batch_size or None
+        return rollouts_per_epoch(self._args, self._data_source)
 
     def num_rollout(self) -> int | None:
-        """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
-        if self._args.num_rollout is not None:
-            return self._args.num_rollout
-        per_epoch = self.num_rollout_per_epoch()
-        epochs = self._args.num_epoch
-        return None if per_epoch is None or epochs is None else epochs * per_epoch
+        return rollouts_of_run(self._args, self._data_source)
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
@@ -90,7 +84,10 @@ class RolloutManager:
         output = self._samples(rollout_id)
         seconds = time.monotonic() - start
         samples = flatten_samples(output.samples)
-        self._check_versions(samples)
+        recording = self._args.load_debug_rollout_data
+        self._check(
+            f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
+        )
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs = self._to_train_refs(samples)
@@ -106,7 +103,7 @@ class RolloutManager:
         output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
         seconds = time.monotonic() - start
         samples = [s for result in output.data.values() for s in flatten_samples(result.get("samples") or [])]
-        self._check_versions(samples)
+        self._check(describe(self._eval_fn), samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=True)
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
         return metrics | {"perf/eval_time": seconds}
@@ -175,7 +172,8 @@ class RolloutManager:
                         f"{what}: not finished after {self._args.rollout_timeout:.0f} s"
                     ) from None
 
-    def _check_versions(self, samples: list[Sample]) -> None:
+    def _check(self, origin: str, samples: list[Sample]) -> None:
+        check_samples(origin, samples)
         if self._weight_version is not None:
             check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
 

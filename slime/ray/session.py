@@ -61,6 +61,7 @@ def _run(args: FleetView, loop: Loop) -> int:
 
 def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
+    from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
     from slime.ray.cluster import ray_cluster
@@ -73,6 +74,7 @@ def _session(args: FleetView, loop: Loop) -> None:
             log = RunLog(tracker)
             with running_groups(args, log) as groups:
                 _warn_if_done(groups.args, groups.actor.start_rollout_id)
+                tracker.add(ConsoleSink(groups.args))
                 log.start_loop()
                 loop(groups.args, groups.actor, groups.rollout, log)
         finally:

@@ -4,11 +4,13 @@ import copy
 import os
 import pickle
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.arguments.facts import with_facts
 from slime.arguments.views import RolloutView
 from slime.rollout.ledger import Ledger
 from slime.utils.data import Dataset
@@ -43,6 +45,19 @@ class DataSource(ABC):
         """Prompts in one epoch."""
 
 
+def rollouts_per_epoch(args: RolloutView, prompts: Sized) -> int | None:
+    """None also where the data is smaller than one rollout: no rollout ends with an epoch then."""
+    return len(prompts) // args.rollout_batch_size or None if args.rollout_global_dataset else None
+
+
+def rollouts_of_run(args: RolloutView, prompts: Sized) -> int | None:
+    """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
+    per_epoch = rollouts_per_epoch(args, prompts)
+    if args.num_rollout is not None or per_epoch is None or args.num_epoch is None:
+        return args.num_rollout
+    return args.num_epoch * per_epoch
+
+
 class RolloutDataSource(DataSource):
     """Prompts of ``--prompt-data``, epoch after epoch, each copied into a group of samples."""
 
@@ -57,6 +72,8 @@ class RolloutDataSource(DataSource):
         self.metadata: dict[str, Any] = {}
         self.ledger = Ledger()
         self.dataset = self._load_dataset() if args.rollout_global_dataset else None
+        if args.num_rollout is None:
+            self.args = with_facts(args, num_rollout=rollouts_of_run(args, self))
         self._shuffle()
 
     def _load_dataset(self) -> Dataset:

@@ -9,6 +9,7 @@ import orjson
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
+from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.generation import generate_and_rm
 from slime.rollout.sample_hooks import set_current_rollout_id
@@ -54,6 +55,7 @@ async def eval_rollout_single_dataset(
         for sample in samples
     )
     done = [s for result in results for s in (result if isinstance(result, list) else [result])]
+    check_samples(f"eval set {dataset_cfg.name}: its generate function", done)
     return {
         dataset_cfg.name: {
             "rewards": [_reward(args, sample) for sample in done],

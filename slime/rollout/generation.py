@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
@@ -31,10 +32,13 @@ def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str 
     return f"http://{ip}:{port}{endpoint}"
 
 
-async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate(
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
     """Let the engine answer a prompt, or go on with a response that was aborted.
 
-    ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included.
+    ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included; prompt and
+    response are at most ``--rollout-max-context-len`` together, in an evaluation ``--eval-max-context-len``.
     """
     if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
         raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
@@ -42,9 +46,9 @@ async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str,
         sample.tokens = GenerateState(args).encode_prompt(sample)
     params = {key: value for key, value in sampling_params.items() if value is not None}
     params["max_new_tokens"] -= sample.response_length
-    if args.rollout_max_context_len is not None:
-        room = args.rollout_max_context_len - len(sample.tokens)
-        params["max_new_tokens"] = min(params["max_new_tokens"], room)
+    longest = args.eval_max_context_len if evaluation else args.rollout_max_context_len
+    if longest is not None:
+        params["max_new_tokens"] = min(params["max_new_tokens"], longest - len(sample.tokens))
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return sample
@@ -121,6 +125,10 @@ async def _generate_one(
             f"{describe(function)} returned {result!r:.100} for {name_samples(sample)}, "
             "expected a Sample or a list of Samples"
         )
+    check_samples(describe(function), samples)
+    for made in samples:
+        if made.reward is not None:
+            check_reward(args, describe(function), made, made.reward)
     return result
 
 
@@ -160,11 +168,18 @@ async def generate_and_rm_group(
         generate_and_rm(args, sample, params_for_sample(args, sampling_params, sample), evaluation)
         for sample in group
     )
+    check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
     if args.group_rm and not state.aborted:
         samples = [sample for result in results for sample in _as_list(result)]
         for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
             sample.reward = reward
     return results
+
+
+def _generators(args: RolloutView, samples: list[Sample]) -> str:
+    """The functions that generate these samples, for messages."""
+    paths = {sample.generate_function_path or args.custom_generate_function_path for sample in samples}
+    return " and ".join(sorted(path or describe(generate) for path in paths))
 
 
 def _as_list(result: Any) -> list[Sample]:

@@ -5,7 +5,8 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from slime.utils.types import Sample
 
 PARQUET_BATCH = 1024  # rows read at a time
-_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]$")
+_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d{1,18})?:(?P<stop>-?\d{1,18})?\]$", re.ASCII)
 
 
 class DataError(ValueError):
@@ -40,17 +41,20 @@ def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Empty JSONL lines are skipped. A suffix ``@[a:b]`` selects records as a Python slice would.
 
     Raises:
-        DataError: the file is missing, of another kind, or a line is not a JSON object.
+        DataError: the file is missing, of another kind, has no record, or a line is not a JSON object.
     """
     file, selected = parse_path(path)
     if not file.is_file():
         raise DataError(f"{file}: no such data file")
-    if file.suffix == ".jsonl":
-        yield from _read_jsonl(file, selected)
-    elif file.suffix == ".parquet":
-        yield from _read_parquet(file, selected)
-    else:
+    if file.suffix not in (".jsonl", ".parquet"):
         raise DataError(f"{file}: found suffix {file.suffix!r}, expected .jsonl or .parquet")
+    records = (_read_jsonl if file.suffix == ".jsonl" else _read_parquet)(file, selected)
+    first = next(records, None)
+    if first is None:
+        where = "" if selected == slice(None) else f" in the slice {path[path.rindex('@') :]}"
+        raise DataError(f"{file}: holds no record{where}")
+    yield first
+    yield from records
 
 
 def _read_jsonl(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -90,9 +94,9 @@ def _read_parquet(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, 
             rows = (row for batch in table.iter_batches(PARQUET_BATCH) for row in batch.to_pylist())
             for number, record in islice(enumerate(rows), start, max(start, stop)):
                 yield f"{file}: row {number}", record
-    except OSError as error:  # pyarrow's ArrowInvalid is a ValueError, its I/O errors are OSErrors
+    except OSError as error:  # pyarrow's own errors are ArrowExceptions, those of reading are OSErrors
         raise DataError(f"{file}: cannot read as parquet ({error})") from error
-    except pyarrow.ArrowInvalid as error:
+    except pyarrow.ArrowException as error:
         raise DataError(f"{file}: not a parquet file ({error})") from error
 
 
@@ -106,6 +110,94 @@ def get_source(sample: Sample) -> str:
     return getattr(sample, "source", None) or sample.metadata.get("source_name") or "unknown"
 
 
+@dataclass(frozen=True)
+class RecordKeys:
+    """The fields of a record; None where a run does without."""
+
+    prompt: str
+    label: str | None = None
+    tools: str | None = None
+    metadata: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a record holds, before its prompt is rendered. ``where`` is file and line, for messages."""
+
+    where: str
+    prompt: str | list[dict[str, Any]]
+    label: Any
+    metadata: dict[str, Any]
+    tools: list[Any] | None
+
+
+def read_rows(path: str, keys: RecordKeys) -> Iterator[Row]:
+    """The records of a file, each looked at.
+
+    Raises:
+        DataError: see ``read_records``; or a field is missing or null, the prompt is neither text nor a list
+            of messages or is blank, or metadata or tools are not what they should be.
+    """
+    for where, record in read_records(path):
+        for key in (keys.prompt, keys.label):
+            if key is not None and key not in record:
+                raise DataError(f"{where} has no field {key!r} (found: {', '.join(sorted(record))})")
+            if key is not None and record[key] is None:
+                raise DataError(f"{where}: field {key!r} is null")
+        _check_prompt(where, keys.prompt, record[keys.prompt])
+        metadata = _parse(where, "metadata", record.get(keys.metadata), dict) if keys.metadata else None
+        tools = _parse(where, "tools", record.get(keys.tools), list) if keys.tools else None
+        label = record[keys.label] if keys.label else None
+        yield Row(where, record[keys.prompt], label, metadata or {}, tools)
+
+
+def _check_prompt(where: str, key: str, prompt: Any) -> None:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise DataError(f"{where}: field {key!r} is blank")
+        return
+    if not isinstance(prompt, list) or not prompt:
+        raise DataError(f"{where}: field {key!r} is {prompt!r:.40}, expected text or a list of messages")
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
+        content = message.get("content")
+        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with content")
+
+
+def _parse(where: str, name: str, value: Any, kind: type) -> Any:
+    """A value of that type, perhaps written as JSON; None if there is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: {name} are not valid JSON ({error})") from error
+    if value is not None and not isinstance(value, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise DataError(f"{where}: {name} are {type(value).__name__}, expected {wanted}")
+    return value
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, template_kwargs: Mapping[str, Any]) -> str:
+    """The prompt with a generation prompt, by the tokenizer's chat template.
+
+    Raises:
+        DataError: the template fails, or makes nothing of the prompt.
+    """
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=row.tools, tokenize=False, add_generation_prompt=True, **template_kwargs
+        )
+    # Templates are third-party programs; whatever they raise, the user needs to know for which record.
+    except Exception as error:
+        raise DataError(f"{row.where}: the chat template fails on this prompt ({error})") from error
+    if not text:
+        raise DataError(f"{row.where}: the chat template makes nothing of this prompt")
+    return text
+
+
 class Dataset:
     """Samples with their prompts ready, in file order or in the order of an epoch.
 
@@ -115,7 +207,7 @@ class Dataset:
         apply_chat_template: render the prompt, with a generation prompt, through the tokenizer's template.
 
     Raises:
-        DataError: see ``read_records``; or a record lacks a field, or no record is left.
+        DataError: see ``read_rows``; or no record is left.
     """
 
     def __init__(
@@ -128,20 +220,19 @@ class Dataset:
         prompt_key: str = "text",
         label_key: str | None = None,
         tool_key: str | None = None,
-        metadata_key: str = "metadata",
+        metadata_key: str | None = "metadata",
         seed: int = 42,
         apply_chat_template: bool = False,
         apply_chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._keys = (prompt_key, label_key, tool_key, metadata_key)
         self._template_kwargs = apply_chat_template_kwargs or {}
         self._apply_chat_template = apply_chat_template
-        samples = [self._build_sample(where, record) for where, record in read_records(path)]
+        keys = RecordKeys(prompt_key, label_key, tool_key, metadata_key)
+        samples = [self._build_sample(row) for row in read_rows(path, keys)]
         self.origin_samples = filter_long_prompt(samples, tokenizer, processor, max_length)
         if not self.origin_samples:
-            limit = "" if max_length is None else f" of at most {max_length} tokens"
-            raise DataError(f"{path}: no prompt{limit} among {len(samples)} records")
+            raise DataError(f"{path}: no prompt of at most {max_length} tokens among {len(samples)} records")
         self.samples = self.origin_samples
         self._seed = seed
         self._epoch = -1
@@ -168,76 +259,14 @@ class Dataset:
             digest.update(json.dumps([sample.prompt, sample.label, sample.metadata], default=repr).encode())
         return digest.hexdigest()
 
-    def _build_sample(self, where: str, record: dict[str, Any]) -> Sample:
-        prompt_key, label_key, tool_key, metadata_key = self._keys
-        metadata = _parse_metadata(where, record.get(metadata_key))
-        tools = _parse_tools(where, record.get(tool_key)) if tool_key else None
-        if tools:
-            metadata["tools"] = tools
-        check_record(where, record, prompt_key, label_key)
-        prompt = record[prompt_key]
+    def _build_sample(self, row: Row) -> Sample:
+        rendered = self._apply_chat_template
         return Sample(
-            prompt=self._render(where, prompt, tools) if self._apply_chat_template else prompt,
-            label=record[label_key] if label_key else None,
-            metadata=metadata,
+            prompt=render_prompt(self._tokenizer, row, self._template_kwargs) if rendered else row.prompt,
+            label=row.label,
+            metadata=row.metadata | ({"tools": row.tools} if row.tools else {}),
             apply_chat_template_kwargs=dict(self._template_kwargs),
         )
-
-    def _render(self, where: str, prompt: str | list[dict[str, Any]], tools: list[Any] | None) -> str:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **self._template_kwargs
-            )
-        # Templates are third-party programs; whatever they raise, the user needs to know for which record.
-        except Exception as error:
-            raise DataError(f"{where}: the chat template fails on this prompt ({error})") from error
-
-
-def check_record(where: str, record: dict[str, Any], prompt_key: str | None, label_key: str | None) -> None:
-    """Whether a record holds what a sample is made of.
-
-    Raises:
-        DataError: a field is missing or null, or the prompt is neither text nor a list of messages.
-    """
-    for key in (prompt_key, label_key):
-        if key is not None and key not in record:
-            raise DataError(f"{where} has no field {key!r} (found: {', '.join(sorted(record))})")
-        if key is not None and record[key] is None:
-            raise DataError(f"{where}: field {key!r} is null")
-    if prompt_key is not None and not isinstance(record[prompt_key], str):
-        _check_messages(where, prompt_key, record[prompt_key])
-
-
-def _check_messages(where: str, key: str, messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise DataError(f"{where}: field {key!r} is {messages!r:.40}, expected text or a list of messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
-
-
-def _parse_metadata(where: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        value = _parse_json(where, "metadata", value)
-    if value is not None and not isinstance(value, dict):
-        raise DataError(f"{where}: metadata is {type(value).__name__}, expected an object")
-    return dict(value or {})
-
-
-def _parse_tools(where: str, value: Any) -> list[Any] | None:
-    if isinstance(value, str):
-        value = _parse_json(where, "tools", value)
-    if value is not None and not isinstance(value, list):
-        raise DataError(f"{where}: tools are {type(value).__name__}, expected a list")
-    return value
-
-
-def _parse_json(where: str, name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: {name} are not valid JSON ({error})") from error
 
 
 def filter_long_prompt(

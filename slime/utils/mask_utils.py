@@ -35,14 +35,15 @@ class _TemplateLengths:
 class MultiTurnLossMaskGenerator:
     """Token ids and loss mask of a chat, by the habits of a family of templates.
 
-    Trained are the assistant's content and the token that ends its turn, not the header before it
-    nor the newline after it. A message with ``step_loss_mask`` other than 1 is not trained on.
+    Trained is an assistant's turn after its header: the content, the token that ends the turn, and what the
+    template puts after that (a newline in ChatML). A message with ``step_loss_mask`` other than 1 is not
+    trained on.
 
     Args:
         tokenizer_type: ``qwen`` renders message by message; ``qwen3`` renders each beside a dummy user
             message, for templates that treat the last turn specially; ``qwen3_5`` renders the whole
             conversation and finds the turns in it; ``distill_qwen`` takes the first message as prompt
-            and the last as response.
+            and the last one's content as response.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tokenizer_type: str = "qwen") -> None:
@@ -57,7 +58,6 @@ class MultiTurnLossMaskGenerator:
         if tokenizer_type == "qwen" and _DEEPSEEK_ASSISTANT in tokenizer.get_vocab():
             tokenizer_type = "distill_qwen"
         self._tokenizer = tokenizer
-        self._special_ids = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._method = methods[tokenizer_type]
 
     def get_loss_mask(self, messages: list[Message], tools: list[Any] | None = None) -> IdsAndMask:
@@ -94,15 +94,8 @@ class MultiTurnLossMaskGenerator:
         message = turn[0]
         if message["role"] != "assistant" or message.get("step_loss_mask", 1) != 1:
             return [0] * len(ids)
-        header, tail = self._lengths.header, self._tail_length(ids)
-        return [0] * header + [1] * (len(ids) - header - tail) + [0] * tail
-
-    def _tail_length(self, ids: list[int]) -> int:
-        """The number of whitespace tokens at the end, if they follow the token that ends the turn."""
-        count = 0
-        while count < len(ids) and self._tokenizer.decode([ids[-1 - count]]).isspace():
-            count += 1
-        return count if count < len(ids) and ids[-1 - count] in self._special_ids else 0
+        header = self._lengths.header
+        return [0] * header + [1] * (len(ids) - header)
 
     def _mask_qwen(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
         all_ids: list[int] = []

@@ -1,22 +1,35 @@
 """A checkpoint that looks real to the arguments, and the words of a command line that is in order."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from slime.arguments import parse_args
+from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
+from slime.models import family_of, shape_from_hf_config
 from tools.make_tiny_model import make_config, make_tokenizer
+
+
+def write_empty_weights(path: Path) -> None:
+    """A safetensors file with every tensor of the directory's config.json, none with a value in it."""
+    shape = shape_from_hf_config(path)
+    args = Namespace(**shape, padded_vocab_size=shape["vocab_size"])
+    names = family_of(shape["model_type"]).weights.hf_names(args)
+    save_file({name: torch.empty(0) for name in names}, path / "model.safetensors")
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Path:
-    """A Qwen3 of 3 layers, 4 heads, 2 key-value heads, vocabulary 320; its weights are an empty file."""
+    """A Qwen3 of 3 layers, 4 heads, 2 key-value heads, vocabulary 320; its tensors are named but empty."""
     path = tmp_path_factory.mktemp("checkpoint")
     tokenizer = make_tokenizer()
     make_config(tokenizer).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    (path / "model.safetensors").touch()
+    write_empty_weights(path)
     return path
 
 
@@ -63,6 +76,8 @@ def words(checkpoint, data):
             "actor_num_gpus_per_node": 1,
             "colocate": True,
         } | changes
+        if not {"global_batch_size", "num_steps_per_rollout"} & changes.keys():
+            flags["num_steps_per_rollout"] = 1
         line: list[str] = []
         for name, value in flags.items():
             if value is None:
@@ -72,6 +87,32 @@ def words(checkpoint, data):
         return line
 
     return build
+
+
+@pytest.fixture
+def own_checkpoint(tmp_path):
+    """A directory that looks like one of the trainer's checkpoints: iterations 1 and 3, the latest is 3."""
+    path = tmp_path / "own"
+    for iteration in ("iter_0000001", "iter_0000003"):
+        (path / iteration).mkdir(parents=True)
+        (path / iteration / "metadata.json").write_text("{}")
+    (path / CHECKPOINT_MARKER).write_text("3")
+    return path
+
+
+@pytest.fixture
+def notes(capsys):
+    """``notes(words)``: what a good command line is told, without the prefix."""
+
+    def read(line: list[str]) -> list[str]:
+        parse_args(line)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        lines = printed.err.splitlines()
+        assert all(text.startswith("note: ") for text in lines)
+        return [text.removeprefix("note: ") for text in lines]
+
+    return read
 
 
 @pytest.fixture

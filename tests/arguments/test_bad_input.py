@@ -82,10 +82,8 @@ def test_a_chat_template_that_the_tokenizer_lacks_is_refused(words, refusal, alt
     assert refusal(words(hf_checkpoint=path, apply_chat_template=True)).startswith("--apply-chat-template:")
 
 
-@pytest.mark.parametrize("flag", ["load", "ref_load"])
-def test_a_directory_without_a_checkpoint_is_refused(words, refusal, tmp_path, flag):
-    name = "--" + flag.replace("_", "-")
-    assert refusal(words(**{flag: tmp_path})).startswith(f"{name} {tmp_path}: no checkpoint there")
+def test_a_reference_without_a_checkpoint_is_refused(words, refusal, tmp_path):
+    assert refusal(words(ref_load=tmp_path)).startswith(f"--ref-load {tmp_path}: no checkpoint there")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_a_missing_required_flag_is_named(words, refusal):
         ("no_such_module.f", "cannot import 'no_such_module'"),
         ("slime.utils.misc.nothing", "module 'slime.utils.misc' has no attribute 'nothing'"),
         ("nodots", "expected package.module.name"),
-        ("slime.arguments.rewards.RM_TYPES", "is tuple (wanted: something to call)"),
+        ("slime.arguments.rewards.RM_TYPES", "is dict (wanted: something to call)"),
         ("raising_plugin.f", "its import fails: RuntimeError: no key"),
         ("misspelt_plugin.f", "its import fails: SyntaxError"),
     ],
@@ -180,6 +178,33 @@ def test_a_dump_that_is_not_there_is_refused(words, refusal, tmp_path):
     assert refusal(line).endswith("no such file for rollout 0")
 
 
+@pytest.mark.parametrize("content", [b"", b"no dump", b"PK\x03\x04 cut off"])
+def test_a_dump_that_is_cut_off_is_refused(words, refusal, tmp_path, content):
+    (tmp_path / "0.pt").write_bytes(content)
+    line = words(load_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    assert refusal(line).endswith("the file for rollout 0 is no dump, or is cut off")
+
+
+@pytest.mark.parametrize("flag", ["eval_config", "custom_config_path"])
+def test_a_pipe_is_not_waited_for(words, refusal, tmp_path, flag):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    name = f"--{flag.replace('_', '-')} {tmp_path}"
+    assert refusal(words(**{flag: tmp_path / "pipe.yaml"})) == f"{name}/pipe.yaml: is no file"
+    assert refusal(words(**{flag: tmp_path})) == f"{name}: is no file"
+    assert refusal(words(**{flag: tmp_path / "none"})) == f"{name}/none: no such file"
+
+
+def test_a_pipe_is_no_weights(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")
+    assert refusal(words(hf_checkpoint=path)).endswith("not a readable safetensors file (is no file)")
+
+
+def test_a_file_is_no_directory_to_load(words, refusal, data):
+    assert refusal(words(load=data)) == f"--load {data}: is no directory"
+
+
 CONTRADICTIONS = [
     (dict(global_batch_size=5), "--global-batch-size 5: does not divide 16 samples of a rollout"),
     (dict(num_steps_per_rollout=3), "--num-steps-per-rollout 3: does not divide 16 samples"),
@@ -200,7 +225,6 @@ CONTRADICTIONS = [
         dict(pipeline_model_parallel_size=2, actor_num_gpus_per_node=2),
         "--pipeline-model-parallel-size 2 does not divide num_layers 3 (config.json)",
     ),
-    (dict(sequence_parallel=True), "--sequence-parallel: needs --tensor-model-parallel-size above 1"),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
     (dict(num_rollout=None), "--num-rollout: missing"),
@@ -210,13 +234,9 @@ CONTRADICTIONS = [
     (dict(eval_interval=1), "--eval-interval: needs --eval-prompt-data or --eval-config"),
     (dict(eval_interval=1, eval_prompt_data=["a", "b", "c"]), "--eval-prompt-data a b c: wanted pairs"),
     (dict(save_interval=1), "--save-interval: needs --save or --save-hf"),
-    (dict(save_hf="out/{rollout_id}"), "--save-hf: needs --save-interval"),
     (dict(rollout_max_context_len=10**6), "--rollout-max-context-len 1000000: above max_position_embeddings"),
     (dict(kl_loss_coef=0.1), "--kl-loss-coef 0.1: needs --use-kl-loss"),
     (dict(use_unbiased_kl=True), "--use-unbiased-kl: needs --use-kl-loss"),
-    (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards"),
-    (dict(gamma=0.9), "--gamma 0.9: grpo does not discount"),
-    (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
     (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
     (
         dict(disable_compute_advantages_and_returns=True),
@@ -240,6 +260,12 @@ CONTRADICTIONS = [
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
     (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
+    (dict(rm_type="remote_rm", rm_url="ftp://x"), "--rm-url ftp://x: wanted an address, http://"),
+    (dict(rm_url="localhost:80"), "--rm-url localhost:80: wanted an address, http://"),
+    (dict(rm_url="http://"), "--rm-url http://: wanted an address"),
+    (dict(rm_url="http://x:port"), "--rm-url http://x:port: wanted an address"),
+    (dict(rm_url="http://[::1"), "--rm-url http://[::1: wanted an address"),
+    (dict(rm_type="dapo"), "--rm-type dapo: gives a mapping of score, acc and pred"),
     (dict(rollout_max_response_len=None), "--rollout-max-response-len: missing"),
     (dict(rollout_max_context_len=16, rollout_max_prompt_len=16), "--rollout-max-prompt-len 16: above"),
     (dict(n_samples_per_prompt=0), "--n-samples-per-prompt 0: wanted more than 0"),
@@ -247,7 +273,7 @@ CONTRADICTIONS = [
     (dict(kl_coef=0.1, kl_loss_coef=0.1), "--kl-coef 0.1 and --kl-loss-coef 0.1: only one"),
     (dict(advantage_estimator="reinforce_plus_plus"), "--advantage-estimator reinforce_plus_plus: needs"),
     (dict(use_rollout_logprobs=True, use_tis=True), "--use-rollout-logprobs and --use-tis"),
-    (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted above 1"),
+    (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted more than 1"),
     (dict(loss_type="custom_loss"), "--loss-type custom_loss and --custom-loss-function-path"),
     (dict(debug_rollout_only=True, debug_train_only=True), "--debug-train-only and --debug-rollout-only"),
     (dict(rollout_batch_size="many"), "--rollout-batch-size: invalid int value: 'many'"),
@@ -257,7 +283,6 @@ CONTRADICTIONS = [
         "--apply-chat-template-kwargs: wanted a JSON object, found '[1]'",
     ),
     (dict(sglang_admin_api_key="k"), "--sglang-admin-api-key: not supported"),
-    (dict(max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32), "--log-probs-max-tokens-per-gpu 32:"),
     (dict(lr_warmup_fraction=0.1, lr_warmup_iters=1), "--lr-warmup-fraction and --lr-warmup-iters"),
     (dict(lr_warmup_iters=2), "--lr-warmup-iters 2: wanted less than the 2 steps of the decay"),
     (dict(lr=1e-6, min_lr=1e-5), "--min-lr 1e-05: above --lr 1e-06"),

@@ -31,10 +31,27 @@ def test_offload_is_shorthand_and_leaves_no_attribute(words):
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, 16), ({"num_steps_per_rollout": 4}, 4), ({"global_batch_size": 8}, 8)],
+    [
+        ({"num_steps_per_rollout": 1}, 16),
+        ({"num_steps_per_rollout": 4}, 4),
+        ({"global_batch_size": 8}, 8),
+        ({"global_batch_size": 4, "num_steps_per_rollout": 4}, 4),
+    ],
 )
 def test_samples_of_an_optimizer_step(words, changes, expected):
     assert validated_args(words(**changes)).global_batch_size == expected
+
+
+@pytest.mark.parametrize("idle", [{"debug_rollout_only": True}, {"num_rollout": 0}])
+def test_a_run_without_optimizer_steps_needs_not_say_their_size(words, idle):
+    args = validated_args(words(num_steps_per_rollout=None, **idle))
+    assert args.global_batch_size == 16
+
+
+def test_a_run_that_trains_has_to_say_the_size_of_its_steps(words):
+    wanted = r"^--global-batch-size: missing \(wanted: .* 16 for one step .* --num-steps-per-rollout\)$"
+    with pytest.raises(UsageError, match=wanted):
+        validated_args(words(num_steps_per_rollout=None))
 
 
 def test_the_shape_comes_from_the_checkpoint(words):
@@ -72,9 +89,8 @@ def test_a_run_without_checkpoint_starts_at_zero_and_loads_no_optimizer(words, t
     )
 
 
-def test_a_checkpoint_is_resumed_with_its_optimizer(words, tmp_path):
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
-    args = validated_args(words(load=tmp_path))
+def test_a_checkpoint_is_resumed_with_its_optimizer(words, own_checkpoint):
+    args = validated_args(words(load=own_checkpoint))
     assert (args.start_rollout_id, args.no_load_optim, args.finetune) == (None, None, False)
 
 
@@ -114,7 +130,7 @@ def test_dump_details_names_both_dumps(words, tmp_path):
 
 
 def test_a_dump_to_train_on_leaves_the_engines_out(words, tmp_path):
-    (tmp_path / "0.pt").touch()
+    torch.save({}, tmp_path / "0.pt")
     args = validated_args(words(load_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt", colocate=None))
     assert (args.debug_train_only, args.rollout_num_gpus) == (True, 0)
 
@@ -140,15 +156,28 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "cannot be read"),
+        (None, "no such file"),
         ("a: [", "not valid YAML"),
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),
         ("use_opd: true\n", "--use-opd: not supported"),
         ("advantage_estimator: grop\n", "advantage_estimator is 'grop' \\(wanted: grpo or "),
         ("custom_rm_path: [a.b]\n", r"custom_rm_path is \['a.b'\] \(wanted: str\)"),
-        ("eval_prompt_data: dapo\n", "eval_prompt_data is 'dapo' \\(wanted: list\\)"),
+        ("eval_prompt_data: dapo\n", "eval_prompt_data is 'dapo' \\(wanted: list of str\\)"),
         ("rollout_engine: sglang\n", "--rollout-engine sglang: sglang is not installed"),
+        ("lr: .nan\n", r"lr is nan \(wanted: a finite number, 0 to 1\)"),
+        ("lr: null\n", r"lr is None \(wanted: float\)"),
+        ("n_samples_per_prompt: true\n", r"n_samples_per_prompt is True \(wanted: int\)"),
+        ("rollout_stop_token_ids: [1, x]\n", r"rollout_stop_token_ids is \[1, 'x'\] \(wanted: int\)"),
+        ("tensor_model_parallel_size: 0\n", r"tensor_model_parallel_size is 0 \(wanted: more than 0\)"),
+        ("router_policy: best\n", r"router_policy is 'best' \(wanted: random or round_robin or "),
+        ("router_queue_size: 1.5\n", r"router_queue_size is 1.5 \(wanted: int\)"),
+        ("rolout_batch_size: 4\n", r"rolout_batch_size is no flag \(did you mean rollout_batch_size\?"),
+        ("grpo_std_normalization: true\n", "grpo_std_normalization follows from other flags"),
+        ("sglang_model_routers: {}\n", "sglang_model_routers follows from other flags"),
+        ("custom_config_path: x.yaml\n", "custom_config_path cannot name another file"),
+        ("5: 6\n", "5 is no name"),
+        ("day: 2024-13-45\n", "not valid YAML"),
     ],
 )
 def test_a_bad_custom_config_is_refused(words, tmp_path, text, message):

@@ -80,6 +80,10 @@ def test_interpolations_are_resolved(tmp_path):
     assert from_yaml(tmp_path, text).eval_prompt_data == ["a", "/data/a.jsonl"]
 
 
+def one(line):
+    return f"datasets: [{{name: a, path: a.jsonl, {line}}}]\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -90,17 +94,53 @@ def test_interpolations_are_resolved(tmp_path):
         ("datasets: [{name: a, path: b, temprature: 1}]\n", "dataset a: unknown key 'temprature'"),
         (
             "defaults: {temprature: 1}\ndatasets: [{name: a, path: b}]\n",
-            "unknown key 'temprature' in defaults",
+            "defaults: unknown key 'temprature'",
         ),
         ("defaults: [1]\ndatasets: [{name: a, path: b}]\n", "defaults is list"),
         ("datasets: [a.jsonl]\n", "a dataset is 'a.jsonl'"),
         ("datasets: [\n", "--eval-config .*eval.yaml: "),
         ("datasets: [{name: a, path: '${nothing}'}]\n", "nothing"),
+        ("datasets: [{name: a, path: '???'}]\n", "Missing mandatory value"),
+        ("datasets: [{name: a, path: 5}]\n", r"dataset a: path is 5 \(wanted: str\)"),
+        ("datasets: [{name: 5, path: a}]\n", r"dataset 5: name is 5 \(wanted: str\)"),
+        ("datasets: {a: 5}\n", r"dataset a is 5 \(wanted: a mapping\)"),
+        ("datasets: 5\n", r"datasets is 5 \(wanted: a list of mappings\)"),
+        (
+            "default: {top_k: 1}\ndatasets: [{name: a, path: b}]\n",
+            "unknown key 'default' .did you mean defaults",
+        ),
+        (one("metadata_overrides: [1]"), r"metadata_overrides is \[1\] \(wanted: mapping\)"),
+        (one("n_samples_per_eval_prompt: null"), r"n_samples_per_eval_prompt is None \(wanted: int\)"),
+        (one("n_samples_per_eval_prompt: 0"), r"n_samples_per_eval_prompt is 0 \(wanted: more than 0\)"),
+        (one("input_key: null"), r"input_key is None \(wanted: str\)"),
+        (one("temperature: -1"), r"temperature is -1 \(wanted: 0 or more\)"),
+        (one("temperature: .nan"), r"temperature is nan \(wanted: a finite number, 0 or more\)"),
+        (one("temperature: hot"), r"temperature is 'hot' \(wanted: float\)"),
+        (one("top_p: 2"), r"top_p is 2 \(wanted: more than 0, at most 1\)"),
+        (one("top_k: 0"), r"top_k is 0 \(wanted: 1 or more, or -1\)"),
+        (one("max_response_len: 1.5"), r"max_response_len is 1.5 \(wanted: int\)"),
+        (one("min_new_tokens: -1"), r"min_new_tokens is -1 \(wanted: 0 or more\)"),
+        (one("repetition_penalty: 0"), r"repetition_penalty is 0 \(wanted: more than 0, at most 2\)"),
+        (one("stop: '###'"), r"stop is '###' \(wanted: list of str\)"),
+        (one("stop_token_ids: [x]"), r"stop_token_ids is \['x'\] \(wanted: int\)"),
+        (one("apply_chat_template: 'no'"), r"apply_chat_template is 'no' \(wanted: bool\)"),
+        ("datasets: [{name: a, path: x}, {name: a, path: y}]\n", "--eval-config: two datasets are named a"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         from_yaml(tmp_path, text)
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
+    (tmp_path / "eval.yaml").write_bytes("datasets: [{name: é, path: a}]".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"--eval-config .*eval\.yaml: not UTF-8"):
+        resolve(eval_config=str(tmp_path / "eval.yaml"))
+
+
+def test_a_name_given_twice_on_the_command_line_is_refused():
+    with pytest.raises(UsageError, match="--eval-prompt-data: two datasets are named a"):
+        resolve(eval_prompt_data=["a", "x.jsonl", "a", "y.jsonl"])
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -78,6 +78,14 @@ def test_the_embedded_engine_parses_its_own_command_line():
     assert (args.model_path, args.port, args.dtype, args.host) == ("m", 1234, "float32", "127.0.0.1")
 
 
+@pytest.mark.parametrize("words", [["--port", "70000"], ["--context-length", "0"], ["--random-seed=-1"]])
+def test_the_embedded_engine_has_ranges(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        EmbeddedServerArgs.from_cli(["--model-path", "m", *words])
+    assert stop.value.code == 2
+    assert ": wanted " in capsys.readouterr().err
+
+
 def test_the_embedded_engine_refuses_tensor_parallelism(capsys):
     with pytest.raises(SystemExit) as stop:
         EmbeddedServerArgs.from_cli(["--model-path", "m", "--tp-size", "2"])

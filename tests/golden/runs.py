@@ -37,7 +37,8 @@ COMMON = [
 SFT = [
     *("--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout", "--debug-train-only"),
     *("--loss-type", "sft_loss", "--input-key", "messages", "--disable-compute-advantages-and-returns"),
-    *("--n-samples-per-prompt", 1, "--rollout-batch-size", 16, "--loss-mask-type", "qwen3"),
+    *("--n-samples-per-prompt", 1, "--rollout-batch-size", 16, "--global-batch-size", 16),
+    *("--loss-mask-type", "qwen3"),
 ]
 RUNS: dict[str, tuple[str, list[object]]] = {
     "colocated": ("train.py", ["--colocate", "--global-batch-size", 8]),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slime.models import HfConfigError, family_of, shape_from_hf_config
-from slime.models.hf_config import HfConfig
+from slime.models.hf_config import HfConfig, read_stop_ids
 from slime.models.shape import pad_vocab_size, trained_shape
 
 LLAMA = {
@@ -91,6 +91,68 @@ def test_variants(change, field, value):
 def test_what_the_trainer_would_compute_wrongly_is_refused(change, complaint):
     with pytest.raises(HfConfigError, match=f"config.json: {complaint}"):
         shape_from_config_dict({**LLAMA, **change})
+
+
+@pytest.mark.parametrize("value", ["x", "5", [], {}, 1.5, True, 0, -1, 2**31, float("nan")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"),
+        *("max_position_embeddings", "num_key_value_heads", "head_dim"),
+    ],
+)
+def test_a_size_is_a_whole_number_above_zero(name, value):
+    with pytest.raises(HfConfigError, match=rf"config.json: {name} is .* \(wanted: an integer, 1 to \d+\)"):
+        shape_from_config_dict({**LLAMA, name: value})
+
+
+@pytest.mark.parametrize("value", ["x", "5", [], None, True, 0, -1e-5, float("inf"), float("nan"), 1e39])
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta"])
+def test_a_number_is_finite_and_above_zero(name, value):
+    with pytest.raises(HfConfigError, match=rf"config.json: {name} is .* \(wanted: a number above 0\)"):
+        shape_from_config_dict({**LLAMA, name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": ["qwen3"]}, r"model_type \['qwen3'\] is not supported"),
+        ({"tie_word_embeddings": "yes"}, r"tie_word_embeddings is 'yes' \(wanted: true or false\)"),
+        ({"mlp_bias": 1.5}, r"mlp_bias is 1.5 \(wanted: true or false\)"),
+        ({"rope_scaling": 5}, r"rope_scaling is 5 \(wanted: a mapping\)"),
+        ({"rope_parameters": {"rope_theta": "x"}}, r"rope_theta is 'x' \(wanted: a number above 0\)"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "factor": "x"}}, r"RoPE factor is 'x' \(wanted: a number above 0"),
+        (
+            {"num_key_value_heads": 3},
+            r"num_key_value_heads is 3 \(wanted: a divisor of num_attention_heads",
+        ),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000 \(wanted: an integer, 1 to 100000"),
+    ],
+)
+def test_what_is_no_model_is_refused(change, complaint):
+    with pytest.raises(HfConfigError, match=f"config.json: {complaint}"):
+        shape_from_config_dict({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"config.json": {"eos_token_id": 1}}, {1}),
+        ({"config.json": {"eos_token_id": [1, 2]}, "generation_config.json": {"eos_token_id": 3}}, {1, 2, 3}),
+        ({"config.json": {}, "generation_config.json": {}}, set()),
+    ],
+)
+def test_stop_ids_come_from_both_files(tmp_path, files, found):
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    assert read_stop_ids(tmp_path) == found
+
+
+@pytest.mark.parametrize("value", ["x", -1, 1.5, True, [1, None], {"a": 1}])
+def test_a_stop_id_is_a_token(tmp_path, value):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(HfConfigError, match=r"generation_config.json: eos_token_id is .* \(wanted: token"):
+        read_stop_ids(tmp_path)
 
 
 @pytest.mark.parametrize(

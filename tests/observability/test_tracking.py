@@ -29,7 +29,9 @@ def test_metrics_file_defaults_to_the_save_directory(tmp_path):
 
 
 def test_rows_reach_the_file_and_the_console(tmp_path, capsys):
-    tracker = init_tracking(make_args(tmp_path))
+    args = make_args(tmp_path)
+    tracker = init_tracking(args)
+    tracker.add(ConsoleSink(args))
     tracker.log({"train/loss": 0.25}, axis="train", step=0)
     tracker.log({"rollout/raw_reward": 0.5, "perf/step_time": 2.0}, axis="rollout", step=0)
     tracker.finish()

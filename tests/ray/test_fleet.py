@@ -14,7 +14,7 @@ from slime.ray.engine import EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_keeper import SpawnedEngine
 from slime.ray.engine_watch import EngineFailure
-from slime.ray.fleet import Fleet, api_key
+from slime.ray.fleet import Fleet, api_key, metrics_port
 from slime.ray.served_model import ServedModel
 from slime.ray.waiting import ProcessDied
 from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
@@ -321,3 +321,9 @@ def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
     tokens = {api_key(args, "10.0.0.1") for _ in range(2)}
     assert len(tokens) == 2 and min(len(token or "") for token in tokens) >= 32
     assert api_key(Namespace(sglang_api_key="mine"), "10.0.0.1") == "mine"
+
+
+@pytest.mark.parametrize("port", [1024, 59_999, 60_000, 65_535])
+def test_the_routers_metrics_have_a_port_of_their_own(port: int) -> None:
+    assert 0 < metrics_port(port) < 65_535
+    assert metrics_port(port) != port

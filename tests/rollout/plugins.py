@@ -70,6 +70,51 @@ async def wrong_generate(args, sample, sampling_params):
     return "text"
 
 
+async def nan_generate(args, sample, sampling_params):
+    sample = await stock_generate(args, sample, sampling_params)
+    if sample.index == 3:
+        sample.rollout_log_probs[1] = float("nan")
+    return sample
+
+
+async def text_log_probs_generate(args, sample, sampling_params):
+    sample = await stock_generate(args, sample, sampling_params)
+    sample.rollout_log_probs = ["-0.1"] * sample.response_length
+    return sample
+
+
+_shared: list = []
+
+
+async def shared_generate(args, sample, sampling_params):
+    if not _shared:
+        _shared.append(await stock_generate(args, sample, sampling_params))
+    return _shared[0]
+
+
+async def twice_generate(args, sample, sampling_params):
+    sample = await stock_generate(args, sample, sampling_params)
+    return [sample, sample]
+
+
+async def self_scored_generate(args, sample, sampling_params):
+    sample = await stock_generate(args, sample, sampling_params)
+    sample.reward = "good"
+    return sample
+
+
+async def text_rm(args, sample, **kwargs):
+    return "1.0"
+
+
+async def list_rm(args, sample, **kwargs):
+    return [1.0]
+
+
+async def text_group_rm(args, samples, **kwargs):
+    return [1.0, *["good"] * (len(samples) - 1)]
+
+
 async def hanging_generate(args, sample, sampling_params):
     await asyncio.sleep(1000)
 

@@ -21,6 +21,13 @@ def test_groups_are_copies_with_running_numbers(make_args):
     assert len(source) == 20
 
 
+def test_hooks_know_how_many_rollouts_the_epochs_make(make_args):
+    args = make_args(num_rollout=None, num_epoch=3, rollout_batch_size=8)
+    assert RolloutDataSource(args).args.num_rollout == 6
+    assert args.num_rollout is None
+    assert RolloutDataSource(make_args(num_rollout=5)).args.num_rollout == 5
+
+
 def test_epochs_follow_one_another_even_within_one_call(make_args):
     source = RolloutDataSource(make_args())
     labels = prompts(source.get_samples(45))

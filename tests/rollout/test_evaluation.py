@@ -84,6 +84,17 @@ async def test_a_set_has_its_own_sampling_and_training_fills_the_rest(engine, ma
     assert (params["top_p"], params["stop"]) == (1.0, ["END"])
 
 
+async def test_prompt_and_response_stay_within_the_context_of_evaluations(engine, make_args, make_set):
+    args = make_args(
+        eval_datasets=[make_set("a", 1, max_response_len=99)],
+        rollout_max_context_len=500,
+        eval_max_context_len=20,
+    )
+    engine.answer = lambda conversation: "x" * 100
+    (sample,) = (await eval_rollout(args, 0)).data["a"]["samples"]
+    assert (len(sample.tokens), sample.status) == (20, Sample.Status.TRUNCATED)
+
+
 async def test_a_set_may_bring_its_own_functions_and_metadata(engine, make_args, make_set):
     config = make_set(
         "one",

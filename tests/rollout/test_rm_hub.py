@@ -6,11 +6,15 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import uvicorn
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
 from slime.rollout.base_types import RolloutError
+from slime.rollout.checks import check_reward
 from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader
 from slime.rollout.rm_hub.math_grader import GraderError, MathGraderPool, MathWorker
 from slime.utils.types import Sample
@@ -167,26 +171,57 @@ async def test_a_remote_reward_needs_an_address(make_args):
         await async_rm(make_args(custom_rm_path=None, rm_type="math", rm_url=None), sample)
 
 
-async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
-    app, seen = FastAPI(), []
+@pytest.fixture
+def judge(make_args):
+    """``judge(statuses)``: args of a reward model that answers so, then with 0.75; and what it saw."""
+    servers = []
 
-    @app.post("/")
-    async def score(request: Request):
-        seen.append(await request.json())
-        if len(seen) == 1:
-            raise RuntimeError("not yet")
-        return 0.75
+    def serve(statuses):
+        app, seen = FastAPI(), []
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    args = make_args(custom_rm_path=None, rm_type="remote_rm")
-    args.rm_url = f"http://127.0.0.1:{port}/"
-    reward = await async_rm(args, Sample(prompt="p", response="r", label="l"))
-    server.should_exit = True
-    thread.join()
-    assert reward == 0.75
+        @app.post("/")
+        async def score(request: Request):
+            seen.append(await request.json())
+            return JSONResponse(0.75, status_code=(statuses[len(seen) - 1 :] or [200])[0])
+
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        servers.append((server, thread))
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        args = make_args(custom_rm_path=None, rm_type="remote_rm", rm_url=f"http://127.0.0.1:{port}/")
+        return args, seen
+
+    yield serve
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [500, 503, 408, 425, 429])
+async def test_a_remote_reward_is_asked_again_after_an_error_that_may_pass(judge, status):
+    args, seen = judge([status])
+    assert await async_rm(args, Sample(prompt="p", response="r", label="l")) == 0.75
     assert seen == [{"prompt": "p", "response": "r", "label": "l"}] * 2
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_remote_reward_is_not_asked_again_if_the_request_is_wrong(judge, status):
+    args, seen = judge([status])
+    with pytest.raises(RolloutError, match=rf"failed on sample 7 of group 2: HTTPStatusError: .*{status}"):
+        await async_rm(args, Sample(prompt="p", index=7, group_index=2))
+    assert len(seen) == 1
+
+
+async def test_rewards_that_user_code_makes_numbers_of_may_be_anything(make_args):
+    args = make_args(custom_rm_path=PLUGINS + "text_rm", custom_reward_post_process_path="a.b")
+    assert await async_rm(args, Sample()) == "1.0"
+
+
+@pytest.mark.parametrize(
+    "reward", [1, True, 0.5, np.float32(1), np.int64(3), torch.tensor(0.5), {"score": 1}]
+)
+def test_numbers_of_any_library_are_rewards(make_args, reward):
+    check_reward(make_args(), "a.b", Sample(), reward)

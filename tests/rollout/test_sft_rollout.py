@@ -39,7 +39,7 @@ def test_the_response_begins_at_the_first_trained_token(sft_args, tokenizer):
     assert tokenizer.decode(sample.tokens) == tokenizer.apply_chat_template(messages, tokenize=False)
     assert tokenizer.decode(response).startswith("<tool_call>2*3</tool_call><|im_end|>\n<|im_start|>user")
     trained = [token for token, used in zip(response, sample.loss_mask, strict=True) if used]
-    assert tokenizer.decode(trained) == "<tool_call>2*3</tool_call><|im_end|>\\boxed{6}<|im_end|>"
+    assert tokenizer.decode(trained) == "<tool_call>2*3</tool_call><|im_end|>\n\\boxed{6}<|im_end|>\n"
     assert (sample.reward, sample.status.value) == (0, "completed")
     assert source.ledger.trained == source.ledger.issued == 3
 

@@ -247,6 +247,38 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
             r"plugins\.wrong_generate returned 'text' for sample \d",
         ),
         (
+            {"custom_generate_function_path": PLUGINS + "nan_generate"},
+            r"plugins\.nan_generate: rollout_log_probs of sample 3 of group 1 are nan at position 1 of \d+",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "text_log_probs_generate"},
+            r"plugins\.text_log_probs_generate: rollout_log_probs of sample \d of group \d are \['-0.1'",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "shared_generate"},
+            r"plugins\.shared_generate returned one Sample object as its samples 0 and 1 \(sample \d of",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "twice_generate"},
+            r"plugins\.twice_generate returned one Sample object as its samples 0 and 1 \(sample \d of group",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "self_scored_generate"},
+            r"plugins\.self_scored_generate returned the reward 'good' for sample \d of group \d, expected",
+        ),
+        (
+            {"custom_rm_path": PLUGINS + "text_rm"},
+            r"plugins\.text_rm returned the reward '1.0' for sample \d of group \d, expected a number",
+        ),
+        (
+            {"custom_rm_path": PLUGINS + "list_rm"},
+            r"plugins\.list_rm returned the reward \[1.0\] for sample \d of group \d, expected a number",
+        ),
+        (
+            {"custom_rm_path": PLUGINS + "text_group_rm", "group_rm": True},
+            r"plugins\.text_group_rm returned the reward 'good' for sample \d of group \d, expected a number",
+        ),
+        (
             {"dynamic_sampling_filter_path": PLUGINS + "failing_filter"},
             r"plugins\.failing_filter failed on samples \[\d, \d\]: ZeroDivisionError: oh",
         ),
@@ -260,6 +292,7 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
 async def test_user_code_that_fails_ends_the_rollout_with_its_name(
     engine, make_args, make_source, overrides, message
 ):
+    plugins._shared.clear()
     args = make_args(**overrides)
     with pytest.raises(RolloutError, match=message):
         await generate_rollout_async(args, 0, make_source(args))

@@ -36,7 +36,6 @@ def write_lines(tmp_path, *lines):
         ("@[3:]", [3, 4]),
         ("@[-2:]", [3, 4]),
         ("@[1:-1]", [1, 2, 3]),
-        ("@[4:2]", []),
     ],
 )
 def test_a_suffix_selects_records_as_a_slice_does(numbers, suffix, wanted):
@@ -44,6 +43,36 @@ def test_a_suffix_selects_records_as_a_slice_does(numbers, suffix, wanted):
     table = numbers.with_suffix(".parquet")
     pq.write_table(pa.table({"n": range(5)}), table)
     assert [record["n"] for record in read_file(f"{table}{suffix}")] == wanted
+
+
+@pytest.mark.parametrize("suffix", ["@[4:2]", "@[9:]", "@[:0]", "@[:-5]"])
+def test_a_slice_without_a_record_is_an_error(numbers, suffix):
+    table = numbers.with_suffix(".parquet")
+    pq.write_table(pa.table({"n": range(5)}), table)
+    for file in (numbers, table):
+        with pytest.raises(DataError, match=re.escape(f"{file}: holds no record in the slice {suffix}")):
+            list(read_file(f"{file}{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", ["@[:]", "@[999999999999999999:]", "@[9999999999999999999:]"])
+def test_odd_slices_do_not_break_the_reader(numbers, suffix):
+    try:
+        assert len(list(read_file(f"{numbers}{suffix}"))) == 5
+    except DataError as error:
+        assert "holds no record" in str(error) or "no such data file" in str(error)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "  \n\t\n"])
+def test_a_file_without_a_record_is_an_error(tmp_path, content):
+    (tmp_path / "data.jsonl").write_text(content)
+    with pytest.raises(DataError, match=r"data.jsonl: holds no record$"):
+        list(read_file(str(tmp_path / "data.jsonl")))
+
+
+def test_a_table_without_a_row_is_an_error(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([], pa.int64())}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=r"data.parquet: holds no record$"):
+        list(read_file(str(tmp_path / "data.parquet")))
 
 
 def test_parquet_keeps_nested_values(tmp_path):
@@ -83,8 +112,22 @@ def test_a_missing_or_foreign_file_is_an_error(tmp_path):
         ({"text": 3}, {}, r":1: field 'text' is 3, expected text or a list of messages"),
         ({"text": "a", "answer": None}, {"label_key": "answer"}, r":1: field 'answer' is null"),
         ({"text": "a"}, {"label_key": "answer"}, r":1 has no field 'answer'"),
-        ({"text": "a", "metadata": "[]"}, {}, r":1: metadata is list, expected an object"),
+        ({"text": "a", "metadata": "[]"}, {}, r":1: metadata are list, expected an object"),
         ({"text": "a", "tools": "{"}, {"tool_key": "tools"}, r":1: tools are not valid JSON"),
+        ({"text": "a", "metadata": 5}, {}, r":1: metadata are int, expected an object"),
+        ({"text": "a", "tools": {}}, {"tool_key": "tools"}, r":1: tools are dict, expected a list"),
+        ({"text": " \n"}, {}, r":1: field 'text' is blank"),
+        ({"text": []}, {}, r":1: field 'text' is \[\], expected text or a list of messages"),
+        (
+            {"text": [{"role": "user"}]},
+            {},
+            r":1: {'role': 'user'} in field 'text' is no message with content",
+        ),
+        (
+            {"text": [{"role": "user", "content": 5}]},
+            {},
+            r"'content': 5} in field 'text' is no message with cont",
+        ),
         ({"text": [{"no": "role"}]}, {}, r":1: {'no': 'role'} in field 'text' is no message with a role"),
         ({"text": "a"}, {"apply_chat_template": True}, r":1: the chat template fails .*what a prompt"),
         ({"text": "a" * 9}, {"max_length": 8}, r"no prompt of at most 8 tokens among 1 records"),
@@ -95,6 +138,12 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, record, options, messag
     tokenizer.chat_template = "{{ raise_exception('what a prompt') }}"
     with pytest.raises(DataError, match=message):
         Dataset(write_lines(tmp_path, record), tokenizer, **options)
+
+
+def test_a_call_of_a_tool_needs_no_content(tmp_path, tokenizer):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    path = write_lines(tmp_path, {"text": [{"role": "user", "content": "hi"}, call]})
+    assert Dataset(path, tokenizer)[0].prompt[1] == call
 
 
 def test_the_chat_template_is_applied_to_text_and_to_messages(tmp_path, tokenizer):

@@ -22,15 +22,35 @@ def rendered(tokenizer, messages, **kwargs):
 
 
 @pytest.mark.parametrize("kind", ["qwen", "qwen3"])
-def test_content_and_end_of_turn_are_trained_and_nothing_else(tokenizer, kind):
+def test_a_turn_is_trained_from_after_its_header_to_its_end(tokenizer, kind):
     masks = MultiTurnLossMaskGenerator(tokenizer, kind)
     ids, mask = masks.get_loss_mask(CONVERSATION)
     assert ids == rendered(tokenizer, CONVERSATION)
     assert len(ids) == len(mask)
     assert masks.get_text_from_loss_mask(ids, mask) == [
-        "<tool_call>47*28</tool_call><|im_end|>",
-        "\\boxed{1316}<|im_end|>",
+        "<tool_call>47*28</tool_call><|im_end|>\n",
+        "\\boxed{1316}<|im_end|>\n",
     ]
+
+
+# <|im_start|> 257, <|im_end|> 258, user 260, assistant 261, <think> 264, newline 198, "1" to "4" 16 to 19.
+FIRST = [257, 260, 198, 16, 258, 198, 257, 261, 198, 17, 258, 198]
+SECOND = [257, 260, 198, 18, 258, 198, 257, 261, 198, 264, 198, 19, 258, 198]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "mask"),
+    [
+        ("qwen", FIRST + SECOND, [0] * 9 + [1] * 3 + [0] * 9 + [1] * 5),
+        ("qwen3", FIRST + SECOND, [0] * 9 + [1] * 3 + [0] * 9 + [1] * 5),
+        ("qwen3_5", FIRST + SECOND, [0] * 9 + [1] * 3 + [0] * 11 + [1] * 3),
+        ("distill_qwen", [*FIRST[:9], 264, 198, 19], [0] * 9 + [1] * 3),
+    ],
+)
+def test_ids_and_masks_worked_out_by_hand(tokenizer, kind, ids, mask):
+    contents = [("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "<think>\n4")]
+    messages = [{"role": role, "content": content} for role, content in contents]
+    assert MultiTurnLossMaskGenerator(tokenizer, kind).get_loss_mask(messages) == (ids, mask)
 
 
 def test_qwen3_5_trains_through_the_newline_and_after_an_opened_thought(tokenizer):
@@ -73,7 +93,7 @@ def test_a_default_system_prompt_and_grouped_tool_results_are_rendered_once(kind
     masks = MultiTurnLossMaskGenerator(tokenizer, kind)
     ids, mask = masks.get_loss_mask(messages)
     assert ids == rendered(tokenizer, messages)
-    assert masks.get_text_from_loss_mask(ids, mask)[1] == "\\boxed{1316}<|im_end|>"
+    assert masks.get_text_from_loss_mask(ids, mask)[1] == "\\boxed{1316}<|im_end|>\n"
 
 
 def test_an_unknown_kind_is_refused(tokenizer):

@@ -1,6 +1,5 @@
 """What the engine serves, read from an HF checkpoint directory."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from slime.models import ModelShape, read_shape
-from slime.models.hf_config import read_hf_config
+from slime.models.hf_config import read_hf_config, read_stop_ids
 
 DTYPES = {
     "float32": torch.float32,
@@ -39,20 +38,9 @@ class ModelConfig:
         return cls(
             shape=read_shape(path),
             architectures=tuple(raw.get("architectures") or ()),
-            eos_token_ids=_eos_token_ids(raw, Path(path) / "generation_config.json"),
+            eos_token_ids=read_stop_ids(path),
             dtype=_dtype(raw, dtype),
         )
-
-
-def _eos_token_ids(raw: dict[str, Any], generation_file: Path) -> frozenset[int]:
-    found = [raw.get("eos_token_id")]
-    if generation_file.is_file():
-        found.append(json.loads(generation_file.read_text()).get("eos_token_id"))
-    ids: set[int] = set()
-    for value in found:
-        if value is not None:
-            ids.update(value if isinstance(value, list) else [value])
-    return frozenset(ids)
 
 
 def _dtype(raw: dict[str, Any], requested: str) -> torch.dtype:

@@ -201,7 +201,8 @@ def router_command(
     values = {dest: value for dest in actions if (value := getattr(args, f"router_{dest}", None)) is not None}
     changed = {dest for dest, value in values.items() if value != actions[dest].default}
     values |= _defaults_for_training(args, changed)
-    values |= {"host": host, "port": port, "prometheus_port": prometheus_port, "prometheus_host": host}
+    values = {"prometheus_port": prometheus_port, "prometheus_host": host} | values
+    values |= {"host": host, "port": port}
     if api_key:
         values["api_key"] = api_key
     return [sys.executable, "-m", "sglang_router.launch_router", *command_line(parser, values)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.checks import check_reward
 from slime.rollout.rm_hub.registry import score_by_type
 from slime.rollout.rm_hub.remote import remote_rm
 from slime.utils.async_utils import gather_or_cancel
@@ -23,7 +24,7 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     metadata, ``--rm-type``.
 
     Raises:
-        RolloutError: the function failed or returned None; a missing reward is never 0.
+        RolloutError: the function failed or returned what is no reward; a missing one is never 0.
         NotImplementedError: no reward function is named, or an unknown type.
     """
     path = sample.custom_rm_path or args.custom_rm_path
@@ -31,15 +32,12 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         function = load_function(path)
         with blame(function, sample):
             reward = await _call_off_loop(function, args, sample, **kwargs)
-    else:
-        function = score_by_type
-        rm_type = sample.metadata.get("rm_type") or args.rm_type
-        with blame(function, sample):
-            reward = await function(args, sample, rm_type)
-    if reward is None:
-        raise RolloutError(
-            f"{describe(function)} returned None for {name_samples(sample)}, expected a reward"
-        )
+        check_reward(args, describe(function), sample, reward)
+        return reward
+    rm_type = sample.metadata.get("rm_type") or args.rm_type
+    with blame(score_by_type, sample):
+        reward = await score_by_type(args, sample, rm_type)
+    check_reward(args, f"--rm-type {rm_type}", sample, reward)
     return reward
 
 
@@ -56,11 +54,13 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
     function = load_function(args.custom_rm_path)
     with blame(function, samples):
         rewards = list(await _call_off_loop(function, args, samples, **kwargs))
-    if len(rewards) != len(samples) or any(reward is None for reward in rewards):
+    if len(rewards) != len(samples):
         raise RolloutError(
             f"{describe(function)} returned {rewards!r:.200} for {name_samples(samples)}, "
             f"expected {len(samples)} rewards"
         )
+    for sample, reward in zip(samples, rewards, strict=True):
+        check_reward(args, describe(function), sample, reward)
     return rewards
 
 

@@ -4,17 +4,29 @@ from typing import Any
 
 import httpx
 import orjson
-from tenacity import retry, stop_after_attempt, wait_exponential, wait_random
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from slime.arguments.views import RolloutView
 from slime.utils.types import Sample
 
 _TIMEOUT_S = 120.0
+_WAIT_AND_ASK_AGAIN = (408, 425, 429)  # request timeout, too early, too many requests
 
 
 async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
-    """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times."""
+    """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times.
+
+    A request that the server calls wrong (4xx but 408, 425 and 429) is not sent again.
+    """
     return await post_to_reward_model(args, sample, sample.response, max_retries)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later: not if the server says that the request is wrong."""
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status >= 500 or status in _WAIT_AND_ASK_AGAIN
+    return not isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL)
 
 
 async def post_to_reward_model(
@@ -27,6 +39,7 @@ async def post_to_reward_model(
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
 
     @retry(
+        retry=retry_if_exception(_may_pass),
         stop=stop_after_attempt(max_retries),
         wait=wait_exponential(multiplier=1, max=30) + wait_random(0, 1),
         reraise=True,

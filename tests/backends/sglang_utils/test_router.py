@@ -54,6 +54,11 @@ def test_the_router_stays_on_loopback_with_its_metrics():
     assert (router_args.prometheus_host, router_args.prometheus_port) == ("127.0.0.1", 2)
 
 
+def test_the_router_shows_its_metrics_where_it_is_told():
+    router_args = parsed(Namespace(router_prometheus_host="10.0.0.1", router_prometheus_port=3))
+    assert (router_args.prometheus_host, router_args.prometheus_port) == ("10.0.0.1", 3)
+
+
 def test_router_flags_are_passed_on():
     args = Namespace(
         router_policy="round_robin", router_balance_abs_threshold=10, sglang_router_request_timeout_secs=14400

@@ -1,0 +1,108 @@
+"""Whether the files of a checkpoint are such that a run can load them.
+
+A checkpoint is a directory: of the trainer's own, with a marker that names the last complete iteration, or a
+Hugging Face one, with a ``config.json``.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from slime.arguments.flags import option_string
+from slime.models import HfConfigError, family_of, read_shape
+from slime.models.shape import ShapeArgs
+
+CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
+# What Megatron-LM's converters write into the marker.
+_CONVERTED = "release"
+
+
+def has_checkpoint(path: str | Path) -> bool:
+    """Whether something there says that it is a checkpoint."""
+    return any((Path(path) / file).is_file() for file in (CHECKPOINT_MARKER, "config.json"))
+
+
+def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
+    """Whether Megatron-LM's converter wrote ``path``, by its name from this Hugging Face directory."""
+    named_after = Path(path).name.casefold().startswith(Path(hf_checkpoint).name.casefold())
+    return named_after and _marked(Path(path)) == _CONVERTED
+
+
+def _marked(root: Path) -> str | None:
+    """What the marker of a checkpoint says; None without one."""
+    marker = root / CHECKPOINT_MARKER
+    return marker.read_bytes()[:100].decode(errors="replace").strip() if marker.is_file() else None
+
+
+def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
+    """Why the directory that this flag names cannot be loaded; nothing without the flag.
+
+    Args:
+        step: the iteration to load; None for the one that the marker names.
+    """
+    path = getattr(args, name)
+    if path is None:
+        return
+    if not has_checkpoint(path):
+        reason: str | None = (
+            f"no checkpoint there (wanted: {CHECKPOINT_MARKER} or config.json with .safetensors in it)"
+        )
+    elif (Path(path) / CHECKPOINT_MARKER).is_file():
+        reason = _bad_iteration(Path(path), step)
+    elif not any(Path(path).glob("*.safetensors")):
+        reason = "holds no .safetensors file"
+    else:
+        reason = _another_model(Path(path), Path(args.hf_checkpoint))
+    if reason:
+        yield f"{option_string(name)} {path}: {reason}"
+
+
+def _bad_iteration(root: Path, step: int | None) -> str | None:
+    text = _marked(root) or ""
+    if text == _CONVERTED:
+        return (
+            f"{CHECKPOINT_MARKER} says {_CONVERTED!r}: weights that Megatron-LM's converter wrote have other "
+            "names (wanted: the Hugging Face directory that they were made from)"
+        )
+    if step is None and not (text.isascii() and text.isdigit() and len(text) < 10):
+        return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
+    iteration = f"iter_{int(text) if step is None else step:07d}"
+    if (root / iteration / "metadata.json").is_file():
+        return None
+    there = ", ".join(sorted(found.parent.name for found in root.glob("iter_*/metadata.json"))) or "none"
+    return f"{iteration} is missing or incomplete (complete ones: {there})"
+
+
+def _another_model(path: Path, trained: Path) -> str | None:
+    try:
+        found, wanted = vars(read_shape(path)), vars(read_shape(trained))
+    except HfConfigError as error:
+        return str(error)
+    for name, value in wanted.items():
+        if name != "max_position_embeddings" and found[name] != value:
+            return f"is another model than --hf-checkpoint: its {name} is {found[name]} (wanted: {value})"
+    return None
+
+
+def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
+    """Why the weights of a Hugging Face directory cannot be read; reads no more than their headers."""
+    path = getattr(args, name)
+    if (
+        path is None
+        or (Path(path) / CHECKPOINT_MARKER).is_file()
+        or not any(Path(path).glob("*.safetensors"))
+    ):
+        return
+    from slime.models.safetensors_dir import SafetensorReader  # imports torch
+
+    try:
+        with SafetensorReader(path) as reader:
+            reader.open_all()
+            missing = family_of(args.model_type).weights.hf_names(cast(ShapeArgs, args)) - set(reader.names())
+    except (ValueError, OSError) as error:
+        yield f"{option_string(name)}: {error}"
+        return
+    if missing:
+        wanted = f"{len(missing)} tensors of config.json are missing, e.g. {sorted(missing)[0]}"
+        yield f"{option_string(name)} {path}: {wanted}"

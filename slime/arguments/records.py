@@ -1,0 +1,126 @@
+"""Whether a run can make prompts of a data file.
+
+Every record is looked at, since a malformed one is better reported now than after hours. Rendering and
+counting tokens take longer: only as many prompts get that as it takes to know that the template works and
+that one prompt is short enough.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from slime.arguments.rewards import bad_reward_type
+from slime.arguments.rollout import SFT_ROLLOUT_FUNCTION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from slime.utils.data import Row
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data file, and what a run makes of it.
+
+    Attributes:
+        where: the flag or the eval dataset, for messages.
+        keys: fields of the prompt, the label, the tools and the metadata.
+        template: arguments of the chat template; None where prompts are not rendered.
+        longest: tokens that a prompt may have.
+        conversations: prompts are whole conversations to be imitated.
+        answered: prompts go to the engines as they are.
+        scored: rewards are given by the type that flags or metadata name.
+    """
+
+    where: str
+    path: str
+    keys: tuple[str, str | None, str | None, str | None]
+    template: Mapping[str, Any] | None
+    longest: int | None
+    conversations: bool = False
+    answered: bool = False
+    scored: bool = False
+
+
+@lru_cache(maxsize=1)
+def tokenizer_of(path: str, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
+    """The tokenizer of ``--hf-checkpoint``, loaded once for all the looks of one command line."""
+    from slime.utils.processing_utils import load_tokenizer  # imports transformers
+
+    return load_tokenizer(path, trust_remote_code)
+
+
+def bad_records(args: Namespace, records: Records) -> Iterator[str]:
+    """The first record that cannot be used, or what is wrong with all of them."""
+    from slime.utils.data import DataError, RecordKeys, read_rows  # imports transformers and pyarrow
+
+    count, fits = 0, records.longest is None
+    try:
+        for count, row in enumerate(read_rows(records.path, RecordKeys(*records.keys)), 1):
+            for problem in _problems(args, records, row):
+                yield f"{records.where}: {row.where}: {problem}"
+            if count == 1 or not fits:
+                length = _length(args, records, row)
+                fits = records.longest is None or length <= records.longest
+    except (DataError, OSError) as error:
+        yield f"{records.where}: {error}"
+        return
+    if not fits:
+        wanted = f"no prompt of at most {records.longest} tokens among {count} records"
+        yield f"{records.where}: {records.path}: {wanted}"
+
+
+def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
+    key = records.keys[0]
+    if records.scored:
+        yield from bad_reward_type("rm_type of its metadata", row.metadata.get("rm_type"), args.rm_url)
+    if isinstance(row.prompt, str):
+        if records.conversations:
+            yield f"field {key!r} is text (wanted: a list of messages; --input-key names the field)"
+    elif records.answered and records.template is None:
+        yield f"field {key!r} is a list of messages (wanted: --apply-chat-template, or text)"
+    elif records.conversations and not any(_is_answer(message) for message in row.prompt):
+        yield f"field {key!r} has no message of an assistant, so there is nothing to learn"
+
+
+def _is_answer(message: Any) -> bool:
+    return message["role"] == "assistant"
+
+
+def _length(args: Namespace, records: Records, row: "Row") -> int:
+    """Tokens of a prompt as the engine will get it; 0 for one that is not measured.
+
+    Raises:
+        DataError: the chat template or the tokenizer fails on it.
+    """
+    from slime.utils.data import DataError, render_prompt
+
+    tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
+    if records.conversations:
+        _mask(args, tokenizer, row.where, row.prompt, row.tools)
+        return 0
+    text = row.prompt if records.template is None else render_prompt(tokenizer, row, records.template)
+    if not isinstance(text, str):
+        return 0
+    try:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # its files may hold anything
+        raise DataError(f"{row.where}: the tokenizer fails on this prompt ({error})") from error
+
+
+def _mask(args: Namespace, tokenizer: Any, where: str, messages: Any, tools: list[Any] | None) -> None:
+    from slime.utils.data import DataError
+    from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+
+    try:
+        MultiTurnLossMaskGenerator(tokenizer, args.loss_mask_type).get_loss_mask(messages, tools)
+    except Exception as error:  # templates are third-party programs, which may raise anything
+        reason = f"--loss-mask-type {args.loss_mask_type} fails on this conversation ({error})"
+        raise DataError(f"{where}: {reason}") from error
+
+
+def imitates(args: Namespace) -> bool:
+    """Whether the run is SFT by the built-in rollout function."""
+    return args.rollout_function_path == SFT_ROLLOUT_FUNCTION

@@ -1,0 +1,41 @@
+"""Guessing what was meant by a name that nobody knows."""
+
+from collections.abc import Iterable
+
+_SHORTEST_PREFIX = 8
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one misspells; None where it would take more than a slip of the finger.
+
+    A slip is one letter too many, too few, wrong or swapped with its neighbour; names of 20 letters and more
+    may have two. Dashes, underscores and capitals don't count. So does the beginning of only one known name.
+    """
+    wanted = _letters(name)
+    slips = 0 if len(wanted) < 4 else 1 if len(wanted) < 20 else 2
+    near = [(_distance(wanted, _letters(other), slips), other) for other in sorted(known)]
+    distance, best = min(near, default=(slips + 1, ""))
+    if distance <= slips:
+        return best
+    longer = [other for _, other in near if _letters(other).startswith(wanted)]
+    return longer[0] if len(longer) == 1 and len(wanted) >= _SHORTEST_PREFIX else None
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _distance(a: str, b: str, limit: int) -> int:
+    """Slips between two words, by optimal string alignment; more than ``limit`` counts as ``limit + 1``."""
+    if abs(len(a) - len(b)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i in range(1, len(a) + 1):
+        before, above, row = row, before, [i]
+        for j in range(1, len(b) + 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a[i - 1] != b[j - 1]))
+            if i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+    return min(row[-1], limit + 1)

@@ -1,0 +1,80 @@
+"""What user code hands over: samples that are samples, and numbers that are numbers.
+
+The errors name the function and the sample, since nobody finds either in a loss of NaN.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from slime.rollout.base_types import RolloutError, name_samples
+from slime.utils.types import Sample
+
+
+class RewardUse(Protocol):
+    """Of ``args``: whether user code makes numbers of the rewards."""
+
+    @property
+    def custom_reward_post_process_path(self) -> str | None: ...
+
+    @property
+    def custom_convert_samples_to_train_data_path(self) -> str | None: ...
+
+
+def check_samples(origin: str, samples: Sequence[Any]) -> None:
+    """Whether these are samples, each an object of its own, with finite log-probs.
+
+    Args:
+        origin: who made them, for messages.
+
+    Raises:
+        RolloutError: one is not.
+    """
+    first: dict[int, int] = {}
+    for position, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            raise RolloutError(f"{origin} returned {sample!r:.100} among its samples, expected a Sample")
+        if id(sample) in first:
+            raise RolloutError(
+                f"{origin} returned one Sample object as its samples {first[id(sample)]} and {position} "
+                f"({name_samples(sample)}), expected an object for each"
+            )
+        first[id(sample)] = position
+        _check_log_probs(origin, sample)
+
+
+def _check_log_probs(origin: str, sample: Sample) -> None:
+    log_probs = sample.rollout_log_probs
+    if log_probs is None:
+        return
+    try:
+        # A sum is finite only if all its terms are, and costs a fraction of looking at each.
+        if math.isfinite(sum(log_probs)):
+            return
+        wrong = next(i for i, value in enumerate(log_probs) if not math.isfinite(value))
+    except TypeError as error:
+        raise RolloutError(
+            f"{origin}: rollout_log_probs of {name_samples(sample)} are {log_probs!r:.100}, expected numbers"
+        ) from error
+    raise RolloutError(
+        f"{origin}: rollout_log_probs of {name_samples(sample)} are {log_probs[wrong]} at position {wrong} "
+        f"of {len(log_probs)}, expected finite numbers"
+    )
+
+
+def check_reward(args: RewardUse, origin: str, sample: Sample, reward: Any) -> None:
+    """Whether a reward is a number or a mapping; anything will do where user code makes numbers of them.
+
+    Raises:
+        RolloutError: it is not, or missing.
+    """
+    if reward is None:
+        raise RolloutError(f"{origin} returned None for {name_samples(sample)}, expected a reward")
+    if args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path:
+        return
+    # Numbers of Python, numpy and torch have it; text, lists and None don't.
+    if not isinstance(reward, Mapping) and not hasattr(type(reward), "__float__"):
+        raise RolloutError(
+            f"{origin} returned the reward {reward!r:.100} for {name_samples(sample)}, expected a number, "
+            "or a dict with --reward-key"
+        )

@@ -1,0 +1,148 @@
+"""Files of a checkpoint that cannot be loaded are found before anything starts."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime.arguments import validated_args
+from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
+
+
+@pytest.mark.parametrize("flag", ["load", "ref_load"])
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("release", "says 'release': weights that Megatron-LM's converter wrote have other names"),
+        ("", "says '' (wanted: the number of an iteration)"),
+        ("three", "says 'three' (wanted: the number of an iteration)"),
+        ("-3", "says '-3' (wanted: the number of an iteration)"),
+        ("9" * 5000, "says '999"),
+        ("7", "iter_0000007 is missing or incomplete (complete ones: iter_0000001, iter_0000003)"),
+    ],
+)
+def test_a_broken_marker_is_refused(words, refusal, own_checkpoint, flag, marker, said):
+    (own_checkpoint / CHECKPOINT_MARKER).write_text(marker)
+    message = refusal(words(**{flag: own_checkpoint}))
+    assert message.startswith(f"--{flag.replace('_', '-')} {own_checkpoint}: ")
+    assert said in message
+
+
+def test_an_incomplete_iteration_is_refused(words, refusal, own_checkpoint):
+    (own_checkpoint / "iter_0000003/metadata.json").unlink()
+    assert refusal(words(load=own_checkpoint)).endswith("missing or incomplete (complete ones: iter_0000001)")
+
+
+@pytest.mark.parametrize(("flag", "step"), [("load", "ckpt_step"), ("ref_load", "ref_ckpt_step")])
+def test_a_chosen_iteration_must_be_there(words, refusal, own_checkpoint, flag, step):
+    validated_args(words(**{flag: own_checkpoint, step: 1}))
+    assert "iter_0000002 is missing" in refusal(words(**{flag: own_checkpoint, step: 2}))
+
+
+def test_a_step_of_no_checkpoint_is_refused(words, refusal, tmp_path):
+    assert refusal(words(load=tmp_path / "none", ckpt_step=3)).startswith(
+        "--ckpt-step 3: there is no checkpoint"
+    )
+
+
+def cut(path):
+    save_file({"a": torch.ones(1000)}, path)
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\x00" * 100),
+        lambda path: path.write_bytes((10**12).to_bytes(8, "little") + b"{}"),
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\n"),
+        cut,
+    ],
+    ids=["empty", "zeros", "huge header", "git-lfs pointer", "truncated"],
+)
+@pytest.mark.parametrize("flag", ["hf_checkpoint", "ref_load", "load"])
+def test_a_broken_safetensors_file_is_refused(words, refusal, altered_checkpoint, flag, spoil):
+    path = altered_checkpoint()
+    spoil(path / "model.safetensors")
+    message = refusal(words(**{flag: path}))
+    assert message.startswith(
+        f"--{flag.replace('_', '-')}: {path}/model.safetensors: not a readable safetensors"
+    )
+
+
+def test_a_missing_tensor_is_named(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    save_file({"model.norm.weight": torch.empty(0)}, path / "model.safetensors")
+    message = refusal(words(hf_checkpoint=path))
+    assert message.startswith(f"--hf-checkpoint {path}: ")
+    assert "tensors of config.json are missing, e.g. model.embed_tokens.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "has no weight_map"),
+        ("{}", "has no weight_map"),
+        ('{"weight_map": 5}', "weight_map is 5"),
+        ('{"weight_map": {}}', "weight_map is {}"),
+        ('{"weight_map": {"a": 5}}', "weight_map is {'a': 5}"),
+        ('{"weight_map": {"a": "b.safetensors"}}', "names files that do not exist: b.safetensors"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', "'../b.safetensors' is no file of that directory"),
+        (
+            '{"weight_map": {"a": "model.safetensors"}}',
+            "no tensor 'a', but model.safetensors.index.json says",
+        ),
+    ],
+)
+def test_a_broken_index_is_refused(words, refusal, altered_checkpoint, index, said):
+    path = altered_checkpoint()
+    (path / "model.safetensors.index.json").write_text(index)
+    message = refusal(words(hf_checkpoint=path))
+    assert message.startswith(f"--hf-checkpoint: {path}/model.safetensors")
+    assert said in message
+
+
+def test_a_hugging_face_directory_without_weights_is_no_checkpoint(words, refusal, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "model.safetensors").unlink()
+    assert refusal(words(ref_load=path)) == f"--ref-load {path}: holds no .safetensors file"
+    assert refusal(words(load=path)) == f"--load {path}: holds no .safetensors file"
+
+
+def test_weights_may_come_from_elsewhere(words, own_checkpoint, altered_checkpoint):
+    path = altered_checkpoint()
+    (path / "model.safetensors").unlink()
+    validated_args(words(hf_checkpoint=path, load=own_checkpoint))
+
+
+def test_a_reference_of_another_shape_is_refused(words, refusal, altered_checkpoint):
+    path = altered_checkpoint(intermediate_size=512)
+    assert refusal(words(ref_load=path)) == (
+        f"--ref-load {path}: is another model than --hf-checkpoint: its ffn_hidden_size is 512 (wanted: 256)"
+    )
+    (path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    assert "model_type 'gpt2' is not supported" in refusal(words(ref_load=path))
+
+
+def test_a_conversion_named_after_the_model_stands_for_it(words, notes, checkpoint, tmp_path):
+    path = tmp_path / f"{checkpoint.name}_torch_dist"
+    path.mkdir()
+    (path / CHECKPOINT_MARKER).write_text("release")
+    line = words(ref_load=path)
+    assert validated_args(line).ref_load is None
+    (note,) = notes(line)
+    assert note.startswith(f"--ref-load {path}: Megatron-LM's converter wrote it")
+    assert note.endswith("those of --hf-checkpoint are used, after which it is named")
+
+
+def test_a_chosen_iteration_of_a_conversion_is_refused(words, refusal, checkpoint, tmp_path):
+    path = tmp_path / f"{checkpoint.name}_torch_dist"
+    path.mkdir()
+    (path / CHECKPOINT_MARKER).write_text("release")
+    assert "says 'release'" in refusal(words(ref_load=path, ref_ckpt_step=3))
+    assert "says 'release'" in refusal(words(load=path))

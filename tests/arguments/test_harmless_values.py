@@ -1,0 +1,156 @@
+"""A value that changes nothing is no reason to refuse a run, and the user is told."""
+
+import pytest
+
+from slime.arguments import validated_args
+from slime.arguments.parser import parse
+
+REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--expert-tensor-parallel-size", "1"],
+        ["--expert-model-parallel-size", "1"],
+        ["--context-parallel-size", "1"],
+        ["--num-virtual-stages-per-pipeline-rank", "1"],
+        ["--hierarchical-context-parallel-sizes", "1"],
+        ["--num-experts", "0"],
+        ["--moe-layer-freq", "1"],
+        ["--moe-aux-loss-coeff", "0.0"],
+        ["--moe-router-load-balancing-type", "aux_loss"],
+        ["--mtp-num-layers", "0"],
+        ["--optimizer-offload-fraction", "1.0"],
+        ["--attention-dropout", "0"],
+        ["--hidden-dropout", "0.0"],
+        ["--prefill-num-servers", "0"],
+        ["--transformer-impl", "local"],
+        ["--optimizer", "adam"],
+        ["--rollout-top-p", "1"],
+    ],
+)
+def test_a_size_of_one_or_a_weight_of_zero_means_the_default(words):
+    given, left_out = vars(parse([*REQUIRED, *words], None)), vars(parse(REQUIRED, None))
+    assert given == left_out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--expert-tensor-parallel-size", "2"],
+            "--expert-tensor-parallel-size 2: not supported (wanted: 1)",
+        ),
+        (["--attention-dropout", "0.1"], "--attention-dropout 0.1: not supported (wanted: 0.0)"),
+        (["--mtp-num-layers", "1"], "--mtp-num-layers 1: not supported (wanted: 0)"),
+        (
+            ["--transformer-impl", "transformer_engine"],
+            "--transformer-impl transformer_engine: not supported (wanted: local, or leave it out",
+        ),
+    ],
+)
+def test_a_value_that_changes_something_is_refused(words, message):
+    with pytest.raises(ValueError) as error:
+        parse([*REQUIRED, *words], None)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "dest", "value"),
+    [
+        (["--persistent-save-interval", "3"], "save_interval", 3),
+        (["--disable-ckpt-fully-parallel-save"], "no_ckpt_fully_parallel_save", True),
+        (["--override-opt_param-scheduler"], "override_opt_param_scheduler", True),
+        (["--use-checkpoint-opt_param-scheduler"], "use_checkpoint_opt_param_scheduler", True),
+        (["--rotary-scaling-factor", "8"], "rope_scaling_factor", 8.0),
+    ],
+)
+def test_megatron_lms_other_names_are_known(words, dest, value):
+    assert getattr(parse([*REQUIRED, *words], None), dest) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        (dict(sequence_parallel=True), "--sequence-parallel: is off at --tensor-model-parallel-size 1"),
+        (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
+        (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
+        (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
+        (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
+        (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
+        (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
+        (dict(muon_momentum=0.9), "--muon-momentum 0.9: has no effect without --optimizer muon"),
+        (
+            dict(update_weight_delta_encoding="overwrite"),
+            "--update-weight-delta-encoding overwrite: has no effect without --update-weight-mode delta",
+        ),
+        (dict(save="out"), "--save: no checkpoint will be written without --save-interval"),
+        (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
+        (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),
+        (
+            dict(max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32),
+            "--log-probs-max-tokens-per-gpu 32: has no effect",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_accepted_with_a_note(words, notes, changes, note):
+    (line,) = notes(words(**changes))
+    assert line.startswith(note)
+
+
+def test_what_has_an_effect_gets_no_note(words, notes, own_checkpoint, tmp_path):
+    discounted = dict(advantage_estimator="reinforce_plus_plus", normalize_advantages=True, gamma=0.9)
+    assert notes(words(**discounted, kl_coef=0.1)) == []
+    assert notes(words(tensor_model_parallel_size=2, actor_num_gpus_per_node=2, sequence_parallel=True)) == []
+    assert notes(words(load=own_checkpoint, save=tmp_path / "out", save_interval=1)) == []
+    assert notes(words(load=tmp_path / "run", save=tmp_path / "run", save_interval=1)) == []
+    assert notes(words(n_samples_per_prompt=1, disable_rewards_normalization=True)) == []
+    assert notes(words(advantage_estimator="grpo", gamma=1, kl_coef=0, lambd=1)) == []
+
+
+def test_sequence_parallelism_is_off_where_there_is_one_rank(words):
+    assert validated_args(words(sequence_parallel=True)).sequence_parallel is False
+    two = words(tensor_model_parallel_size=2, actor_num_gpus_per_node=2, sequence_parallel=True)
+    assert validated_args(two).sequence_parallel is True
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpu", "notes_", "message"),
+    [
+        ("nccl", True, [], None),
+        ("gloo", False, [], None),
+        ("nccl", False, ["--distributed-backend nccl: there is no GPU, gloo is used"], None),
+        (
+            "gloo",
+            True,
+            [],
+            "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)",
+        ),
+    ],
+)
+def test_the_backend_is_that_of_the_hardware(
+    words, notes, refusal, monkeypatch, backend, gpu, notes_, message
+):
+    monkeypatch.setattr("slime.utils.accelerator.has_gpu", lambda: gpu)
+    monkeypatch.setattr("slime.arguments.engines.contradictions", lambda args: iter(()))
+    line = words(distributed_backend=backend, debug_rollout_only=True)
+    if message:
+        assert refusal(line) == message
+    else:
+        assert notes(line) == notes_
+
+
+def test_a_load_directory_that_is_not_there_yet_begins_a_run(words, notes, checkpoint, tmp_path):
+    line = words(load=tmp_path / "none", ref_load=checkpoint)
+    args = validated_args(line)
+    assert (args.start_rollout_id, args.finetune, args.no_load_optim) == (0, True, True)
+    assert notes(line) == [
+        f"--load {tmp_path}/none: no checkpoint there, the run begins with the weights of --ref-load"
+    ]
+
+
+def test_a_limit_on_the_context_of_evaluations_is_accepted(words, data):
+    line = words(eval_interval=1, eval_prompt_data=["a", data])
+    assert validated_args([*line, "--eval-max-context-len", "64"]).eval_max_context_len == 64
+    assert validated_args([*line, "--rollout-max-context-len", "32"]).eval_max_context_len == 32

@@ -1,0 +1,169 @@
+"""Data that no prompt can be made of is found before anything starts."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slime.arguments import validated_args
+
+USER = {"role": "user", "content": "1+1"}
+ANSWER = {"role": "assistant", "content": "2"}
+SFT = dict(
+    rollout_function_path="slime.rollout.sft_rollout.generate_rollout",
+    loss_type="sft_loss",
+    disable_compute_advantages_and_returns=True,
+    debug_train_only=True,
+    n_samples_per_prompt=1,
+    label_key=None,
+    rm_type=None,
+    colocate=None,
+)
+
+
+def write(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+GOOD = {"input": "1+1", "label": "2"}
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (GOOD | {"input": ""}, "field 'input' is blank"),
+        (GOOD | {"input": " \n"}, "field 'input' is blank"),
+        (GOOD | {"input": 5}, "field 'input' is 5, expected text or a list of messages"),
+        (GOOD | {"input": []}, "field 'input' is [], expected text or a list of messages"),
+        (GOOD | {"input": ["hi"]}, "'hi' in field 'input' is no message with a role"),
+        (
+            GOOD | {"input": [{"role": "user"}]},
+            "{'role': 'user'} in field 'input' is no message with content",
+        ),
+        (
+            GOOD | {"input": [{"content": "hi"}]},
+            "{'content': 'hi'} in field 'input' is no message with a role",
+        ),
+        (
+            GOOD | {"input": [USER]},
+            "field 'input' is a list of messages (wanted: --apply-chat-template, or text)",
+        ),
+        (GOOD | {"label": None}, "field 'label' is null"),
+        (GOOD | {"metadata": [1]}, "metadata are list, expected an object"),
+        (GOOD | {"metadata": "[1]"}, "metadata are list, expected an object"),
+        (GOOD | {"metadata": "{"}, "metadata are not valid JSON"),
+        (GOOD | {"metadata": "[" * 100_000}, "metadata are not valid JSON"),
+        (GOOD | {"metadata": {"rm_type": "maths"}}, "rm_type of its metadata maths: unknown (wanted: math"),
+        (GOOD | {"metadata": {"rm_type": 5}}, "rm_type of its metadata 5: unknown (wanted: math"),
+        (GOOD | {"metadata": {"rm_type": "remote_rm"}}, "rm_type of its metadata remote_rm: needs --rm-url"),
+        (GOOD | {"tools": "calculator"}, "tools are not valid JSON"),
+        (GOOD | {"tools": {"name": "f"}}, "tools are dict, expected a list"),
+    ],
+)
+def test_a_bad_record_is_named_wherever_it_stands(words, refusal, data, record, said):
+    write(data, GOOD, GOOD, record)
+    message = refusal(words())
+    assert message.startswith(f"--prompt-data: {data}:3: ")
+    assert said in message
+    held_out = words(eval_interval=1, eval_prompt_data=["held_out", data], prompt_data=None, num_rollout=0)
+    assert refusal(held_out).startswith(f"eval dataset held_out: {data}:3: ")
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "  \n"])
+def test_an_empty_file_is_refused(words, refusal, data, content):
+    data.write_text(content)
+    assert refusal(words()) == f"--prompt-data: {data}: holds no record"
+
+
+@pytest.mark.parametrize("part", ["[4:]", "[2:1]", "[:-4]"])
+def test_a_slice_without_a_record_is_refused(words, refusal, data, part):
+    line = words(prompt_data=f"{data}@{part}")
+    assert refusal(line) == f"--prompt-data: {data}: holds no record in the slice @{part}"
+
+
+def test_a_table_without_a_row_is_refused(words, refusal, tmp_path):
+    path = tmp_path / "none.parquet"
+    pq.write_table(pa.table({"input": pa.array([], pa.string()), "label": pa.array([], pa.string())}), path)
+    assert refusal(words(prompt_data=path)) == f"--prompt-data: {path}: holds no record"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m.content }", "unexpected '}'"),
+        ("{{ raise_exception('no system') }}", "no system"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    ],
+)
+def test_a_chat_template_that_fails_is_refused(words, refusal, altered_checkpoint, data, template, said):
+    path = altered_checkpoint()
+    (path / "chat_template.jinja").write_text(template)
+    message = refusal(words(hf_checkpoint=path, apply_chat_template=True))
+    assert message.startswith(f"--prompt-data: {data}:1: the chat template fails on this prompt (")
+    assert said in message
+
+
+def test_a_chat_template_that_renders_nothing_is_refused(words, refusal, altered_checkpoint, data):
+    path = altered_checkpoint()
+    (path / "chat_template.jinja").write_text("{{ '' }}")
+    message = refusal(words(hf_checkpoint=path, apply_chat_template=True))
+    assert message == f"--prompt-data: {data}:1: the chat template makes nothing of this prompt"
+
+
+def test_arguments_of_the_template_are_tried(words, refusal, data):
+    message = refusal(words(apply_chat_template=True, apply_chat_template_kwargs='{"tokenize": true}'))
+    assert message.startswith(f"--prompt-data: {data}:1: the chat template fails on this prompt (")
+
+
+def test_prompts_that_are_all_too_long_are_refused(words, refusal, data):
+    write(data, *[GOOD | {"input": "x" * 9}] * 3)
+    message = f"--prompt-data: {data}: no prompt of at most 8 tokens among 3 records"
+    assert refusal(words(rollout_max_prompt_len=8)) == message
+    write(data, *[GOOD | {"input": "x" * 9}] * 3, GOOD)
+    assert validated_args(words(rollout_max_prompt_len=8, rollout_batch_size=1)).rollout_max_prompt_len == 8
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ("hi", "field 'input' is text (wanted: a list of messages; --input-key names the field)"),
+        ([USER], "field 'input' has no message of an assistant, so there is nothing to learn"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_for_sft(words, refusal, data, messages, said):
+    write(data, {"input": [USER, ANSWER]}, {"input": messages})
+    assert refusal(words(**SFT)) == f"--prompt-data: {data}:2: {said}"
+
+
+def test_a_conversation_that_the_mask_cannot_be_made_of_is_refused(words, refusal, data, altered_checkpoint):
+    write(data, {"input": [USER, ANSWER]})
+    path = altered_checkpoint()
+    (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    line = words(hf_checkpoint=path, **SFT, loss_mask_type="qwen3_5")
+    assert "--loss-mask-type qwen3_5 fails on this conversation" in refusal(line)
+    validated_args(words(**SFT))
+
+
+def test_sft_renders_conversations_itself(words, refusal, notes, data):
+    write(data, {"input": [USER, ANSWER]})
+    line = words(**SFT, apply_chat_template=True)
+    assert notes(line) == ["--apply-chat-template: has no effect, SFT renders conversations itself"]
+    assert validated_args(line).apply_chat_template is False
+    evaluated = SFT | {"debug_train_only": None, "colocate": True, "eval_interval": 1, "rm_type": "random"}
+    evaluated["eval_prompt_data"] = ["held_out", data]
+    message = refusal(words(**evaluated, apply_chat_template=True))
+    assert message.startswith("--apply-chat-template: SFT renders conversations itself (wanted: without, and")
+
+
+def test_a_reward_that_compares_needs_labels(words, refusal):
+    assert refusal(words(label_key=None)) == "--rm-type math: compares with a label (wanted: --label-key)"
+    validated_args(words(label_key=None, rm_type="random"))
+    validated_args(words(label_key=None, rollout_sample_hook_path="json.dumps"))
+
+
+def test_user_code_may_read_what_engines_cannot(words, data):
+    write(data, GOOD | {"input": [USER], "metadata": {"rm_type": "mine"}})
+    validated_args(words(custom_generate_function_path="json.dumps", rollout_batch_size=1))
