@@ -11,7 +11,7 @@ LAYOUTS = {
     "colocated": ["--colocate"],
     "colocated DP 2, two engines": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
-        *("--kl-loss-coef", 0.1),
+        *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3"),
     ],
     "colocated TP 2 with SP, one engine": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
