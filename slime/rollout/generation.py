@@ -121,6 +121,10 @@ async def _generate_one(
             f"{describe(function)} returned {result!r:.100} for {name_samples(sample)}, "
             "expected a Sample or a list of Samples"
         )
+    for item in samples:
+        # Made anew by the function: it belongs to the group all the same.
+        item.group_index = sample.group_index if item.group_index is None else item.group_index
+        item.index = sample.index if item.index is None else item.index
     return result
 
 

@@ -1,7 +1,7 @@
 """From finished samples to what each data-parallel rank trains on. Plain lists; the trainer makes tensors."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -28,23 +28,45 @@ def flatten_samples(groups: list[Any]) -> list[Sample]:
     """All samples of a rollout in order, those of a split execution (a list inside a group) included.
 
     Raises:
-        BatchError: siblings of a split execution do not share one rollout id.
+        BatchError: the samples of an execution have no rollout id in common, or two executions share one.
     """
-    return _flatten(groups, depth=0)
-
-
-def _flatten(items: list[Any], depth: int) -> list[Sample]:
-    if depth >= 2 and len(items) > 1 and all(isinstance(item, Sample) for item in items):
-        ids = {sample.rollout_id for sample in items}
-        if len(ids) != 1 or None in ids:
-            raise BatchError(
-                f"{name_samples(items)} come from one execution but have rollout ids "
-                f"{[sample.rollout_id for sample in items]}, expected one common id"
-            )
+    owners: dict[int, Hashable] = {}
     flat: list[Sample] = []
-    for item in items:
-        flat += _flatten(item, depth + 1) if isinstance(item, list) else [item]
+    for number, item in enumerate(groups):
+        # Without nesting, as in a recording, samples of one group and id come from one execution.
+        place = number if isinstance(item, list) else None
+        for execution, nested in _executions([item]):
+            owner = (place, execution[0].group_index, len(flat) if nested else None)
+            rollout_id = _common_id(execution)
+            if rollout_id is not None and owners.setdefault(rollout_id, owner) != owner:
+                raise BatchError(
+                    f"{name_samples(execution)}: rollout id {rollout_id} is that of another execution too, "
+                    "expected one for each (a generate function that splits a sample may take its index)"
+                )
+            flat += execution
     return flat
+
+
+def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample], bool]]:
+    """The samples of each execution, and whether they are a list within a group, not a sample by itself."""
+    if depth >= 2 and items and all(isinstance(item, Sample) for item in items):
+        yield items, True
+        return
+    for item in items:
+        if isinstance(item, list):
+            yield from _executions(item, depth + 1)
+        else:
+            yield [item], False
+
+
+def _common_id(execution: list[Sample]) -> int | None:
+    ids = [sample.rollout_id for sample in execution]
+    if len(ids) > 1 and (ids[0] is None or set(ids) != {ids[0]}):
+        raise BatchError(
+            f"{name_samples(execution)} come from one execution but have rollout ids {ids}, "
+            "expected one common id"
+        )
+    return ids[0]
 
 
 def convert_samples_to_train_data(

@@ -66,6 +66,10 @@ async def split_rm(args, samples, **kwargs):
     return [0.5] * len(samples)
 
 
+async def anew_generate(args, sample, sampling_params):
+    return [Sample(rollout_id=sample.index, reward=0.0, status=Sample.Status.COMPLETED) for _ in range(2)]
+
+
 async def wrong_generate(args, sample, sampling_params):
     return "text"
 

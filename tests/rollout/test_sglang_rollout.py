@@ -201,6 +201,17 @@ async def test_a_split_sample_stays_together_and_is_scored(engine, make_args, ma
     assert plugins.calls == [False] * 6
 
 
+async def test_samples_made_anew_belong_to_the_group_of_their_prompt(engine, make_args, make_source):
+    args = make_args(custom_generate_function_path=PLUGINS + "anew_generate")
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert [[s.group_index for split in group for s in split] for group in output.samples] == [
+        [0] * 4,
+        [1] * 4,
+        [2] * 4,
+    ]
+    assert [s.index for split in output.samples[1] for s in split] == [2, 2, 3, 3]
+
+
 async def test_hooks_see_every_sample_and_may_replace_it(engine, make_args, make_source):
     args = make_args(rollout_sample_hook_path=[PLUGINS + "cut_hook", PLUGINS + "replace_hook"])
     output = await generate_rollout_async(args, 7, make_source(args))
