@@ -33,7 +33,7 @@ def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, mo
     for step in steps.values():
         assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
         assert 0 < step["train/grad_norm"] < math.inf
-    assert sorted(run.rows("rollout")) == [0, 1]
+    assert _ages(run) == [(0, 0), (0, 0)]
     run.expect_no_processes()
 
 
@@ -41,7 +41,13 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:
     run = start([*rl_flags, "--num-rollout", 3], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
     run.expect_no_processes()
+
+
+def _ages(run) -> list[tuple[float, float]]:
+    rows = run.rows("rollout")
+    return [(rows[i]["rollout/staleness/mean"], rows[i]["rollout/staleness/max"]) for i in sorted(rows)]
 
 
 def test_async_training_refuses_colocation(start, rl_flags) -> None:

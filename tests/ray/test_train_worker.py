@@ -53,6 +53,46 @@ def test_the_first_step_starts_on_policy(checkpoint):
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
 
 
+class _Engines:
+    def run(self, version):
+        return 0
+
+
+def _ages(rank, args, versions, updates):
+    """Mean age in each rollout of tokens of ``versions``; engines are updated after those in ``updates``."""
+    worker = TrainWorker(args)
+    worker.start()
+    worker._update = _Engines()
+    worker.update_weights()
+    ages = []
+    for rollout_id, version in enumerate(versions):
+        batch = random_rollout(256)
+        batch["token_versions"] = [[version] * length for length in batch["response_lengths"]]
+        report, _ = worker.train_shard(rollout_id, split(args, batch, worker.parallel_config()))
+        ages.append(report["rollout"]["rollout/staleness/mean"])
+        if rollout_id in updates:
+            worker.update_weights()
+    return ages
+
+
+@pytest.mark.parametrize(
+    ("versions", "updates", "ages"),
+    [
+        pytest.param((1, 2, 3), (0, 1, 2), [0, 0, 0], id="synchronous"),
+        pytest.param((1, 1, 2), (0, 1, 2), [0, 1, 1], id="one rollout ahead"),
+        # The second rollout trains weights that no engine has seen.
+        pytest.param((1, 1, 1, 2), (1, 3), [0, 1, 1, 1], id="an update every two rollouts"),
+    ],
+)
+def test_the_age_of_tokens_counts_from_the_weights_that_are_trained(checkpoint, versions, updates, ages):
+    assert run_ranks(_ages, 1, trainer_args(checkpoint), versions, updates) == [ages]
+
+
+def test_without_engines_tokens_have_no_age(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint))
+    assert not any("staleness" in name for name in report["rollout"])
+
+
 def test_deterministic_mode_is_torchs_too(checkpoint):
     (report,) = _main_reports(trainer_args(checkpoint, deterministic_mode=True))
     (usual,) = _main_reports(trainer_args(checkpoint))

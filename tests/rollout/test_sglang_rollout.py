@@ -121,6 +121,7 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     assert finished.response == long_answer + "<|im_end|>"
     assert finished.loss_mask == [0] * before + [1] * (21 - before)
     assert finished.weight_versions == ["1", "2"]
+    assert finished.version_spans == [("1", before), ("2", 21 - before)]
     assert balanced(source)
 
 
