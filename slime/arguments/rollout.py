@@ -9,6 +9,8 @@ from slime.arguments.flags import flag, path_flag, refused
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
+# Why no token may be left out of sampling: old and new log-probs would be of different distributions.
+_WHOLE = ", as the trainer's log-probs are over the whole vocabulary; --eval-top-p, --eval-top-k may cut it"
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,13 @@ class RolloutArgs:
     )
     rollout_temperature: float = flag(1.0, help="sampling temperature, above 0")
     rollout_top_p: float = refused(
-        1.0, help="nucleus sampling; other values need the engine to return the nucleus", wanted="1.0"
+        1.0,
+        help="nucleus sampling; other values need the engine to return the nucleus",
+        wanted=f"1.0{_WHOLE}",
     )
-    rollout_top_k: int = flag(-1, help="sample among the k likeliest tokens; -1 for all")
+    rollout_top_k: int = refused(
+        -1, help="sample among the k likeliest tokens; -1 for all", wanted=f"-1{_WHOLE}"
+    )
     rollout_max_context_len: int | None = flag(help="longest prompt plus response, in tokens")
     rollout_max_prompt_len: int | None = flag(help="longer prompts are dropped from the data, in tokens")
     rollout_max_response_len: int | None = flag(help="longest response, in tokens")

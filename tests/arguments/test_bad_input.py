@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slime.arguments import validated_args
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -258,6 +260,10 @@ CONTRADICTIONS = [
     ),
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
+    (
+        dict(rollout_top_k=50),
+        "--rollout-top-k 50: not supported (wanted: -1, as the trainer's log-probs are over the whole",
+    ),
     (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
     (dict(rollout_max_response_len=None), "--rollout-max-response-len: missing"),
     (dict(rollout_max_context_len=16, rollout_max_prompt_len=16), "--rollout-max-prompt-len 16: above"),
@@ -295,6 +301,13 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("changes", "start"), CONTRADICTIONS, ids=[start for _, start in CONTRADICTIONS])
 def test_a_contradiction_is_named(words, refusal, changes, start):
     assert refusal(words(**changes)).startswith(start)
+
+
+def test_evaluation_may_cut_the_vocabulary(words, data):
+    cut = dict(rollout_top_k=-1, eval_top_k=5, eval_top_p=0.9)
+    args = validated_args(words(**cut, eval_interval=1, eval_prompt_data=["some", str(data)]))
+    (dataset,) = args.eval_datasets
+    assert (dataset.top_k, dataset.top_p, args.rollout_top_k, args.rollout_top_p) == (5, 0.9, -1, 1.0)
 
 
 @pytest.mark.parametrize(
