@@ -8,7 +8,7 @@ from typing import Any
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub import async_rm, batched_async_rm, check_reward
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
@@ -125,6 +125,8 @@ async def _generate_one(
         # Made anew by the function: it belongs to the group all the same.
         item.group_index = sample.group_index if item.group_index is None else item.group_index
         item.index = sample.index if item.index is None else item.index
+        if item.reward is not None:
+            check_reward(args, function, item, item.reward)
     return result
 
 

@@ -9,19 +9,36 @@ from slime.arguments.views import TrainingView
 from slime.training.batch import FIELDS, REQUIRED, BatchError, select
 from slime.training.rewards import post_process_rewards
 from slime.training.schedule import build_dp_schedule
-from slime.utils.misc import load_function
+from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import RolloutBatch, Sample, name_samples
 
 
 def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutBatch:
-    """Rewards and conversion in one, with the user's functions in place of ours where given."""
-    if args.custom_convert_samples_to_train_data_path:
-        path = args.custom_convert_samples_to_train_data_path
+    """Rewards and conversion in one, with the user's functions in place of ours where given.
+
+    Raises:
+        BatchError: the samples, or what a function of the user's made of them, are nothing to train on.
+    """
+    path = args.custom_convert_samples_to_train_data_path
+    if path:
         batch = load_function(path)(args, samples)
         if missing := REQUIRED - batch.keys():
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
-        return batch
-    return convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
+    else:
+        batch = convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
+    _check_values(batch, path or args.custom_reward_post_process_path or "")
+    return batch
+
+
+def _check_values(batch: RolloutBatch, made_by: str) -> None:
+    """No training on NaN, nor on parts of tokens, whoever made the batch."""
+    names = batch.get("sample_indices") or range(len(batch["tokens"]))
+    origin = f"{made_by}: " if made_by else ""
+    for name, reward, mask in zip(names, batch["rewards"], batch["loss_masks"], strict=False):
+        if not is_finite_number(reward):
+            raise BatchError(f"{origin}sample {name}: reward {reward!r}, wanted a finite number")
+        if other := next((value for value in mask if value != 0 and value != 1), None):
+            raise BatchError(f"{origin}sample {name}: loss mask with {other!r} in it, wanted 0 and 1 only")
 
 
 def flatten_samples(groups: list[Any]) -> list[Sample]:
@@ -130,6 +147,11 @@ def fill_rollout_ids(rollout_ids: list[int | None]) -> list[int]:
     taken = set(rollout_ids)
     unused = (number for number in count() if number not in taken)
     return [next(unused) if rollout_id is None else rollout_id for rollout_id in rollout_ids]
+
+
+def left_out(batch: RolloutBatch, shards: list[RolloutBatch]) -> list[int]:
+    """Positions in the batch of the samples that no shard has: their rollouts fill no optimizer step."""
+    return sorted({*range(len(batch["tokens"]))} - {p for shard in shards for p in shard["partition"]})
 
 
 def split_train_data_by_dp(

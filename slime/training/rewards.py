@@ -11,7 +11,7 @@ import torch
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
 from slime.training.batch import BatchError
-from slime.utils.misc import load_function
+from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import Sample, name_samples
 
 _STD_EPSILON = 1e-6
@@ -45,6 +45,8 @@ def _reward_number(args: TrainingView, sample: Sample) -> float:
         raise BatchError(f"{name_samples(sample)} ({sample.status.value}) has no reward")
     if isinstance(reward, dict):
         raise BatchError(f"{name_samples(sample)}: reward is a dict, pass --reward-key: {reward!r:.200}")
+    if not is_finite_number(reward):
+        raise BatchError(f"{name_samples(sample)}: reward is {reward!r:.200}, wanted a finite number")
     return float(reward)
 
 

@@ -38,6 +38,19 @@ async def silent_rm(args, sample, **kwargs):
     return None
 
 
+async def nan_rm(args, sample, **kwargs):
+    return float("nan")
+
+
+async def nan_group_rm(args, samples, **kwargs):
+    return [{"score": 1.0}, {"score": float("inf")}]
+
+
+async def nan_generate(args, sample, sampling_params):
+    sample.reward, sample.status = float("nan"), Sample.Status.COMPLETED
+    return sample
+
+
 def drop_odd_groups(args, group):
     odd = group[0].group_index % 2 == 1
     return DynamicFilterOutput(keep=not odd, reason="odd" if odd else None)

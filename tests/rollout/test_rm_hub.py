@@ -6,12 +6,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import uvicorn
 from fastapi import FastAPI, Request
 
 from slime.rollout.base_types import RolloutError
-from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader
+from slime.rollout.rm_hub import async_rm, batched_async_rm, check_reward, math_grader
 from slime.rollout.rm_hub.math_grader import GraderError, MathGraderPool, MathWorker
 from slime.utils.types import Sample
 from tests.rollout import plugins
@@ -190,3 +192,18 @@ async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
     thread.join()
     assert reward == 0.75
     assert seen == [{"prompt": "p", "response": "r", "label": "l"}] * 2
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1.0", [1.0], np.float32("nan"), 10**400])
+@pytest.mark.parametrize("key", ["reward_key", "eval_reward_key"])
+def test_only_finite_numbers_are_rewards(make_args, reward, key):
+    sample = Sample(index=3, group_index=1)
+    with pytest.raises(RolloutError, match=r"plugins\.length_rm returned .* for sample 3 of group 1"):
+        check_reward(make_args(), plugins.length_rm, sample, reward)
+    with pytest.raises(RolloutError, match="expected a finite number"):
+        check_reward(make_args(**{key: "score"}), plugins.length_rm, sample, {"score": reward, "why": "x"})
+
+
+@pytest.mark.parametrize("reward", [1, 0.5, True, np.float32(2), torch.tensor(3.0), {"why": "x"}])
+def test_numbers_of_all_libraries_are_rewards(make_args, reward):
+    check_reward(make_args(reward_key="score"), plugins.length_rm, Sample(), reward)

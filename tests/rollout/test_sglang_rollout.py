@@ -250,6 +250,15 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
         ),
         ({"custom_rm_path": PLUGINS + "silent_rm"}, r"plugins\.silent_rm returned None for sample \d"),
         ({"custom_rm_path": None}, r"--rm-type None: expected one of math"),
+        ({"custom_rm_path": PLUGINS + "nan_rm"}, r"plugins\.nan_rm returned nan for sample \d of group \d"),
+        (
+            {"custom_rm_path": PLUGINS + "nan_group_rm", "group_rm": True, "reward_key": "score"},
+            r"plugins\.nan_group_rm returned {'score': inf} for sample \d",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "nan_generate"},
+            r"plugins\.nan_generate returned nan for sample \d of group \d, expected a finite number",
+        ),
         (
             {"custom_generate_function_path": PLUGINS + "failing_generate"},
             r"plugins\.failing_generate failed on sample 3 of group 1: LookupError: tool is gone",

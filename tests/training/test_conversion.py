@@ -1,5 +1,6 @@
 from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from slime.training.conversion import (
     convert_samples_to_train_data,
     fill_rollout_ids,
     flatten_samples,
+    left_out,
     samples_to_train_data,
     split_train_data_by_dp,
 )
@@ -171,6 +173,74 @@ def test_a_missing_reward_is_an_error():
         post_process_rewards(train_args(), make_samples([1.0, None, 0.0, 0.0]))
     with pytest.raises(BatchError, match="reward is a dict, pass --reward-key"):
         post_process_rewards(train_args(), make_samples([{"acc": 1}] * 4))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), "1.0"])
+def test_a_reward_that_is_no_finite_number_is_refused_by_name(reward):
+    samples = in_groups([1.0, 0.0], [reward, 1.0])
+    with pytest.raises(BatchError, match=r"sample 2 of group 1: reward is .*, wanted a finite number"):
+        processed(samples)
+    with pytest.raises(BatchError, match=r"sample 2 of group 1: reward is .*, wanted a finite number"):
+        processed(samples, advantage_estimator="reinforce_plus_plus")
+
+
+def nan_post_process(args, samples):
+    return [s.reward for s in samples], [1.0, float("nan"), 1.0, 1.0]
+
+
+def nan_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"rewards": [0.0, float("inf"), 0.0, 0.0]}
+
+
+def half_masked_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"loss_masks": [[1, 1], [1, 0.5], [1, 1], [1, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("option", "function", "message"),
+    [
+        ("custom_reward_post_process_path", "nan_post_process", "sample 1: reward nan, wanted a finite"),
+        ("custom_convert_samples_to_train_data_path", "nan_convert", "sample 1: reward inf, wanted a finite"),
+        (
+            "custom_convert_samples_to_train_data_path",
+            "half_masked_convert",
+            "sample 1: loss mask with 0.5 in it, wanted 0 and 1 only",
+        ),
+    ],
+)
+def test_what_user_code_makes_of_a_batch_is_checked_and_the_code_is_named(option, function, message):
+    path = f"{__name__}.{function}"
+    with pytest.raises(BatchError, match=f"{path}: {message}"):
+        samples_to_train_data(train_args(**{option: path}), make_samples([0.0] * 4))
+
+
+@pytest.mark.parametrize("value", [0.5, -1, 2, float("nan")])
+def test_a_part_of_a_token_cannot_be_trained(value):
+    samples = make_samples([0.0] * 4)
+    samples[3].loss_mask = [1, value]
+    with pytest.raises(BatchError, match=f"sample 3: loss mask with {value} in it, wanted 0 and 1 only"):
+        samples_to_train_data(train_args(), samples)
+
+
+@pytest.mark.parametrize("mask", [[True, False], [1.0, 0.0], np.array([1, 0]), torch.tensor([1.0, 0.0])])
+def test_zeros_and_ones_of_any_kind_are_a_mask(mask):
+    samples = make_samples([0.0] * 4)
+    samples[3].loss_mask = mask
+    assert samples_to_train_data(train_args(), samples)["rollout_mask_sums"] == [2, 2, 2, 1]
+
+
+def test_what_fills_no_step_is_known():
+    args = train_args(global_batch_size=2)
+    samples = make_samples([0.0] * 5)
+    for i, sample in enumerate(samples):
+        sample.group_index = i // 2
+    batch = samples_to_train_data(args, samples)
+    config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    assert left_out(batch, split_train_data_by_dp(args, batch, config)) == [4]
+    args = train_args(global_batch_size=5)
+    assert left_out(batch, split_train_data_by_dp(args, batch, {**config, "dp_size": 1})) == []
 
 
 def test_the_batch_holds_every_sample_under_the_reference_keys():

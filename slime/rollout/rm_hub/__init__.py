@@ -7,13 +7,14 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.rm_hub.checks import check_reward
 from slime.rollout.rm_hub.registry import score_by_type
 from slime.rollout.rm_hub.remote import remote_rm
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-__all__ = ["async_rm", "batched_async_rm", "remote_rm"]
+__all__ = ["async_rm", "batched_async_rm", "check_reward", "remote_rm"]
 
 
 async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
@@ -23,7 +24,8 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     metadata, ``--rm-type``.
 
     Raises:
-        RolloutError: the function failed or returned None; a missing reward is never 0.
+        RolloutError: the function failed, or returned None or what is no finite number; a missing reward is
+            never 0.
         NotImplementedError: no reward function is named, or an unknown type.
     """
     path = sample.custom_rm_path or args.custom_rm_path
@@ -40,6 +42,7 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         raise RolloutError(
             f"{describe(function)} returned None for {name_samples(sample)}, expected a reward"
         )
+    check_reward(args, function, sample, reward)
     return reward
 
 
@@ -61,6 +64,8 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
             f"{describe(function)} returned {rewards!r:.200} for {name_samples(samples)}, "
             f"expected {len(samples)} rewards"
         )
+    for sample, reward in zip(samples, rewards, strict=True):
+        check_reward(args, function, sample, reward)
     return rewards
 
 
