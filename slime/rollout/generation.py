@@ -126,7 +126,7 @@ async def _generate_one(
         item.group_index = sample.group_index if item.group_index is None else item.group_index
         item.index = sample.index if item.index is None else item.index
         if item.reward is not None:
-            check_reward(args, function, item, item.reward)
+            check_reward(args, describe(function), item, item.reward)
     return result
 
 

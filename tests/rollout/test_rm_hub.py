@@ -199,11 +199,11 @@ async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
 def test_only_finite_numbers_are_rewards(make_args, reward, key):
     sample = Sample(index=3, group_index=1)
     with pytest.raises(RolloutError, match=r"plugins\.length_rm returned .* for sample 3 of group 1"):
-        check_reward(make_args(), plugins.length_rm, sample, reward)
+        check_reward(make_args(), "plugins.length_rm", sample, reward)
     with pytest.raises(RolloutError, match="expected a finite number"):
-        check_reward(make_args(**{key: "score"}), plugins.length_rm, sample, {"score": reward, "why": "x"})
+        check_reward(make_args(**{key: "score"}), "plugins.length_rm", sample, {"score": reward, "why": "x"})
 
 
 @pytest.mark.parametrize("reward", [1, 0.5, True, np.float32(2), torch.tensor(3.0), {"why": "x"}])
 def test_numbers_of_all_libraries_are_rewards(make_args, reward):
-    check_reward(make_args(reward_key="score"), plugins.length_rm, Sample(), reward)
+    check_reward(make_args(reward_key="score"), "plugins.length_rm", Sample(), reward)

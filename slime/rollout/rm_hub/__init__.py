@@ -33,16 +33,16 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         function = load_function(path)
         with blame(function, sample):
             reward = await _call_off_loop(function, args, sample, **kwargs)
+        origin = describe(function)
     else:
         function = score_by_type
         rm_type = sample.metadata.get("rm_type") or args.rm_type
         with blame(function, sample):
             reward = await function(args, sample, rm_type)
+        origin = f"rm_type {rm_type}"
     if reward is None:
-        raise RolloutError(
-            f"{describe(function)} returned None for {name_samples(sample)}, expected a reward"
-        )
-    check_reward(args, function, sample, reward)
+        raise RolloutError(f"{origin} returned None for {name_samples(sample)}, expected a reward")
+    check_reward(args, origin, sample, reward)
     return reward
 
 
@@ -65,7 +65,7 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
             f"expected {len(samples)} rewards"
         )
     for sample, reward in zip(samples, rewards, strict=True):
-        check_reward(args, function, sample, reward)
+        check_reward(args, describe(function), sample, reward)
     return rewards
 
 
