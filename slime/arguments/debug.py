@@ -36,7 +36,11 @@ class DebugArgs:
 class CiArgs:
     """Self-checks of a run."""
 
-    ci_test: bool = flag(False, help="stop the run when an invariant does not hold")
+    ci_test: bool = flag(
+        False,
+        help="stop the run when trainer and engine disagree, a rollout's first step is not on policy, or a "
+        "metric that shows it is missing",
+    )
     ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
     ci_train_rollout_logprob_abs_diff_threshold: float = flag(
         0.1, help="largest mean gap between trainer and engine log-probs"
@@ -62,7 +66,7 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Halves that leave nothing, and dumps into one file."""
+    """Halves that leave nothing, dumps into one file, and checks of what SFT does not have."""
     if args.debug_train_only and args.debug_rollout_only:
         yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
     part = args.load_debug_rollout_data_subsample
@@ -70,6 +74,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--load-debug-rollout-data-subsample {part}: wanted 0 to 1"
     if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
         yield "--save-debug-rollout-data and --save-debug-train-data: the same file"
+    if args.ci_test and args.loss_type == "sft_loss":
+        yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
 
 
 def missing(args: Namespace) -> Iterator[str]:

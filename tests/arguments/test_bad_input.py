@@ -205,6 +205,7 @@ CONTRADICTIONS = [
     (dict(sequence_parallel=True), "--sequence-parallel: needs --tensor-model-parallel-size above 1"),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
+    (dict(ci_test=True, loss_type="sft_loss"), "--ci-test: --loss-type sft_loss has no log-probs"),
     (dict(num_rollout=None), "--num-rollout: missing"),
     (dict(prompt_data=None), "--prompt-data: missing"),
     (dict(colocate=None), "--rollout-num-gpus: missing"),

@@ -26,11 +26,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
     extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
-    run = start([*rl_flags, *LAYOUTS[layout], *extra]).expect_success()
+    checks = ["--ci-test", "--ci-train-rollout-logprob-abs-diff-threshold", 1e-5]
+    run = start([*rl_flags, *LAYOUTS[layout], *extra, *checks]).expect_success()
     steps = run.rows("train")
     assert sorted(steps) == [0, 1]
-    assert abs(steps[0]["train/ppo_kl"]) < 1e-6
     for step in steps.values():
+        assert step["train/ppo_kl"] == pytest.approx(0, abs=1e-8)
         assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
         assert 0 < step["train/grad_norm"] < math.inf
     assert _ages(run) == [(0, 0), (0, 0)]

@@ -44,9 +44,24 @@ def _main_reports(args, world_size=1, num_rollouts=1):
     return reports
 
 
+# The engine of random rollouts is no engine.
+CHECKED = {"ci_test": True, "ci_train_rollout_logprob_abs_diff_threshold": 100.0}
+
+
+def another_policy(args, rollout_id, rollout_data):
+    rollout_data["log_probs"] = [values + 1e-4 for values in rollout_data["log_probs"]]
+
+
+def test_a_run_under_test_ends_if_its_first_step_is_off_policy(checkpoint):
+    path = f"{__name__}.another_policy"
+    with pytest.raises(RuntimeError, match=r"--ci-test: train/ppo_kl .* wanted at most 1e-08"):
+        _main_reports(trainer_args(checkpoint, rollout_data_postprocess_path=path, **CHECKED))
+
+
 def test_the_first_step_starts_on_policy(checkpoint):
-    (report,) = _main_reports(trainer_args(checkpoint))
+    (report,) = _main_reports(trainer_args(checkpoint, **CHECKED))
     (step,) = report["train"]
+    assert "rollout/log_probs" in report["rollout"]  # without, ppo_kl is 0 by construction
     assert step["train/ppo_kl"] == 0 and step["train/step"] == 0
     assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
     assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8

@@ -312,6 +312,7 @@ def test_recomputing_the_loss_does_not_change_it():
         ({"advantage_estimator": "gspo"}, 1, True),
         ({"kl_coef": 0.1}, 1, True),
         ({"use_rollout_entropy": True}, 1, True),
+        ({"ci_test": True}, 1, True),
         ({"use_rollout_logprobs": True}, 2, False),
         ({"use_rollout_logprobs": True, "get_mismatch_metrics": True}, 1, True),
     ],
