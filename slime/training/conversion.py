@@ -37,7 +37,8 @@ def _check_values(batch: RolloutBatch, made_by: str) -> None:
     for name, reward, mask in zip(names, batch["rewards"], batch["loss_masks"], strict=False):
         if not is_finite_number(reward):
             raise BatchError(f"{origin}sample {name}: reward {reward!r}, wanted a finite number")
-        if other := next((value for value in mask if value != 0 and value != 1), None):
+        other = next((value for value in mask if value != 0 and value != 1), None)
+        if other is not None:
             raise BatchError(f"{origin}sample {name}: loss mask with {other!r} in it, wanted 0 and 1 only")
 
 
@@ -78,7 +79,7 @@ def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample]
 
 def _common_id(execution: list[Sample]) -> int | None:
     ids = [sample.rollout_id for sample in execution]
-    if len(ids) > 1 and (ids[0] is None or set(ids) != {ids[0]}):
+    if len(ids) > 1 and (None in ids or len(set(ids)) > 1):
         raise BatchError(
             f"{name_samples(execution)} come from one execution but have rollout ids {ids}, "
             "expected one common id"

@@ -123,7 +123,7 @@ def _loss_flags(pick: random.Random) -> dict[str, Any]:
         **dict(kl_coef=pick.choice([0.0, 0.2]) if reinforce else 0.0, gamma=pick.choice([1.0, 0.8, 0.0])),
         **dict(use_kl_loss=pick.random() < 0.6, kl_loss_coef=pick.choice([0.0, 0.3])),
         **dict(kl_loss_type=pick.choice(["k1", "k2", "k3", "low_var_kl"])),
-        **dict(use_unbiased_kl=pick.random() < 0.4, entropy_coef=pick.choice([0.0, 0.1, -0.05])),
+        **dict(use_unbiased_kl=pick.random() < 0.4, entropy_coef=pick.choice([0.0, 0.1, -0.05, 1.0])),
         **dict(eps_clip=pick.uniform(0.05, 0.3), eps_clip_high=pick.uniform(0.05, 0.4)),
         **dict(eps_clip_c=pick.choice([None, 1.1, 1.5])),
         **dict(use_opsm=pick.random() < 0.3, opsm_delta=pick.choice([1e-4, 0.05])),

@@ -290,6 +290,16 @@ def test_the_raw_reward_in_the_metadata_is_reported():
     samples = make_samples([0.0] * 4)
     samples[1].metadata["raw_reward"] = 42
     assert samples_to_train_data(train_args(), samples)["raw_reward"] == [0.0, 42, 0.0, 0.0]
+    for sample in samples:
+        sample.metadata["raw_reward"] = "any"
+    assert samples_to_train_data(train_args(), samples)["raw_reward"] == ["any"] * 4
+
+
+def test_without_one_in_the_metadata_the_number_is_reported_that_was_trained_on():
+    samples = make_samples([0.0] * 4)
+    for sample in samples:
+        sample.reward = {"score": 2.0}
+    assert samples_to_train_data(train_args(reward_key="score"), samples)["raw_reward"] == [2.0] * 4
 
 
 def test_user_functions_take_the_place_of_ours():
@@ -301,6 +311,15 @@ def test_user_functions_take_the_place_of_ours():
         samples_to_train_data(args, make_samples([None]))
     args = train_args(custom_reward_post_process_path=path + "custom_post_process")
     assert post_process_rewards(args, []) == ([7.0], [8.0])
+
+
+def test_flattening_takes_any_nesting():
+    a, b, c, d = make_samples([0.0] * 4)
+    assert flatten_samples([[a, b], [c, d]]) == [a, b, c, d]
+    assert flatten_samples([[[a], [b]], [c, [d]]]) == [a, b, c, d]
+    b.rollout_id = c.rollout_id = 5
+    assert flatten_samples([[a], [[b, c], d]]) == [a, b, c, d]
+    assert flatten_samples([[[a, [b, c]], d]]) == [a, b, c, d]
 
 
 def test_flattening_keeps_order_and_wants_one_id_per_execution():

@@ -51,9 +51,15 @@ def multiplying_reducer(total_lengths, response_lengths, loss_masks, calculate_p
     return lambda values: (values * torch.cat(loss_masks)).sum()
 
 
-def test_a_reducer_of_the_users_may_multiply_by_the_mask():
+def forgetful_reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+    return lambda values: values.sum()
+
+
+@pytest.mark.parametrize("reducer", ["multiplying_reducer", "forgetful_reducer"])
+def test_a_reducer_of_the_users_finds_0_at_masked_tokens(reducer):
     args = flags(
-        custom_pg_loss_reducer_function_path=f"{__name__}.multiplying_reducer",
+        custom_pg_loss_reducer_function_path=f"{__name__}.{reducer}",
+        **dict(eps_clip=0.9, eps_clip_high=9.0),
         use_rollout_logprobs=True,
         rewards_normalization=False,
         global_batch_size=1,
@@ -63,7 +69,10 @@ def test_a_reducer_of_the_users_may_multiply_by_the_mask():
     )
     case = make_case(args, [sample])
     ((clean,), (poisoned,)) = train(case), train(_poisoned(case, math.nan))
-    assert clean.metrics == poisoned.metrics and math.isfinite(clean.loss)
+    assert clean.metrics == poisoned.metrics
+    trained = clean.gradients[0][:3].abs().sum(-1) > 0  # row t predicts token t + 1
+    assert trained.tolist() == [True, False, True]
+    assert clean.loss == pytest.approx(-2.0, abs=1.0)
     assert torch.equal(clean.gradients[0], poisoned.gradients[0])
 
 

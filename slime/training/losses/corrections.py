@@ -30,10 +30,7 @@ def compute_opsm_mask(
     """
     samples = zip(old_log_probs, log_probs, advantages, masks, strict=True)
     return torch.cat(
-        [
-            (advantage < 0) & (sequence_kl(old, new.detach(), mask) > delta)
-            for old, new, advantage, mask in samples
-        ]
+        [(advantage < 0) & (sequence_kl(old, new, mask) > delta) for old, new, advantage, mask in samples]
     )
 
 
@@ -49,7 +46,7 @@ def vanilla_tis_function(
     """Truncated importance sampling between engine and trainer: the weight is clamped to its bounds."""
     weight = _engine_weight(train_log_probs, rollout_log_probs)
     clipped = weight.clamp(args.tis_clip_low, args.tis_clip)
-    return pg_loss * clipped, loss_masks, _tis_metrics(weight, clipped)
+    return pg_loss * clipped, loss_masks, _tis_metrics(weight, clipped != weight)
 
 
 def icepop_function(
@@ -64,13 +61,12 @@ def icepop_function(
     """IcePop: as `vanilla_tis_function`, but tokens whose weight is out of bounds are dropped."""
     weight = _engine_weight(train_log_probs, rollout_log_probs)
     inside = (weight >= args.tis_clip_low) & (weight <= args.tis_clip)
-    kept = torch.where(inside, weight, 0.0)
-    return torch.where(inside, pg_loss * weight, 0.0), loss_masks, _tis_metrics(weight, kept)
+    return torch.where(inside, pg_loss * weight, 0.0), loss_masks, _tis_metrics(weight, ~inside)
 
 
 def _engine_weight(train: Sequence[torch.Tensor], rollout: Sequence[torch.Tensor]) -> torch.Tensor:
     return ratio_of(torch.cat(list(train)) - torch.cat(list(rollout))).detach()
 
 
-def _tis_metrics(weight: torch.Tensor, used: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"tis": weight, "tis_clipfrac": (used != weight).float(), "tis_abs": (weight - 1).abs()}
+def _tis_metrics(weight: torch.Tensor, out_of_bounds: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"tis": weight, "tis_clipfrac": out_of_bounds.float(), "tis_abs": (weight - 1).abs()}
