@@ -58,7 +58,7 @@ def start_over(sample: Sample, state: GenerateState) -> None:
     sample.response, sample.response_length = "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = None, None, []
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
-    sample.rollout_routed_experts = None
+    sample.rollout_routed_experts, sample.version_spans = None, []
 
 
 def render_tool_turn(tokenizer: Any, result: str) -> str:

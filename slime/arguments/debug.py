@@ -45,7 +45,11 @@ class DebugArgs:
 class CiArgs:
     """Self-checks of a run."""
 
-    ci_test: bool = flag(False, help="stop the run when an invariant does not hold")
+    ci_test: bool = flag(
+        False,
+        help="stop the run when trainer and engine disagree, a rollout's first step is not on policy, or a "
+        "metric that shows it is missing",
+    )
     ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
     ci_train_rollout_logprob_abs_diff_threshold: float = flag(
         0.1, above=0, help="largest mean gap between trainer and engine log-probs"
@@ -71,9 +75,11 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Halves that leave nothing."""
+    """Halves that leave nothing, and checks of what SFT does not have."""
     if args.debug_train_only and args.debug_rollout_only:
         yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
+    if args.ci_test and args.loss_type == "sft_loss":
+        yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
 
 
 def missing(args: Namespace) -> Iterator[str]:

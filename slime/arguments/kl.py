@@ -9,6 +9,13 @@ from slime.arguments.checkpoint_files import bad_checkpoint, is_conversion, unus
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
 
+LOSS_ESTIMATORS = frozenset(
+    {("k2", False), ("k3", False), ("low_var_kl", False), ("k1", True), ("k3", True), ("low_var_kl", True)}
+)
+"""``--kl-loss-type`` and ``--use-unbiased-kl`` that, in the loss, have the gradient of a KL."""
+REWARD_ESTIMATORS = frozenset({"k1"})
+"""``--kl-loss-type`` that, in the reward, has the gradient of a KL. Why: docs/algorithms.md."""
+
 
 @dataclass(frozen=True)
 class KlArgs:
@@ -16,7 +23,9 @@ class KlArgs:
 
     use_kl_loss: bool = flag(False, help="add the KL to the reference model to the loss")
     kl_loss_coef: float = flag(0.0, at_least=0, help="weight of the KL in the loss")
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag("k1", help="estimator of the KL")
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag(
+        "k1", help="estimator of the KL; as a loss k1 needs --use-unbiased-kl"
+    )
     use_unbiased_kl: bool = flag(False, help="weight the KL with the importance ratio")
     kl_coef: float = flag(0.0, at_least=0, help="weight of the KL in the reward")
     ref_load: str | None = flag(place=True, help="checkpoint of the reference model; default --hf-checkpoint")
@@ -57,6 +66,28 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--kl-loss-coef {args.kl_loss_coef}: needs --use-kl-loss"
     if args.use_unbiased_kl and not args.use_kl_loss:
         yield "--use-unbiased-kl: needs --use-kl-loss"
+    if args.loss_type == "policy_loss":
+        yield from _wrong_gradients(args)
+
+
+def _wrong_gradients(args: Namespace) -> Iterator[str]:
+    """Estimators whose gradient is not that of a KL; with a coefficient of 0 they only measure."""
+    kind, unbiased = args.kl_loss_type, args.use_unbiased_kl
+    if args.kl_loss_coef and (kind, unbiased) not in LOSS_ESTIMATORS:
+        why = "has the wrong gradient" if unbiased else "has an expected gradient of 0 as a loss"
+        yield (
+            f"--kl-loss-type {kind}{' with --use-unbiased-kl' if unbiased else ''}: {why} "
+            f"(wanted: {_choices(unbiased)}, or {_choices(not unbiased)} {'without' if unbiased else 'with'} "
+            "--use-unbiased-kl)"
+        )
+    own_advantages = args.custom_advantage_function_path or not args.compute_advantages_and_returns
+    if args.kl_coef and kind not in REWARD_ESTIMATORS and not own_advantages:
+        wanted = ", ".join(sorted(REWARD_ESTIMATORS))
+        yield f"--kl-loss-type {kind} with --kl-coef: has the wrong gradient in the reward (wanted: {wanted})"
+
+
+def _choices(unbiased: bool) -> str:
+    return ", ".join(sorted(kind for kind, other in LOSS_ESTIMATORS if other == unbiased))
 
 
 def missing(args: Namespace) -> Iterator[str]:

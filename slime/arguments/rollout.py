@@ -10,6 +10,8 @@ from slime.arguments.limits import MOST_SEED
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
+# Why no token may be left out of sampling: old and new log-probs would be of different distributions.
+_WHOLE = ", as the trainer's log-probs are over the whole vocabulary; --eval-top-p, --eval-top-k may cut it"
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class RolloutArgs:
     )
     rollout_temperature: float = flag(1.0, above=0, help="sampling temperature, above 0")
     rollout_top_p: float = refused(
-        1.0, help="nucleus sampling; other values need the engine to return the nucleus", wanted="1.0"
+        1.0,
+        help="nucleus sampling; other values need the engine to return the nucleus",
+        wanted=f"1.0{_WHOLE}",
     )
-    rollout_top_k: int = flag(
-        -1, at_least=1, also=(-1,), help="sample among the k likeliest tokens; -1 for all"
+    rollout_top_k: int = refused(
+        -1, help="sample among the k likeliest tokens; -1 for all", wanted=f"-1{_WHOLE}"
     )
     rollout_max_context_len: int | None = flag(at_least=2, help="longest prompt plus response, in tokens")
     rollout_max_prompt_len: int | None = flag(

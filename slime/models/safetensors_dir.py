@@ -93,7 +93,7 @@ class SafetensorReader:
     def _handle(self, file: Path) -> safe_open:
         if file not in self._open:
             if not file.is_file():  # opening a pipe would wait for ever
-                raise ValueError(f"{file}: not a readable safetensors file (not a regular file)")
+                raise ValueError(f"{file}: not a readable safetensors file (is no file)")
             try:
                 self._open[file] = safe_open(file, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:

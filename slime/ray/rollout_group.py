@@ -55,6 +55,8 @@ class RolloutGroup:
         self._ready = True
         wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
         self.offload()
+        for notice in self._call("notices"):
+            logger.warning("%s", notice)
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
         self.num_rollout = self._call("num_rollout")
         if self.num_rollout is None:

@@ -19,11 +19,17 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.weight_versions import check_weight_versions
-from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
+from slime.training.conversion import (
+    flatten_samples,
+    left_out,
+    samples_to_train_data,
+    split_train_data_by_dp,
+)
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action
-from slime.utils.types import EngineEndpoint, Sample
+from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
 
+logger = logging.getLogger(__name__)
 POLL = 0.5  # seconds between two looks at the fleet while a rollout runs
 SUSPICION = 10.0  # seconds until an engine that has died is seen to have ended, on a busy machine
 
@@ -62,6 +68,10 @@ class RolloutManager:
     def num_rollout(self) -> int | None:
         return rollouts_of_run(self._args, self._data_source)
 
+    def notices(self) -> list[str]:
+        """What a user should be told about the data."""
+        return getattr(self._data_source, "notices", [])
+
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
 
@@ -90,9 +100,9 @@ class RolloutManager:
         )
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
-        refs = self._to_train_refs(samples)
+        refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
-        return refs, metrics
+        return refs, metrics | lost | self._data_metrics()
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -177,12 +187,38 @@ class RolloutManager:
         if self._weight_version is not None:
             check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
 
-    def _to_train_refs(self, samples: list[Sample]) -> list[ray.ObjectRef]:
+    def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, int]]:
+        """References to the shards, and metrics of what is in none of them."""
         if self._parallel_config is None:
-            return []
+            return [], {}
         batch = samples_to_train_data(self._args, samples)
         shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
-        return [ray.put(shard) for shard in shards]
+        return [ray.put(shard) for shard in shards], self._book_left_out(samples, batch, shards)
+
+    def _book_left_out(
+        self, samples: list[Sample], batch: RolloutBatch, shards: list[RolloutBatch]
+    ) -> dict[str, int]:
+        positions = set(left_out(batch, shards))
+        if not positions:
+            return {}
+        rollouts = len({batch["rollout_ids"][position] for position in positions})
+        logger.warning(
+            "%d rollouts fill no optimizer step of --global-batch-size %d and are not trained",
+            rollouts,
+            self._args.global_batch_size,
+        )
+        ledger = getattr(self._data_source, "ledger", None)
+        # A conversion of the user's may have made other samples, and a recording is from another run.
+        if ledger and len(samples) == len(batch["tokens"]) and not self._args.load_debug_rollout_data:
+            groups = {sample.group_index for sample in samples}
+            trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
+            ledger.drop_trained(len(groups - trained))
+        return {"rollout/dropped/no_step": rollouts}
+
+    def _data_metrics(self) -> dict[str, int]:
+        """What a data source of ours says about its prompts."""
+        metrics = getattr(self._data_source, "data_metrics", None)
+        return metrics() if metrics else {}
 
     def _save_state(self, rollout_id: int) -> None:
         """Saves the data position with the rollout whose checkpoint will need it.

@@ -19,6 +19,7 @@ from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
 from slime.training.passes import REFERENCE, needs_reference
 from slime.training.roles import ROLES
+from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
 from slime.utils.accelerator import empty_cache
 from slime.utils.misc import load_function
@@ -41,6 +42,7 @@ class TrainWorker:
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None
+        self._trained_since_update = False
 
     def start(self) -> int:
         """Builds and loads the model.
@@ -75,6 +77,8 @@ class TrainWorker:
         """
         self.backend.memory.require_all("train")
         self.backend.poll()
+        version = self._version_of_weights()
+        self._trained_since_update = True
         with self._timer.measure("train"):
             with self._timer.measure("data_preprocess"):
                 batch = tensorize(shard, self.backend.device)
@@ -84,11 +88,17 @@ class TrainWorker:
         if not context.is_last_stage:
             return {}, trained
         rollout = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+        if version is not None:
+            rollout |= staleness_metrics(batch, version, context.dp_group)
         lengths = shard["total_lengths"]
         flops = calculate_fwd_flops(lengths, self._args)
         perf = perf_metrics(seconds, flops, sum(lengths), self._args.world_size)
         report = {"train": trained.steps, "rollout": rollout, "perf": perf} if context.is_main else {}
         return report, trained
+
+    def _version_of_weights(self) -> int | None:
+        """What the weights are as they would be sent; None in a run whose engines, if any, never got some."""
+        return None if self._update is None else self._weight_version + self._trained_since_update
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
@@ -121,6 +131,7 @@ class TrainWorker:
             raise RuntimeError("update_weights before connect_rollout_engines")
         sent = self._update.run(self._weight_version + 1)
         self._weight_version += 1
+        self._trained_since_update = False
         return self._weight_version, sent
 
     def offload_training_state(self) -> None:

@@ -5,20 +5,12 @@ The errors name the function and the sample, since nobody finds either in a loss
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, name_samples
+from slime.utils.misc import is_finite_number
 from slime.utils.types import Sample
-
-
-class RewardUse(Protocol):
-    """Of ``args``: whether user code makes numbers of the rewards."""
-
-    @property
-    def custom_reward_post_process_path(self) -> str | None: ...
-
-    @property
-    def custom_convert_samples_to_train_data_path(self) -> str | None: ...
 
 
 def check_samples(origin: str, samples: Sequence[Any]) -> None:
@@ -62,19 +54,26 @@ def _check_log_probs(origin: str, sample: Sample) -> None:
     )
 
 
-def check_reward(args: RewardUse, origin: str, sample: Sample, reward: Any) -> None:
-    """Whether a reward is a number or a mapping; anything will do where user code makes numbers of them.
+def check_reward(args: RolloutView, origin: str, sample: Sample, reward: Any) -> None:
+    """Refuses a reward that is no finite number; of a dict, what ``--reward-key`` and its like name.
+
+    Where user code makes numbers of the rewards, anything will do but None.
+
+    Args:
+        origin: who gave it, for messages.
 
     Raises:
-        RolloutError: it is not, or missing.
+        RolloutError: names origin and sample.
     """
     if reward is None:
         raise RolloutError(f"{origin} returned None for {name_samples(sample)}, expected a reward")
     if args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path:
         return
-    # Numbers of Python, numpy and torch have it; text, lists and None don't.
-    if not isinstance(reward, Mapping) and not hasattr(type(reward), "__float__"):
+    values = [reward]
+    if isinstance(reward, Mapping):
+        values = [reward[key] for key in (args.reward_key, args.eval_reward_key) if key in reward]
+    if not all(map(is_finite_number, values)):
         raise RolloutError(
-            f"{origin} returned the reward {reward!r:.100} for {name_samples(sample)}, expected a number, "
-            "or a dict with --reward-key"
+            f"{origin} returned {reward!r:.200} for {name_samples(sample)}, expected a finite number, "
+            "or a dict with one under --reward-key"
         )

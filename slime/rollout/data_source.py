@@ -74,6 +74,7 @@ class RolloutDataSource(DataSource):
         self.dataset = self._load_dataset() if args.rollout_global_dataset else None
         if args.num_rollout is None:
             self.args = with_facts(args, num_rollout=rollouts_of_run(args, self))
+        self.notices = self._notices()
         self._shuffle()
 
     def _load_dataset(self) -> Dataset:
@@ -97,6 +98,17 @@ class RolloutDataSource(DataSource):
             apply_chat_template=args.apply_chat_template,
             apply_chat_template_kwargs=args.apply_chat_template_kwargs,
         )
+
+    def _notices(self) -> list[str]:
+        if self.dataset is None:
+            return []
+        lines = self.dataset.too_long(f"--rollout-max-prompt-len {self.args.rollout_max_prompt_len}")
+        return [f"--prompt-data {self.args.prompt_data}: {line}" for line in lines]
+
+    def data_metrics(self) -> dict[str, int]:
+        """Of every rollout: how many prompts are too long to be given out."""
+        count = self.dataset.num_too_long if self.dataset is not None else 0
+        return {"rollout/dropped/prompts_too_long": count} if count else {}
 
     def __len__(self) -> int:
         return len(self.dataset) if self.dataset is not None else 0

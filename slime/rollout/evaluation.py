@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 from numbers import Real
 from typing import Any
 
@@ -17,6 +18,7 @@ from slime.utils.async_utils import gather_or_cancel
 from slime.utils.data import Dataset
 from slime.utils.types import Sample
 
+logger = logging.getLogger(__name__)
 _datasets: dict[Any, Dataset] = {}
 
 
@@ -41,7 +43,14 @@ async def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutpu
             f"evaluation of {names} at rollout {rollout_id} did not finish within {args.rollout_timeout:g} s "
             "(args.rollout_timeout)"
         ) from error
-    return RolloutFnEvalOutput(data={name: data for result in results for name, data in result.items()})
+    data = {name: data for result in results for name, data in result.items()}
+    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args))
+
+
+def _prompts_too_long(args: RolloutView) -> dict[str, int]:
+    """A score over a part of a set is another score."""
+    counts = {config.name: _load_dataset(args, config).num_too_long for config in args.eval_datasets}
+    return {f"eval/{name}/prompts_too_long": count for name, count in counts.items() if count}
 
 
 async def eval_rollout_single_dataset(
@@ -126,4 +135,6 @@ def _load_dataset(args: RolloutView, config: Any) -> Dataset:
             apply_chat_template=config.apply_chat_template,
             apply_chat_template_kwargs=template_kwargs,
         )
+        for line in _datasets[key].too_long(f"--eval-max-prompt-len {args.eval_max_prompt_len}"):
+            logger.warning("eval dataset %s: %s", config.name, line)
     return _datasets[key]

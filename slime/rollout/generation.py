@@ -127,6 +127,9 @@ async def _generate_one(
         )
     check_samples(describe(function), samples)
     for made in samples:
+        # Made anew by the function: it belongs to the group all the same.
+        made.group_index = sample.group_index if made.group_index is None else made.group_index
+        made.index = sample.index if made.index is None else made.index
         if made.reward is not None:
             check_reward(args, describe(function), made, made.reward)
     return result

@@ -23,6 +23,12 @@ class Ledger:
         """Groups that were issued but have no known fate; in flight or lost."""
         return self.issued - self.trained - self.filtered - self.dropped - buffered
 
+    def drop_trained(self, groups: int) -> None:
+        """Groups that were to be trained, and fill no optimizer step."""
+        groups = min(groups, self.trained)  # a rollout function of the user's may have booked none
+        self.trained -= groups
+        self.dropped += groups
+
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
 

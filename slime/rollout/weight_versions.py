@@ -5,7 +5,7 @@ from slime.utils.types import Sample
 
 
 def check_weight_versions(samples: list[Sample], expected: str, allow_older: bool) -> None:
-    """Compare every weight version that a sample carries with the one in force.
+    """Compare every weight version that a sample carries, of each of its tokens, with the one in force.
 
     Args:
         expected: decimal version of the last sync.
@@ -16,7 +16,9 @@ def check_weight_versions(samples: list[Sample], expected: str, allow_older: boo
             since no engine of ours made them.
     """
     for sample in samples:
-        for version in sample.weight_versions:
+        for version in dict.fromkeys([*sample.weight_versions, *sample.token_versions]):
+            if version is None:
+                continue
             older = allow_older and version.isdecimal() and int(version) <= int(expected)
             if version != expected and not older:
                 raise RolloutError(

@@ -58,6 +58,11 @@ class Field:
     average: Average | None = None
 
 
+def _token_versions(sample: Sample) -> list[int]:
+    """-1 where it is not known."""
+    return [int(v) if v is not None and v.isdecimal() else -1 for v in sample.token_versions]
+
+
 def _response(in_loss: bool = True, **options: Any) -> Field:
     """What the trainer itself computes per response token."""
     return Field(Axis.RESPONSE, in_loss=in_loss, average=Average.BY_ROLLOUT, **options)
@@ -93,6 +98,7 @@ FIELDS: dict[str, Field] = {
     "teacher_log_probs": Field(
         Axis.RESPONSE, lambda sample: sample.teacher_log_probs, dtype=torch.float32, in_loss=True
     ),
+    "token_versions": Field(Axis.RESPONSE, _token_versions, dtype=torch.long),
     "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),
     "metadata": Field(Axis.SAMPLE, lambda sample: sample.train_metadata, in_loss=True),
     "log_probs": _response(),

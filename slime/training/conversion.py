@@ -1,7 +1,7 @@
 """From finished samples to what each data-parallel rank trains on. Plain lists; the trainer makes tensors."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -9,42 +9,82 @@ from slime.arguments.views import TrainingView
 from slime.training.batch import FIELDS, REQUIRED, BatchError, select
 from slime.training.rewards import post_process_rewards
 from slime.training.schedule import build_dp_schedule
-from slime.utils.misc import load_function
+from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import RolloutBatch, Sample, name_samples
 
 
 def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutBatch:
-    """Rewards and conversion in one, with the user's functions in place of ours where given."""
-    if args.custom_convert_samples_to_train_data_path:
-        path = args.custom_convert_samples_to_train_data_path
+    """Rewards and conversion in one, with the user's functions in place of ours where given.
+
+    Raises:
+        BatchError: the samples, or what a function of the user's made of them, are nothing to train on.
+    """
+    path = args.custom_convert_samples_to_train_data_path
+    if path:
         batch = load_function(path)(args, samples)
         if missing := REQUIRED - batch.keys():
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
-        return batch
-    return convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
+    else:
+        batch = convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
+    _check_values(batch, path or args.custom_reward_post_process_path or "")
+    return batch
+
+
+def _check_values(batch: RolloutBatch, made_by: str) -> None:
+    """No training on NaN, nor on parts of tokens, whoever made the batch."""
+    names = batch.get("sample_indices") or range(len(batch["tokens"]))
+    origin = f"{made_by}: " if made_by else ""
+    for name, reward, mask in zip(names, batch["rewards"], batch["loss_masks"], strict=False):
+        if not is_finite_number(reward):
+            raise BatchError(f"{origin}sample {name}: reward {reward!r}, wanted a finite number")
+        other = next((value for value in mask if value != 0 and value != 1), None)
+        if other is not None:
+            raise BatchError(f"{origin}sample {name}: loss mask with {other!r} in it, wanted 0 and 1 only")
 
 
 def flatten_samples(groups: list[Any]) -> list[Sample]:
     """All samples of a rollout in order, those of a split execution (a list inside a group) included.
 
     Raises:
-        BatchError: siblings of a split execution do not share one rollout id.
+        BatchError: the samples of an execution have no rollout id in common, or two executions share one.
     """
-    return _flatten(groups, depth=0)
-
-
-def _flatten(items: list[Any], depth: int) -> list[Sample]:
-    if depth >= 2 and len(items) > 1 and all(isinstance(item, Sample) for item in items):
-        ids = {sample.rollout_id for sample in items}
-        if len(ids) != 1 or None in ids:
-            raise BatchError(
-                f"{name_samples(items)} come from one execution but have rollout ids "
-                f"{[sample.rollout_id for sample in items]}, expected one common id"
-            )
+    owners: dict[int, Hashable] = {}
     flat: list[Sample] = []
-    for item in items:
-        flat += _flatten(item, depth + 1) if isinstance(item, list) else [item]
+    for number, item in enumerate(groups):
+        # Without nesting, as in a recording, samples of one group and id come from one execution.
+        place = number if isinstance(item, list) else None
+        for execution, nested in _executions([item]):
+            owner = (place, execution[0].group_index, len(flat) if nested else None)
+            rollout_id = _common_id(execution)
+            if rollout_id is not None and owners.setdefault(rollout_id, owner) != owner:
+                raise BatchError(
+                    f"{name_samples(execution)}: rollout id {rollout_id} is that of another execution too, "
+                    "expected one for each (a generate function that splits a sample may take its index)"
+                )
+            flat += execution
     return flat
+
+
+def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample], bool]]:
+    """The samples of each execution, and whether they are a list within a group, not a sample by itself."""
+    if depth >= 2 and items and all(isinstance(item, Sample) for item in items):
+        yield items, True
+        return
+    for item in items:
+        if isinstance(item, list):
+            yield from _executions(item, depth + 1)
+        else:
+            yield [item], False
+
+
+def _common_id(execution: list[Sample]) -> int | None:
+    ids = [sample.rollout_id for sample in execution]
+    if len(ids) > 1 and (None in ids or len(set(ids)) > 1):
+        raise BatchError(
+            f"{name_samples(execution)} come from one execution but have rollout ids {ids}, "
+            "expected one common id"
+        )
+    return ids[0]
 
 
 def convert_samples_to_train_data(
@@ -108,6 +148,11 @@ def fill_rollout_ids(rollout_ids: list[int | None]) -> list[int]:
     taken = set(rollout_ids)
     unused = (number for number in count() if number not in taken)
     return [next(unused) if rollout_id is None else rollout_id for rollout_id in rollout_ids]
+
+
+def left_out(batch: RolloutBatch, shards: list[RolloutBatch]) -> list[int]:
+    """Positions in the batch of the samples that no shard has: their rollouts fill no optimizer step."""
+    return sorted({*range(len(batch["tokens"]))} - {p for shard in shards for p in shard["partition"]})
 
 
 def split_train_data_by_dp(

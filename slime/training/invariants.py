@@ -15,6 +15,8 @@ class InvariantError(RuntimeError):
 def check_invariants(args: TrainingView, rollout_id: int, steps: Sequence[Mapping[str, Any]]) -> None:
     """Trainer and engine agree in every step; the first step of a rollout starts on policy.
 
+    A metric that is missing says nothing, so it breaks the invariant, too.
+
     Args:
         steps: per optimizer step its ``train/...`` metrics.
 
@@ -27,12 +29,13 @@ def check_invariants(args: TrainingView, rollout_id: int, steps: Sequence[Mappin
     # The engine's log-probs as the old policy differ from the trainer's by rounding.
     if not args.ci_disable_kl_checker and not args.use_rollout_logprobs:
         _bound(rollout_id, steps[0], "train/ppo_kl", _KL_BOUND)
-        if rollout_id == 0:
+        if rollout_id == 0 and args.use_kl_loss:
             _bound(rollout_id, steps[0], "train/kl_loss", _KL_BOUND)
 
 
 def _bound(rollout_id: int, step: Mapping[str, Any], name: str, bound: float) -> None:
-    value = step.get(name, 0.0)
+    value = step.get(name)
     # Also false for NaN.
-    if not abs(value) <= bound:
-        raise InvariantError(f"--ci-test: {name} {value} at rollout {rollout_id}, wanted at most {bound}")
+    if value is None or not abs(value) <= bound:
+        found = f"no {name}" if value is None else f"{name} {value}"
+        raise InvariantError(f"--ci-test: {found} at rollout {rollout_id}, wanted at most {bound}")

@@ -56,5 +56,5 @@ def _masked_sum(rollout_data: Mapping[str, Any], key: str) -> float:
         rollout_data[key], rollout_data["loss_masks"], rollout_data["rollout_mask_sums"], strict=True
     )
     for values, mask, denominator in samples:
-        total += float((values * mask).sum()) / max(float(denominator), 1.0)
+        total += float(torch.where(mask != 0, values, 0.0).sum()) / max(float(denominator), 1.0)
     return total

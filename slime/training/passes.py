@@ -54,7 +54,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
     Not if the engine's are used; nor if the loss can take its own, detached, because there is a single
-    optimizer step, and nothing before it reads them.
+    optimizer step, and nothing before it reads them. ``--ci-test`` compares the two.
     """
     if args.use_rollout_logprobs and not args.get_mismatch_metrics:
         return False
@@ -65,6 +65,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         and args.advantage_estimator != "gspo"
         and not args.get_mismatch_metrics
         and not args.use_rollout_entropy
+        and not args.ci_test
         and not args.custom_advantage_function_path
         and not args.rollout_data_postprocess_path
     )

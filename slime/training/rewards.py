@@ -1,14 +1,23 @@
 """From what reward functions said to what advantages are made of."""
 
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
+from statistics import fmean
+
 import torch
 
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
 from slime.training.batch import BatchError
-from slime.utils.misc import load_function
+from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import Sample, name_samples
 
 _STD_EPSILON = 1e-6
+
+Group = list[list[int]]
+"""The samples of a prompt as positions in the batch, a list for each execution."""
 
 
 def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[list[float], list[float]]:
@@ -16,10 +25,10 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
 
     With a group-based estimator and ``--rewards-normalization``: (r - mean) / (std + 1e-6) within the
     group of a prompt, std being the sample standard deviation (GRPO, arXiv 2402.03300, sec. 4.1.2).
-    A batch that is not ``rollout_batch_size`` groups of ``n_samples_per_prompt`` is one group.
+    Every execution has one vote in both, which the samples that it was split into share equally.
 
     Raises:
-        BatchError: a sample has no reward.
+        BatchError: a sample has no reward or no group.
     """
     if args.custom_reward_post_process_path:
         return load_function(args.custom_reward_post_process_path)(args, samples)
@@ -27,16 +36,7 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
     estimator = ESTIMATORS[args.advantage_estimator]
     if not estimator.centred or not args.rewards_normalization:
         return raw, raw
-    regular = len(raw) == args.n_samples_per_prompt * args.rollout_batch_size
-    # In float32 the mean of equal rewards may be a little off, and the division by a std of about zero
-    # would make advantages of that.
-    rewards = torch.tensor(raw, dtype=torch.float64).reshape(
-        -1, args.n_samples_per_prompt if regular else len(raw)
-    )
-    centred = rewards - rewards.mean(dim=-1, keepdim=True)
-    if estimator.scaled and args.grpo_std_normalization:
-        centred = centred / (centred.std(dim=-1, keepdim=True) + _STD_EPSILON)
-    return raw, centred.flatten().tolist()
+    return raw, _centred(raw, _groups(args, samples), estimator.scaled and args.grpo_std_normalization)
 
 
 def _reward_number(args: TrainingView, sample: Sample) -> float:
@@ -45,4 +45,73 @@ def _reward_number(args: TrainingView, sample: Sample) -> float:
         raise BatchError(f"{name_samples(sample)} ({sample.status.value}) has no reward")
     if isinstance(reward, dict):
         raise BatchError(f"{name_samples(sample)}: reward is a dict, pass --reward-key: {reward!r:.200}")
+    if not is_finite_number(reward):
+        raise BatchError(f"{name_samples(sample)}: reward is {reward!r:.200}, wanted a finite number")
     return float(reward)
+
+
+def _groups(args: TrainingView, samples: Sequence[Sample]) -> list[Group]:
+    """By ``group_index``, and in each group by ``rollout_id``; a sample without one is an execution."""
+    groups: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for position, index in enumerate(_group_indices(args, samples)):
+        rollout_id = samples[position].rollout_id
+        groups[index][("alone", position) if rollout_id is None else rollout_id].append(position)
+    return [list(executions.values()) for executions in groups.values()]
+
+
+def _group_indices(args: TrainingView, samples: Sequence[Sample]) -> list[int]:
+    """Of each sample; where no sample has one, groups of ``--n-samples-per-prompt`` follow one another."""
+    indices = [sample.group_index for sample in samples if sample.group_index is not None]
+    if len(indices) == len(samples):
+        return indices
+    size, count = args.n_samples_per_prompt, args.n_samples_per_prompt * args.rollout_batch_size
+    if indices or len(samples) != count:
+        without = [sample for sample in samples if sample.group_index is None]
+        raise BatchError(
+            f"{name_samples(without)} have no group_index, by which rewards are compared; it may be left out "
+            f"only by all samples of a rollout of {count}, found {len(samples)}"
+        )
+    return [position // size for position in range(count)]
+
+
+def _centred(rewards: Sequence[float], groups: Sequence[Group], scaled: bool) -> list[float]:
+    """Rewards less the mean vote of their group and, if ``scaled``, over the deviation of its votes."""
+    by_votes: dict[int, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_votes[len(group)].append(group)
+    result = [0.0] * len(rewards)
+    for alike in by_votes.values():
+        for group, (mean, divisor) in zip(alike, _statistics(rewards, alike, scaled), strict=True):
+            for position in chain.from_iterable(group):
+                result[position] = (rewards[position] - mean) / divisor
+    return result
+
+
+def _statistics(
+    rewards: Sequence[float], groups: Sequence[Group], scaled: bool
+) -> Iterator[tuple[float, float]]:
+    """Mean and divisor of each of some groups with equally many votes.
+
+    In float32 the mean of equal rewards may be a little off, and the division by a deviation of about zero
+    would make advantages of that.
+    """
+    votes = torch.tensor(
+        [[fmean(rewards[i] for i in execution) for execution in group] for group in groups],
+        dtype=torch.float64,
+    )
+    means = votes.mean(dim=-1, keepdim=True)
+    if not scaled or votes.size(1) == 1:  # a single vote has no deviation
+        yield from ((mean, 1.0) for mean in means[:, 0].tolist())
+        return
+    deviations = (votes - means).std(dim=-1)
+    for group, mean, deviation in zip(groups, means[:, 0].tolist(), deviations.tolist(), strict=True):
+        yield mean, math.hypot(deviation, _within(rewards, group)) + _STD_EPSILON
+
+
+def _within(rewards: Sequence[float], group: Group) -> float:
+    """What rewards that differ within an execution add to the deviation of a group's votes."""
+    total = 0.0
+    for execution in group:
+        vote = fmean(rewards[i] for i in execution)
+        total += fmean((rewards[i] - vote) ** 2 for i in execution)
+    return math.sqrt(total / (len(group) - 1))

@@ -206,6 +206,9 @@ class Dataset:
         prompt_key: field with the prompt: text or a list of chat messages.
         apply_chat_template: render the prompt, with a generation prompt, through the tokenizer's template.
 
+    Attributes:
+        num_too_long: prompts that were left out.
+
     Raises:
         DataError: see ``read_rows``; or no record is left.
     """
@@ -231,6 +234,7 @@ class Dataset:
         keys = RecordKeys(prompt_key, label_key, tool_key, metadata_key)
         samples = [self._build_sample(row) for row in read_rows(path, keys)]
         self.origin_samples = filter_long_prompt(samples, tokenizer, processor, max_length)
+        self.num_too_long = len(samples) - len(self.origin_samples)
         if not self.origin_samples:
             raise DataError(f"{path}: no prompt of at most {max_length} tokens among {len(samples)} records")
         self.samples = self.origin_samples
@@ -242,6 +246,13 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Sample:
         return self.samples[index]
+
+    def too_long(self, flag: str) -> list[str]:
+        """In one line, which part was left out by a flag; nothing if none was."""
+        if not self.num_too_long:
+            return []
+        total = self.num_too_long + len(self.origin_samples)
+        return [f"{self.num_too_long} of {total} prompts are longer than {flag} and left out"]
 
     def shuffle(self, epoch: int) -> None:
         """Put the samples into the order of an epoch, which depends on seed and epoch alone."""

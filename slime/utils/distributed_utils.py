@@ -58,7 +58,8 @@ def distributed_masked_whiten(
     """
     # In float64: the variance is a small difference of large sums, and equal values must not give NaN.
     exact, mask = values.double(), mask.double()
-    stats = torch.stack([(exact * mask).sum(), (exact.square() * mask).sum(), mask.sum()])
+    trained = torch.where(mask != 0, exact, 0.0)
+    stats = torch.stack([(trained * mask).sum(), (trained.square() * mask).sum(), mask.sum()])
     if dist.is_initialized():
         dist.all_reduce(stats, group=process_group)
     total, squares, count = stats.unbind()

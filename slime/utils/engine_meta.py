@@ -1,4 +1,4 @@
-"""Arrays that an engine returns per token: the kept nucleus and the routed experts."""
+"""What an engine says per token: the kept nucleus, the routed experts, the version of the weights."""
 
 import base64
 from collections.abc import Mapping
@@ -8,6 +8,9 @@ import numpy as np
 
 Nucleus = tuple[list[int], list[int]]
 """Token ids of all positions, and where each position's begin: one offset more than positions."""
+
+VersionSpans = list[tuple[str | None, int]]
+"""Versions of the weights and how many tokens in a row each made; None where nobody said."""
 
 _TOP_P_KEYS = (
     ("top_p_token_ids", "top_p_token_offsets"),
@@ -72,3 +75,35 @@ def merge_routed_experts(
     shape = (num_tokens - 1 - start, args.num_layers, args.moe_router_topk)
     rows = decode_int32_array(meta_info["routed_experts"]).reshape(shape)
     return np.concatenate([*([earlier[:start]] if start else []), rows])
+
+
+def fit_versions(spans: VersionSpans, num_tokens: int) -> VersionSpans:
+    """The spans of the first ``num_tokens`` tokens, neighbours of one version merged."""
+    fitted: VersionSpans = []
+    left = num_tokens
+    for version, count in [*spans, (None, num_tokens)]:
+        taken = min(count, left)
+        left -= taken
+        if fitted and fitted[-1][0] == version:
+            fitted[-1] = version, fitted[-1][1] + taken
+        elif taken > 0:
+            fitted.append((version, taken))
+    return fitted
+
+
+def merge_versions(
+    earlier: VersionSpans, num_earlier: int, meta_info: Mapping[str, Any] | None, num_new: int
+) -> VersionSpans:
+    """The spans of ``num_earlier`` tokens and of the ``num_new`` that an answer with ``meta_info`` brought.
+
+    An engine whose weights changed while it answered names each version with the tokens it made.
+    """
+    meta_info = meta_info or {}
+    spans: VersionSpans = [
+        (str(span["version"]), span["end"] - span["start"]) for span in meta_info.get("weight_versions") or ()
+    ]
+    if not spans and meta_info.get("weight_version") is not None:
+        spans = [(str(meta_info["weight_version"]), num_new)]
+    return fit_versions(
+        [*fit_versions(earlier, num_earlier), *fit_versions(spans, num_new)], num_earlier + num_new
+    )

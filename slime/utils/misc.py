@@ -1,6 +1,7 @@
 """Small helpers without a better home."""
 
 import importlib
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +25,16 @@ def load_function(path: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         raise ValueError(f"dotted path {path!r}: module {module_name!r} has no attribute {name!r}")
     return getattr(module, name)
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether ``value`` is a number, be it one of numpy's or torch's, that is neither NaN nor infinite."""
+    if isinstance(value, str | bytes):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def should_run_periodic_action(

@@ -7,7 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from slime.utils.engine_meta import RoutedShape, merge_routed_experts, merge_top_p
+from slime.utils.engine_meta import (
+    RoutedShape,
+    VersionSpans,
+    fit_versions,
+    merge_routed_experts,
+    merge_top_p,
+    merge_versions,
+)
 
 RolloutBatch = dict[str, Any]
 
@@ -168,6 +175,8 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    # Of the response, as far as `append_response_tokens` made it; R tokens in all.
+    version_spans: VersionSpans = field(default_factory=list)
 
     # Not annotated, hence no field: user code writes Sample.Status.COMPLETED.
     Status = SampleStatus
@@ -187,6 +196,7 @@ class Sample:
         values["status"] = SampleStatus(values.get("status", "pending"))
         values["spec_info"] = SpecInfo.from_dict(values.get("spec_info", {}))
         values["prefix_cache_info"] = PrefixCacheInfo.from_dict(values.get("prefix_cache_info", {}))
+        values["version_spans"] = [(version, count) for version, count in values.get("version_spans", [])]
         names = {f.name for f in fields(Sample)}
         sample = Sample(**{key: value for key, value in values.items() if key in names})
         for key in values.keys() - names:
@@ -208,6 +218,15 @@ class Sample:
     def effective_response_length(self) -> int:
         """Response tokens that are trained on."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
+
+    @property
+    def token_versions(self) -> list[str | None]:
+        """Per response token the version of the weights that made it; None where it is not known."""
+        spans = self.version_spans
+        if not spans and len(set(self.weight_versions)) == 1:
+            spans = [(self.weight_versions[0], self.response_length)]
+        fitted = fit_versions(spans, self.response_length)
+        return [version for version, count in fitted for _ in range(count)]
 
     def append_response_tokens(
         self,
@@ -239,6 +258,7 @@ class Sample:
         if self.rollout_log_probs is None:
             self.rollout_log_probs = [0.0] * earlier
         count = len(tokens)
+        self.version_spans = merge_versions(self.version_spans, earlier, meta_info, count)
         self.tokens = [*self.tokens, *tokens]
         self.response_length += count
         self.loss_mask = [*self.loss_mask, *[int(trainable)] * count]

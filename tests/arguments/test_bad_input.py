@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slime.arguments import validated_args
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -227,6 +229,7 @@ CONTRADICTIONS = [
     ),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
+    (dict(ci_test=True, loss_type="sft_loss"), "--ci-test: --loss-type sft_loss has no log-probs"),
     (dict(num_rollout=None), "--num-rollout: missing"),
     (dict(prompt_data=None), "--prompt-data: missing"),
     (dict(colocate=None), "--rollout-num-gpus: missing"),
@@ -237,6 +240,25 @@ CONTRADICTIONS = [
     (dict(rollout_max_context_len=10**6), "--rollout-max-context-len 1000000: above max_position_embeddings"),
     (dict(kl_loss_coef=0.1), "--kl-loss-coef 0.1: needs --use-kl-loss"),
     (dict(use_unbiased_kl=True), "--use-unbiased-kl: needs --use-kl-loss"),
+    (
+        dict(use_kl_loss=True, kl_loss_coef=0.1),
+        "--kl-loss-type k1: has an expected gradient of 0 as a loss (wanted: k2, k3, low_var_kl, or k1, k3, "
+        "low_var_kl with --use-unbiased-kl)",
+    ),
+    (
+        dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2", use_unbiased_kl=True),
+        "--kl-loss-type k2 with --use-unbiased-kl: has the wrong gradient (wanted: k1, k3, low_var_kl, or "
+        "k2, k3, low_var_kl without --use-unbiased-kl)",
+    ),
+    (
+        dict(
+            advantage_estimator="reinforce_plus_plus",
+            normalize_advantages=True,
+            kl_coef=0.1,
+            kl_loss_type="k3",
+        ),
+        "--kl-loss-type k3 with --kl-coef: has the wrong gradient in the reward (wanted: k1)",
+    ),
     (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
     (
         dict(disable_compute_advantages_and_returns=True),
@@ -259,6 +281,10 @@ CONTRADICTIONS = [
     ),
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
+    (
+        dict(rollout_top_k=50),
+        "--rollout-top-k 50: not supported (wanted: -1, as the trainer's log-probs are over the whole",
+    ),
     (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
     (dict(rm_type="remote_rm", rm_url="ftp://x"), "--rm-url ftp://x: wanted an address, http://"),
     (dict(rm_url="localhost:80"), "--rm-url localhost:80: wanted an address, http://"),
@@ -301,6 +327,13 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("changes", "start"), CONTRADICTIONS, ids=[start for _, start in CONTRADICTIONS])
 def test_a_contradiction_is_named(words, refusal, changes, start):
     assert refusal(words(**changes)).startswith(start)
+
+
+def test_evaluation_may_cut_the_vocabulary(words, data):
+    cut = dict(rollout_top_k=-1, eval_top_k=5, eval_top_p=0.9)
+    args = validated_args(words(**cut, eval_interval=1, eval_prompt_data=["some", str(data)]))
+    (dataset,) = args.eval_datasets
+    assert (dataset.top_k, dataset.top_p, args.rollout_top_k, args.rollout_top_p) == (5, 0.9, -1, 1.0)
 
 
 @pytest.mark.parametrize(

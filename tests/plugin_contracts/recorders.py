@@ -50,7 +50,8 @@ def post_process(args, samples):
 
 def convert(args, samples):
     calls.append(("convert", samples))
-    return dict.fromkeys(REQUIRED, [0] * len(samples)) | {"tokens": [s.tokens for s in samples]}
+    own = {"tokens": [s.tokens for s in samples], "loss_masks": [[1] * s.response_length for s in samples]}
+    return dict.fromkeys(REQUIRED, [0] * len(samples)) | own
 
 
 def rollout_log(rollout_id, args, samples, extra_metrics, rollout_time):

@@ -1,12 +1,14 @@
 """What the rollout manager tells user code about the run."""
 
 from argparse import Namespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from slime.ray import fleet
 from slime.ray.rollout_manager import RolloutManager
+from slime.rollout.ledger import Ledger
+from slime.utils.types import Sample
 
 seen: list[Namespace] = []
 
@@ -78,3 +80,50 @@ def test_data_that_fills_no_rollout_settles_nothing(flags: dict[str, Any]) -> No
     assert manager.num_rollout() is None
     settled = RolloutManager(Namespace(**{**flags, "num_rollout": 5}), [], 0)  # type: ignore[arg-type]
     assert settled.num_rollout() == 5
+
+
+class Booked(Source):
+    """A data source with books and with something to say."""
+
+    notices: ClassVar = ["3 of 13 prompts are too long"]
+
+    def __init__(self, args: Namespace) -> None:
+        super().__init__(args)
+        self.ledger = Ledger(issued=4, trained=4)
+
+    def data_metrics(self) -> dict[str, int]:
+        return {"rollout/dropped/prompts_too_long": 3}
+
+
+def left_out_of(flags: dict[str, Any], trained: list[int], **overrides: Any) -> tuple[Any, Any]:
+    """Metrics and books after a rollout of three groups of two samples each, of which some are trained."""
+    flags |= dict(data_source_path=f"{__name__}.Booked", global_batch_size=2, **overrides)
+    manager = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
+    samples = [Sample(group_index=i // 2) for i in range(6)]
+    batch = {"tokens": [[0]] * 6, "rollout_ids": [0, 1, 2, 3, 4, 4]}
+    metrics = manager._book_left_out(samples, batch, [{"partition": trained}])
+    return metrics, manager._data_source.ledger
+
+
+def test_rollouts_that_fill_no_step_are_counted_and_their_groups_dropped(flags: dict[str, Any]) -> None:
+    metrics, ledger = left_out_of(flags, [0, 1, 3])
+    # Group 1 is trained in part; of group 2 nothing is, and its samples are one rollout.
+    assert metrics == {"rollout/dropped/no_step": 2}
+    assert ledger == Ledger(issued=4, trained=3, dropped=1)
+
+
+def test_a_rollout_that_is_trained_whole_changes_no_books(flags: dict[str, Any]) -> None:
+    assert left_out_of(flags, [0, 1, 2, 3, 4, 5]) == ({}, Ledger(issued=4, trained=4))
+
+
+def test_a_recording_changes_no_books(flags: dict[str, Any]) -> None:
+    metrics, ledger = left_out_of(flags, [0], load_debug_rollout_data="dump/{rollout_id}.pt")
+    assert metrics == {"rollout/dropped/no_step": 4} and ledger.dropped == 0
+
+
+def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -> None:
+    booked = RolloutManager(Namespace(**{**flags, "data_source_path": f"{__name__}.Booked"}), [], 0)  # type: ignore[arg-type]
+    assert booked.notices() == ["3 of 13 prompts are too long"]
+    assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
+    silent = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
+    assert (silent.notices(), silent._data_metrics()) == ([], {})

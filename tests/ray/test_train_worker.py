@@ -1,6 +1,6 @@
 """A trainer process from its flags to its metrics, dumps and exports."""
 
-import math
+import json
 from pathlib import Path
 
 import pytest
@@ -44,13 +44,68 @@ def _main_reports(args, world_size=1, num_rollouts=1):
     return reports
 
 
+# The engine of random rollouts is no engine.
+CHECKED = {"ci_test": True, "ci_train_rollout_logprob_abs_diff_threshold": 100.0}
+
+
+def another_policy(args, rollout_id, rollout_data):
+    rollout_data["log_probs"] = [values + 1e-4 for values in rollout_data["log_probs"]]
+
+
+def test_a_run_under_test_ends_if_its_first_step_is_off_policy(checkpoint):
+    path = f"{__name__}.another_policy"
+    with pytest.raises(RuntimeError, match=r"--ci-test: train/ppo_kl .* wanted at most 1e-08"):
+        _main_reports(trainer_args(checkpoint, rollout_data_postprocess_path=path, **CHECKED))
+
+
 def test_the_first_step_starts_on_policy(checkpoint):
-    (report,) = _main_reports(trainer_args(checkpoint))
+    (report,) = _main_reports(trainer_args(checkpoint, **CHECKED))
     (step,) = report["train"]
+    assert "rollout/log_probs" in report["rollout"]  # without, ppo_kl is 0 by construction
     assert step["train/ppo_kl"] == 0 and step["train/step"] == 0
     assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
     assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
+
+
+class _Engines:
+    def run(self, version):
+        return 0
+
+
+def _ages(rank, args, versions, updates):
+    """Mean age in each rollout of tokens of ``versions``; engines are updated after those in ``updates``."""
+    worker = TrainWorker(args)
+    worker.start()
+    worker._update = _Engines()
+    worker.update_weights()
+    ages = []
+    for rollout_id, version in enumerate(versions):
+        batch = random_rollout(256)
+        batch["token_versions"] = [[version] * length for length in batch["response_lengths"]]
+        report, _ = worker.train_shard(rollout_id, split(args, batch, worker.parallel_config()))
+        ages.append(report["rollout"]["rollout/staleness/mean"])
+        if rollout_id in updates:
+            worker.update_weights()
+    return ages
+
+
+@pytest.mark.parametrize(
+    ("versions", "updates", "ages"),
+    [
+        pytest.param((1, 2, 3), (0, 1, 2), [0, 0, 0], id="synchronous"),
+        pytest.param((1, 1, 2), (0, 1, 2), [0, 1, 1], id="one rollout ahead"),
+        # The second rollout trains weights that no engine has seen.
+        pytest.param((1, 1, 1, 2), (1, 3), [0, 1, 1, 1], id="an update every two rollouts"),
+    ],
+)
+def test_the_age_of_tokens_counts_from_the_weights_that_are_trained(checkpoint, versions, updates, ages):
+    assert run_ranks(_ages, 1, trainer_args(checkpoint), versions, updates) == [ages]
+
+
+def test_without_engines_tokens_have_no_age(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint))
+    assert not any("staleness" in name for name in report["rollout"])
 
 
 def test_deterministic_mode_is_torchs_too(checkpoint):
@@ -96,12 +151,36 @@ def test_the_reference_follows_at_its_interval(checkpoint):
     assert kl[2] == pytest.approx(0, abs=1e-6)
 
 
-def test_sft_per_token_loss_falls(checkpoint):
-    flags = {"loss_type": "sft_loss", "calculate_per_token_loss": True, "lr": 1e-2}
-    args = trainer_args(checkpoint, compute_advantages_and_returns=False, **flags)
-    steps = [r["train"][0] for r in _main_reports(args, num_rollouts=3)]
-    assert 1 < steps[0]["train/loss"] < 20
-    assert all("train/ppo_kl" not in step for step in steps)
+SFT = {"loss_type": "sft_loss", "compute_advantages_and_returns": False}
+
+
+def _repeated(rank, args, times):
+    """The loss of each of some optimizer steps on the same samples."""
+    worker = TrainWorker(args)
+    worker.start()
+    shard = split(args, random_rollout(256), worker.parallel_config())
+    return [worker.train_shard(i, shard)[0]["train"][0]["train/loss"] for i in range(times)]
+
+
+def test_sft_starts_at_the_models_own_loss_and_lowers_it_with_each_step(checkpoint):
+    args = trainer_args(checkpoint, **SFT, calculate_per_token_loss=True)
+    (losses,) = run_ranks(_repeated, 1, args, 4)
+    model, batch = transformers.AutoModelForCausalLM.from_pretrained(checkpoint), random_rollout(256)
+    surprises = []
+    for tokens, mask in zip(batch["tokens"], batch["loss_masks"], strict=True):
+        ids = torch.tensor(tokens)
+        with torch.no_grad():
+            logits = model.float()(ids[None]).logits[0, :-1]
+        log_probs = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        surprises.append(-log_probs[-len(mask) :][torch.tensor(mask) == 1])
+    assert losses[0] == pytest.approx(float(torch.cat(surprises).mean()), rel=1e-4)
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
+
+
+def test_sft_has_no_metrics_of_a_policy(checkpoint):
+    (report,) = _main_reports(trainer_args(checkpoint, **SFT))
+    (step,) = report["train"]
+    assert not {"train/ppo_kl", "train/pg_loss", "train/entropy_loss"} & step.keys()
 
 
 def test_layouts_report_the_same_per_token_loss(checkpoint):
@@ -155,18 +234,31 @@ def test_frozen_parameters_keep_their_values(checkpoint, tmp_path):
     assert changed == {"model.norm.weight"}
 
 
-def test_resetting_the_optimizer_forgets_the_moments(checkpoint):
-    """Adam's first step after a reset moves every weight by about lr, whatever the gradients before."""
-    flags = {"lr": 1e-3, "clip_grad": 1.0}
-    losses = [
-        [r["train"][0]["train/loss"] for r in _main_reports(args, num_rollouts=3)]
-        for args in (
-            trainer_args(checkpoint, **flags, reset_optimizer_states=True, entropy_coef=1.0),
-            trainer_args(checkpoint, **flags, entropy_coef=1.0),
-        )
-    ]
-    assert losses[0][:2] == losses[1][:2]
-    assert losses[0][2] != losses[1][2]
+def write_moments(args, rollout_id, step_id, model, optimizer, opt_param_scheduler):
+    """Before a step: the largest entry of each moment, and the step count."""
+    (part,) = optimizer.chained_optimizers
+    states = [state for state in part.optimizer.state.values() if state]
+    largest = {key: max((float(s[key].abs().max()) for s in states), default=0.0) for key in MOMENTS}
+    steps = {group.get("step", 0) for group in part.optimizer.param_groups if group["params"]}
+    with Path(args.moments).open("a") as file:
+        file.write(json.dumps({"at": [rollout_id, step_id], **largest, "steps": [*steps]}) + "\n")
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@pytest.mark.parametrize(("reset", "steps"), [(True, [0, 1, 0, 1]), (False, [0, 1, 2, 3])])
+def test_a_reset_of_the_optimizer_forgets_moments_and_steps_before_each_rollout(
+    checkpoint, tmp_path, reset, steps
+):
+    hook = {"custom_megatron_before_train_step_hook_path": f"{__name__}.write_moments"}
+    flags = {"reset_optimizer_states": reset, "global_batch_size": 4, "moments": str(tmp_path / "moments")}
+    _main_reports(trainer_args(checkpoint, **hook, **flags), num_rollouts=2)
+    rows = [json.loads(line) for line in (tmp_path / "moments").read_text().splitlines()]
+    assert [row["at"] for row in rows] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [row["steps"] for row in rows] == [[step] for step in steps]
+    for moment in MOMENTS:
+        assert [row[moment] > 0 for row in rows] == [step > 0 for step in steps]
 
 
 def test_training_in_bfloat16_stays_near_float32(checkpoint):
@@ -178,20 +270,26 @@ def test_training_in_bfloat16_stays_near_float32(checkpoint):
         assert rounded["train"][0][key] == pytest.approx(exact["train"][0][key], rel=0.1)
 
 
-def _train_without_a_response(rank, args):
+def _train_with_one_that_teaches_nothing(rank, args, has_response):
     worker = TrainWorker(args)
     worker.start()
     batch = random_rollout(256)
     response = batch["response_lengths"][0]
-    batch["tokens"][0] = batch["tokens"][0][:-response]
-    batch["response_lengths"][0] = batch["rollout_mask_sums"][0] = 0
-    batch["loss_masks"][0], batch["rollout_log_probs"][0] = [], []
-    return worker.train_shard(0, split(args, batch, worker.parallel_config()))[0]
+    batch["rollout_mask_sums"][0] = 0
+    batch["loss_masks"][0] = [0] * response
+    if not has_response:
+        batch["tokens"][0] = batch["tokens"][0][:-response]
+        batch["response_lengths"][0] = 0
+        batch["loss_masks"][0], batch["rollout_log_probs"][0] = [], []
+    return worker.train_shard(0, split(args, batch, worker.parallel_config()))[0]["train"]
 
 
-def test_a_sample_without_a_response_trains_nothing_and_harms_nothing(checkpoint):
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "reinforce_plus_plus"])
+def test_a_sample_without_a_response_counts_as_one_whose_response_is_masked(checkpoint, estimator):
+    flags = {"advantage_estimator": estimator, "normalize_advantages": estimator != "grpo"}
     # One sample per micro-batch, so that one of them has no row at all.
-    args = trainer_args(checkpoint, max_tokens_per_gpu=1, use_dynamic_batch_size=True)
-    (report,) = run_ranks(_train_without_a_response, 1, args)
-    (step,) = report["train"]
-    assert math.isfinite(step["train/loss"]) and step["train/grad_norm"] > 0
+    args = trainer_args(checkpoint, max_tokens_per_gpu=1, use_dynamic_batch_size=True, **flags)
+    ((without,),) = run_ranks(_train_with_one_that_teaches_nothing, 1, args, False)
+    ((masked,),) = run_ranks(_train_with_one_that_teaches_nothing, 1, args, True)
+    assert without == pytest.approx(masked, rel=1e-5, abs=1e-7)
+    assert without["train/grad_norm"] > 0

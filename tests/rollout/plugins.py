@@ -38,6 +38,19 @@ async def silent_rm(args, sample, **kwargs):
     return None
 
 
+async def nan_rm(args, sample, **kwargs):
+    return float("nan")
+
+
+async def nan_group_rm(args, samples, **kwargs):
+    return [{"score": 1.0}, {"score": float("inf")}]
+
+
+async def nan_reward_generate(args, sample, sampling_params):
+    sample.reward, sample.status = float("nan"), Sample.Status.COMPLETED
+    return sample
+
+
 def drop_odd_groups(args, group):
     odd = group[0].group_index % 2 == 1
     return DynamicFilterOutput(keep=not odd, reason="odd" if odd else None)
@@ -64,6 +77,10 @@ async def split_generate(args, sample, sampling_params, evaluation=False):
 
 async def split_rm(args, samples, **kwargs):
     return [0.5] * len(samples)
+
+
+async def anew_generate(args, sample, sampling_params):
+    return [Sample(rollout_id=sample.index, reward=0.0, status=Sample.Status.COMPLETED) for _ in range(2)]
 
 
 async def wrong_generate(args, sample, sampling_params):

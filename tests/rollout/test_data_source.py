@@ -174,3 +174,23 @@ def test_a_buffer_filter_that_leaves_what_it_returns_is_named(make_args):
     source.add_samples(source.get_samples(2))
     with pytest.raises(ValueError, match=r"first_left: returned 1 groups and removed 0"):
         source.get_samples(1)
+
+
+def test_prompts_that_are_too_long_are_told_and_counted(make_args, tokenizer):
+    lengths = [len(tokenizer(s.prompt)["input_ids"]) for s in RolloutDataSource(make_args()).dataset.samples]
+    limit = sorted(lengths)[9]
+    args = make_args(rollout_max_prompt_len=limit)
+    source = RolloutDataSource(args)
+    kept = sum(length <= limit for length in lengths)
+    assert len(source) == kept < 20
+    assert source.notices == [
+        f"--prompt-data {args.prompt_data}: {20 - kept} of 20 prompts are longer than "
+        f"--rollout-max-prompt-len {limit} and left out"
+    ]
+    assert source.data_metrics() == {"rollout/dropped/prompts_too_long": 20 - kept}
+
+
+def test_where_no_prompt_is_too_long_nothing_is_said(make_args):
+    for args in (make_args(), make_args(rollout_global_dataset=False)):
+        source = RolloutDataSource(args)
+        assert (source.notices, source.data_metrics()) == ([], {})

@@ -6,8 +6,11 @@ import pytest
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.evaluation import eval_rollout
 from slime.rollout.sglang_rollout import generate_rollout
+from slime.utils.data import Dataset
 from slime.utils.types import Sample
 from tests.rollout import plugins
+
+PROMPTS = {"prompt_key": "prompt", "apply_chat_template": True}
 
 
 @dataclass
@@ -154,3 +157,15 @@ def test_the_rollout_function_evaluates_and_generates_from_synchronous_code(
     assert isinstance(output, RolloutFnEvalOutput)
     train = generate_rollout(args, 0, make_source(args))
     assert {s.status for group in train.samples for s in group} == {Sample.Status.COMPLETED}
+
+
+async def test_prompts_that_are_too_long_are_counted_by_set(engine, make_args, make_set, caplog):
+    config = make_set("long", 11)  # q10 has one character more than the others
+    length = len(engine.tokenizer(Dataset(config.path, engine.tokenizer, **PROMPTS)[0].prompt)["input_ids"])
+    args = make_args(eval_datasets=[config, make_set("other", 1)], eval_max_prompt_len=length)
+    for _ in range(2):
+        output = await eval_rollout(args, 0)
+        assert output.metrics == {"eval/long/prompts_too_long": 1}
+        assert len(output.data["long"]["rewards"]) == 10
+    line = f"1 of 11 prompts are longer than --eval-max-prompt-len {length} and left out"
+    assert caplog.messages.count(f"eval dataset long: {line}") == 1

@@ -2,7 +2,7 @@ import pytest
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
-from slime.rollout.ledger import LedgerError, RolloutAccount
+from slime.rollout.ledger import Ledger, LedgerError, RolloutAccount
 
 
 def test_a_group_without_a_fate_is_noticed(make_args):
@@ -29,3 +29,11 @@ def test_a_source_that_runs_dry_is_an_error():
 
     with pytest.raises(RolloutError, match=r"Dry.get_samples\(4\) returned no group"):
         RolloutAccount(Dry()).take(4)
+
+
+def test_trained_groups_that_fill_no_step_are_dropped():
+    ledger = Ledger(issued=5, trained=4, filtered=1)
+    ledger.drop_trained(3)
+    assert ledger == Ledger(issued=5, trained=1, filtered=1, dropped=3)
+    ledger.drop_trained(2)
+    assert (ledger.trained, ledger.dropped, ledger.unaccounted(0)) == (0, 4, 0)

@@ -220,8 +220,16 @@ async def test_rewards_that_user_code_makes_numbers_of_may_be_anything(make_args
     assert await async_rm(args, Sample()) == "1.0"
 
 
-@pytest.mark.parametrize(
-    "reward", [1, True, 0.5, np.float32(1), np.int64(3), torch.tensor(0.5), {"score": 1}]
-)
-def test_numbers_of_any_library_are_rewards(make_args, reward):
-    check_reward(make_args(), "a.b", Sample(), reward)
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1.0", [1.0], np.float32("nan"), 10**400])
+@pytest.mark.parametrize("key", ["reward_key", "eval_reward_key"])
+def test_only_finite_numbers_are_rewards(make_args, reward, key):
+    sample = Sample(index=3, group_index=1)
+    with pytest.raises(RolloutError, match=r"plugins\.length_rm returned .* for sample 3 of group 1"):
+        check_reward(make_args(), "plugins.length_rm", sample, reward)
+    with pytest.raises(RolloutError, match="expected a finite number"):
+        check_reward(make_args(**{key: "score"}), "plugins.length_rm", sample, {"score": reward, "why": "x"})
+
+
+@pytest.mark.parametrize("reward", [1, 0.5, True, np.float32(2), torch.tensor(3.0), {"why": "x"}])
+def test_numbers_of_all_libraries_are_rewards(make_args, reward):
+    check_reward(make_args(reward_key="score"), "plugins.length_rm", Sample(), reward)

@@ -121,6 +121,7 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     assert finished.response == long_answer + "<|im_end|>"
     assert finished.loss_mask == [0] * before + [1] * (21 - before)
     assert finished.weight_versions == ["1", "2"]
+    assert finished.version_spans == [("1", before), ("2", 21 - before)]
     assert balanced(source)
 
 
@@ -201,6 +202,17 @@ async def test_a_split_sample_stays_together_and_is_scored(engine, make_args, ma
     assert plugins.calls == [False] * 6
 
 
+async def test_samples_made_anew_belong_to_the_group_of_their_prompt(engine, make_args, make_source):
+    args = make_args(custom_generate_function_path=PLUGINS + "anew_generate")
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert [[s.group_index for split in group for s in split] for group in output.samples] == [
+        [0] * 4,
+        [1] * 4,
+        [2] * 4,
+    ]
+    assert [s.index for split in output.samples[1] for s in split] == [2, 2, 3, 3]
+
+
 async def test_hooks_see_every_sample_and_may_replace_it(engine, make_args, make_source):
     args = make_args(rollout_sample_hook_path=[PLUGINS + "cut_hook", PLUGINS + "replace_hook"])
     output = await generate_rollout_async(args, 7, make_source(args))
@@ -238,6 +250,15 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
         ),
         ({"custom_rm_path": PLUGINS + "silent_rm"}, r"plugins\.silent_rm returned None for sample \d"),
         ({"custom_rm_path": None}, r"--rm-type None: expected one of math"),
+        ({"custom_rm_path": PLUGINS + "nan_rm"}, r"plugins\.nan_rm returned nan for sample \d of group \d"),
+        (
+            {"custom_rm_path": PLUGINS + "nan_group_rm", "group_rm": True, "reward_key": "score"},
+            r"plugins\.nan_group_rm returned {'score': inf} for sample \d",
+        ),
+        (
+            {"custom_generate_function_path": PLUGINS + "nan_reward_generate"},
+            r"plugins\.nan_reward_generate returned nan for sample \d of group \d, expected a finite number",
+        ),
         (
             {"custom_generate_function_path": PLUGINS + "failing_generate"},
             r"plugins\.failing_generate failed on sample 3 of group 1: LookupError: tool is gone",
@@ -264,19 +285,19 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
         ),
         (
             {"custom_generate_function_path": PLUGINS + "self_scored_generate"},
-            r"plugins\.self_scored_generate returned the reward 'good' for sample \d of group \d, expected",
+            r"plugins\.self_scored_generate returned 'good' for sample \d of group \d, expected",
         ),
         (
             {"custom_rm_path": PLUGINS + "text_rm"},
-            r"plugins\.text_rm returned the reward '1.0' for sample \d of group \d, expected a number",
+            r"plugins\.text_rm returned '1.0' for sample \d of group \d, expected a finite number",
         ),
         (
             {"custom_rm_path": PLUGINS + "list_rm"},
-            r"plugins\.list_rm returned the reward \[1.0\] for sample \d of group \d, expected a number",
+            r"plugins\.list_rm returned \[1.0\] for sample \d of group \d, expected a finite number",
         ),
         (
             {"custom_rm_path": PLUGINS + "text_group_rm", "group_rm": True},
-            r"plugins\.text_group_rm returned the reward 'good' for sample \d of group \d, expected a number",
+            r"plugins\.text_group_rm returned 'good' for sample \d of group \d, expected a finite number",
         ),
         (
             {"dynamic_sampling_filter_path": PLUGINS + "failing_filter"},

@@ -1,12 +1,15 @@
 from argparse import Namespace
 
+import numpy as np
 import pytest
+import torch
 
 from slime.training.batch import REQUIRED, BatchError
 from slime.training.conversion import (
     convert_samples_to_train_data,
     fill_rollout_ids,
     flatten_samples,
+    left_out,
     samples_to_train_data,
     split_train_data_by_dp,
 )
@@ -75,9 +78,82 @@ def test_equal_rewards_leave_nothing_to_learn(reward):
     assert rewards == pytest.approx([0.0] * 7, abs=1e-6)
 
 
-def test_an_irregular_batch_is_one_group():
-    _, rewards = post_process_rewards(train_args(grpo_std_normalization=False), make_samples([1.0, 2.0, 6.0]))
-    assert rewards == [-2.0, -1.0, 3.0]
+def in_groups(*groups):
+    """Samples of given rewards, group by group; a list among them is an execution that was split."""
+    samples = []
+    for group_index, rewards in enumerate(groups):
+        for reward in rewards:
+            rollout_id = 100 + len(samples) if isinstance(reward, list) else None
+            for part in reward if isinstance(reward, list) else [reward]:
+                index = len(samples)
+                samples.append(
+                    Sample(index=index, group_index=group_index, reward=part, rollout_id=rollout_id)
+                )
+    return samples
+
+
+def processed(samples, **overrides):
+    return post_process_rewards(train_args(**overrides), samples)[1]
+
+
+def test_groups_of_3_and_5_are_not_cut_into_4_and_4():
+    samples = in_groups([0.0, 3.0, 6.0], [1.0, 1.0, 1.0, 1.0, 6.0])
+    flags = dict(n_samples_per_prompt=4, grpo_std_normalization=False)
+    assert processed(samples, **flags) == [-3.0, 0.0, 3.0, -1.0, -1.0, -1.0, -1.0, 4.0]
+
+
+def test_groups_may_lie_in_each_other():
+    first, second = in_groups([0.0, 2.0], [10.0, 14.0])[::2], in_groups([0.0, 2.0], [10.0, 14.0])[1::2]
+    assert processed(first + second, grpo_std_normalization=False) == [-1.0, -2.0, 1.0, 2.0]
+
+
+def test_a_split_execution_leaves_the_other_groups_alone():
+    plain = in_groups([1.0, 0.0], [5.0, 9.0])
+    split = in_groups([1.0, 0.0], [[5.0, 5.0, 5.0], 9.0])
+    before, after = processed(plain), processed(split)
+    assert after == [*before[:2], *[before[2]] * 3, before[3]]
+
+
+def test_the_parts_of_an_execution_share_one_vote():
+    samples = in_groups([[1.0, 3.0], 5.0, 8.0])
+    flags = dict(n_samples_per_prompt=3, rollout_batch_size=1)
+    centred = processed(samples, **flags, grpo_std_normalization=False)
+    assert centred == [-4.0, -2.0, 0.0, 3.0]
+    # Of half a vote each: (16 + 4) / 2, then whole votes, over one less than there are votes.
+    deviation = ((16 + 4) / 2 + 0 + 9) ** 0.5 / 2**0.5
+    assert processed(samples, **flags) == pytest.approx([x / deviation for x in centred], rel=1e-5)
+
+
+def test_parts_that_differ_where_the_votes_do_not_make_no_huge_advantages():
+    assert max(processed(in_groups([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))) < 2
+
+
+@pytest.mark.parametrize("rewards", [[7.0], [[7.0, 7.0]]])
+def test_a_group_of_one_vote_has_nothing_to_learn(rewards):
+    assert set(processed(in_groups(rewards, [0.0, 1.0]))[: len(rewards)]) == {0.0}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16, 33])
+@pytest.mark.parametrize("named", [True, False])
+def test_regular_groups_are_normalised_to_the_last_bit_as_by_one_matrix(size, named):
+    rewards = torch.rand(5, size, generator=torch.Generator().manual_seed(size)).double()
+    centred = rewards - rewards.mean(dim=-1, keepdim=True)
+    wanted = centred / (centred.std(dim=-1, keepdim=True) + 1e-6)
+    samples = in_groups(*rewards.tolist())
+    if not named:
+        for sample in samples:
+            sample.group_index = None
+    flags = dict(n_samples_per_prompt=size, rollout_batch_size=5)
+    assert processed(samples, **flags) == wanted.flatten().tolist()
+
+
+def test_samples_without_a_group_are_refused_unless_groups_follow_one_another():
+    with pytest.raises(BatchError, match=r"samples \[0, 1, 2\] have no group_index.* rollout of 4, found 3"):
+        processed(make_samples([1.0, 2.0, 6.0]))
+    samples = in_groups([1.0, 0.0], [1.0, 0.0])
+    samples[2].group_index = None
+    with pytest.raises(BatchError, match=r"samples \[2\] have no group_index"):
+        processed(samples)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +173,74 @@ def test_a_missing_reward_is_an_error():
         post_process_rewards(train_args(), make_samples([1.0, None, 0.0, 0.0]))
     with pytest.raises(BatchError, match="reward is a dict, pass --reward-key"):
         post_process_rewards(train_args(), make_samples([{"acc": 1}] * 4))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), "1.0"])
+def test_a_reward_that_is_no_finite_number_is_refused_by_name(reward):
+    samples = in_groups([1.0, 0.0], [reward, 1.0])
+    with pytest.raises(BatchError, match=r"sample 2 of group 1: reward is .*, wanted a finite number"):
+        processed(samples)
+    with pytest.raises(BatchError, match=r"sample 2 of group 1: reward is .*, wanted a finite number"):
+        processed(samples, advantage_estimator="reinforce_plus_plus")
+
+
+def nan_post_process(args, samples):
+    return [s.reward for s in samples], [1.0, float("nan"), 1.0, 1.0]
+
+
+def nan_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"rewards": [0.0, float("inf"), 0.0, 0.0]}
+
+
+def half_masked_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"loss_masks": [[1, 1], [1, 0.5], [1, 1], [1, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("option", "function", "message"),
+    [
+        ("custom_reward_post_process_path", "nan_post_process", "sample 1: reward nan, wanted a finite"),
+        ("custom_convert_samples_to_train_data_path", "nan_convert", "sample 1: reward inf, wanted a finite"),
+        (
+            "custom_convert_samples_to_train_data_path",
+            "half_masked_convert",
+            "sample 1: loss mask with 0.5 in it, wanted 0 and 1 only",
+        ),
+    ],
+)
+def test_what_user_code_makes_of_a_batch_is_checked_and_the_code_is_named(option, function, message):
+    path = f"{__name__}.{function}"
+    with pytest.raises(BatchError, match=f"{path}: {message}"):
+        samples_to_train_data(train_args(**{option: path}), make_samples([0.0] * 4))
+
+
+@pytest.mark.parametrize("value", [0.5, -1, 2, float("nan")])
+def test_a_part_of_a_token_cannot_be_trained(value):
+    samples = make_samples([0.0] * 4)
+    samples[3].loss_mask = [1, value]
+    with pytest.raises(BatchError, match=f"sample 3: loss mask with {value} in it, wanted 0 and 1 only"):
+        samples_to_train_data(train_args(), samples)
+
+
+@pytest.mark.parametrize("mask", [[True, False], [1.0, 0.0], np.array([1, 0]), torch.tensor([1.0, 0.0])])
+def test_zeros_and_ones_of_any_kind_are_a_mask(mask):
+    samples = make_samples([0.0] * 4)
+    samples[3].loss_mask = mask
+    assert samples_to_train_data(train_args(), samples)["rollout_mask_sums"] == [2, 2, 2, 1]
+
+
+def test_what_fills_no_step_is_known():
+    args = train_args(global_batch_size=2)
+    samples = make_samples([0.0] * 5)
+    for i, sample in enumerate(samples):
+        sample.group_index = i // 2
+    batch = samples_to_train_data(args, samples)
+    config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    assert left_out(batch, split_train_data_by_dp(args, batch, config)) == [4]
+    args = train_args(global_batch_size=5)
+    assert left_out(batch, split_train_data_by_dp(args, batch, {**config, "dp_size": 1})) == []
 
 
 def test_the_batch_holds_every_sample_under_the_reference_keys():
@@ -146,6 +290,16 @@ def test_the_raw_reward_in_the_metadata_is_reported():
     samples = make_samples([0.0] * 4)
     samples[1].metadata["raw_reward"] = 42
     assert samples_to_train_data(train_args(), samples)["raw_reward"] == [0.0, 42, 0.0, 0.0]
+    for sample in samples:
+        sample.metadata["raw_reward"] = "any"
+    assert samples_to_train_data(train_args(), samples)["raw_reward"] == ["any"] * 4
+
+
+def test_without_one_in_the_metadata_the_number_is_reported_that_was_trained_on():
+    samples = make_samples([0.0] * 4)
+    for sample in samples:
+        sample.reward = {"score": 2.0}
+    assert samples_to_train_data(train_args(reward_key="score"), samples)["raw_reward"] == [2.0] * 4
 
 
 def test_user_functions_take_the_place_of_ours():
@@ -159,16 +313,52 @@ def test_user_functions_take_the_place_of_ours():
     assert post_process_rewards(args, []) == ([7.0], [8.0])
 
 
+def test_flattening_takes_any_nesting():
+    a, b, c, d = make_samples([0.0] * 4)
+    assert flatten_samples([[a, b], [c, d]]) == [a, b, c, d]
+    assert flatten_samples([[[a], [b]], [c, [d]]]) == [a, b, c, d]
+    b.rollout_id = c.rollout_id = 5
+    assert flatten_samples([[a], [[b, c], d]]) == [a, b, c, d]
+    assert flatten_samples([[[a, [b, c]], d]]) == [a, b, c, d]
+
+
 def test_flattening_keeps_order_and_wants_one_id_per_execution():
     a, b, c, d = make_samples([0.0] * 4)
     b.rollout_id = c.rollout_id = 5
-    assert flatten_samples([[a, [b, c]], [d]]) == [a, b, c, d]
+    assert flatten_samples([[a, [b, c]], [d, []]]) == [a, b, c, d]
     c.rollout_id = 6
     with pytest.raises(BatchError, match=r"samples \[1, 2\] .*rollout ids \[5, 6\]"):
         flatten_samples([[a, [b, c]], [d]])
     b.rollout_id = c.rollout_id = None
     with pytest.raises(BatchError, match="expected one common id"):
         flatten_samples([[a, [b, c]], [d]])
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda a, b, c, d: [[[a, b], [c, d]]],
+        lambda a, b, c, d: [[[a, b]], [[c, d]]],
+        lambda a, b, c, d: [[a, b], [c, d]],
+        lambda a, b, c, d: [[[a]], [[b]]],
+        lambda a, b, c, d: [[[a], [b]]],
+        lambda a, b, c, d: [[[a, b], c]],
+    ],
+)
+def test_two_executions_with_one_rollout_id_are_refused(nest):
+    samples = make_samples([0.0] * 4)
+    for sample in samples:
+        sample.rollout_id = 3
+    with pytest.raises(BatchError, match="rollout id 3 is that of another execution too"):
+        flatten_samples(nest(*samples))
+
+
+def test_a_recording_tells_executions_by_group_and_id():
+    samples = in_groups([[1.0, 2.0], 0.0], [[1.0, 2.0]])
+    assert flatten_samples(samples) == samples
+    samples[3].rollout_id = samples[4].rollout_id = samples[0].rollout_id
+    with pytest.raises(BatchError, match="that of another execution too"):
+        flatten_samples(samples)
 
 
 def test_shards_tile_the_batch():

@@ -86,11 +86,16 @@ def test_opsm_drops_drifted_sequences_with_negative_advantages():
     old, mask = torch.tensor([0.0, 0.0]), torch.tensor([1, 1])
     drifted, near = torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 0.0])
     bad, good = torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 1.0])
-    keep, dropped = ppo.compute_opsm_mask(
+    dropped = ppo.compute_opsm_mask(
         [old] * 3, [drifted, drifted, near], [bad, good, bad], [mask] * 3, delta=0.1
     )
-    assert keep.tolist() == [0, 0, 1, 1, 1, 1]
-    assert dropped.item() == 1
+    assert dropped.tolist() == [True, True, False, False, False, False]
+
+
+def test_opsm_keeps_a_sequence_at_its_bound():
+    old, new, bad, mask = torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([-1.0]), torch.tensor([1])
+    for delta, dropped in ((0.25, False), (0.2, True)):
+        assert ppo.compute_opsm_mask([old], [new], [bad], [mask], delta).tolist() == [dropped]
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
@@ -107,26 +112,49 @@ def test_reinforce_plus_plus_pays_the_reward_at_the_last_trained_token():
     torch.testing.assert_close(returns, torch.tensor([-0.1 + 0.25 * 1.9, 0.5 * 1.9, 1.9, 0.0]))
 
 
-def test_reinforce_plus_plus_needs_a_trained_token():
-    with pytest.raises(ValueError, match="loss mask is zero"):
-        ppo.reinforce_plus_plus_returns(1.0, torch.zeros(2), torch.zeros(2), 0.0, 1.0)
+def test_reinforce_plus_plus_pays_nothing_to_a_sample_without_a_trained_token():
+    returns = ppo.reinforce_plus_plus_returns(1.0, torch.ones(2), torch.zeros(2), 0.1, 1.0)
+    assert returns.tolist() == [0.0, 0.0]
+
+
+def _correction(weights, low=0.5, high=2.0):
+    """Arguments of a correction whose weights are ``weights``, on losses of 1."""
+    count = len(weights)
+    return {
+        "args": Namespace(tis_clip=high, tis_clip_low=low),
+        "pg_loss": torch.ones(count),
+        "train_log_probs": [torch.tensor(weights).log().requires_grad_()],
+        "rollout_log_probs": [torch.zeros(count)],
+        "loss_masks": [torch.ones(count)],
+        "total_lengths": [count + 1],
+        "response_lengths": [count],
+    }
+
+
+@pytest.mark.parametrize("correct", [ppo.vanilla_tis_function, ppo.icepop_function])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (0.5, 1.0)])
+def test_a_weight_at_its_bound_is_used_as_it_is(correct, low, high):
+    corrected, _, metrics = correct(**_correction([1.0], low, high))
+    assert corrected.tolist() == [1.0] and metrics["tis_clipfrac"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("correct", [ppo.vanilla_tis_function, ppo.icepop_function])
+def test_no_gradient_flows_through_the_weight_of_a_correction(correct):
+    call = _correction([0.75, 1.5])
+    losses = call["pg_loss"].requires_grad_()
+    corrected, _, metrics = correct(**call)
+    corrected.sum().backward()
+    torch.testing.assert_close(losses.grad, torch.tensor([0.75, 1.5]))
+    assert call["train_log_probs"][0].grad is None
+    assert not any(values.requires_grad for values in metrics.values())
 
 
 def test_tis_clamps_and_icepop_drops():
-    args = Namespace(tis_clip=2.0, tis_clip_low=0.5)
-    weights = torch.tensor([0.25, 1.5, 4.0])
-    call = {
-        "args": args,
-        "pg_loss": torch.ones(3),
-        "train_log_probs": [weights.log()],
-        "rollout_log_probs": [torch.zeros(3)],
-        "loss_masks": [torch.ones(3)],
-        "total_lengths": [4],
-        "response_lengths": [3],
-    }
+    call = _correction([0.25, 1.5, 4.0])
     clamped, _, metrics = ppo.vanilla_tis_function(**call)
     torch.testing.assert_close(clamped, torch.tensor([0.5, 1.5, 2.0]))
     assert metrics["tis_clipfrac"].tolist() == [1, 0, 1]
     torch.testing.assert_close(metrics["tis_abs"], torch.tensor([0.75, 0.5, 3.0]))
-    dropped, _, _ = ppo.icepop_function(**call)
+    dropped, _, metrics = ppo.icepop_function(**call)
     torch.testing.assert_close(dropped, torch.tensor([0.0, 1.5, 0.0]))
+    assert metrics["tis_clipfrac"].tolist() == [1, 0, 1]

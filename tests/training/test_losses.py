@@ -8,7 +8,7 @@ import torch
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.log_probs import get_log_probs_and_entropy
-from slime.training.losses import sft_loss_function
+from slime.training.losses import policy_loss_function, sft_loss_function
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import tensorize
@@ -265,6 +265,64 @@ def test_tis_weights_the_policy_gradient_and_reports_itself():
     assert {"ois", "tis_abs", "tis_clipfrac"} <= metrics.keys() - plain.keys()
 
 
+def correction_that_looks(args, pg_loss, train_log_probs, loss_masks, **_):
+    assert pg_loss.requires_grad and not any(values.requires_grad for values in train_log_probs)
+    return pg_loss * 3, [mask * 0 for mask in loss_masks[:-1]] + loss_masks[-1:], {"mine": pg_loss}
+
+
+def test_a_correction_of_the_users_decides_on_losses_and_masks_and_gets_no_gradients():
+    path = f"{__name__}.correction_that_looks"
+    _, _, metrics, micro_batch, _ = _loss(_args(use_tis=True, custom_tis_function_path=path))
+    plain = [-a for a in micro_batch["advantages"]]
+    last = (plain[-1] * micro_batch["loss_masks"][-1]).sum() / micro_batch["loss_masks"][-1].sum()
+    assert metrics["pg_loss"] == pytest.approx(3 * float(last), rel=1e-5)
+    # Metrics of its own are over what is trained, whatever it masks.
+    assert metrics["mine"] == pytest.approx(_masked_mean(micro_batch, plain), abs=1e-5)
+
+
+def _trainable():
+    """A micro-batch with advantages, and logits."""
+    batch, _ = _micro_batch()
+    compute_advantages_and_returns(_args(), batch, ALONE)
+    keys = ("advantages", "rollout_log_probs", "rollout_mask_sums")
+    micro_batch = get_batch(DataIterator(batch, batch["micro_batch_indices"]), keys, 8)
+    return micro_batch, _logits(micro_batch).requires_grad_()
+
+
+@pytest.mark.parametrize("function", [policy_loss_function, sft_loss_function])
+def test_metrics_keep_no_graph(function):
+    micro_batch, logits = _trainable()
+    loss, metrics = function(_args(), micro_batch, logits, torch.sum, ALONE)
+    assert loss.requires_grad and not any(value.requires_grad for value in metrics.values())
+    attached = lambda *_: (loss, {"loss": loss})
+    report = loss_function(_args(), micro_batch, 1, 1, attached, logits, ALONE)[2]
+    assert report["values"].tolist() == [0.0, loss.item()] and not report["values"].requires_grad
+
+
+def test_a_mean_is_scaled_so_that_micro_batches_and_ranks_average_to_it():
+    micro_batch, logits = _trainable()
+    scaled = [
+        loss_function(_args(), micro_batch, 3, 6, lambda *_: (logits.sum() * 0 + 4, {}), logits, context)
+        for context in (ALONE, ParallelContext(dp_size=2))
+    ]
+    assert [loss.item() for loss, _, _ in scaled] == [4 * 3 / 6, 4 * 3 / 6 * 2]
+    assert [normaliser.item() for _, normaliser, _ in scaled] == [1, 1]
+
+
+@pytest.mark.parametrize(("recompute", "calls"), [(False, 1), (True, 2)])
+def test_a_loss_is_computed_again_in_the_backward_pass_where_that_is_asked_for(recompute, calls):
+    micro_batch, logits = _trainable()
+    seen = []
+
+    def counted(args, batch, logits, reducer):
+        seen.append(torch.is_grad_enabled())
+        return logits.exp().sum(), {}
+
+    args = _args(recompute_loss_function=recompute)
+    loss_function(args, micro_batch, 1, 1, counted, logits, ALONE)[0].backward()
+    assert seen == [True] * calls
+
+
 def test_per_token_loss_is_a_sum_with_its_tokens_as_normaliser():
     loss, normaliser, metrics, micro_batch, logits = _loss(
         _args(loss_type="sft_loss", calculate_per_token_loss=True)
@@ -312,6 +370,7 @@ def test_recomputing_the_loss_does_not_change_it():
         ({"advantage_estimator": "gspo"}, 1, True),
         ({"kl_coef": 0.1}, 1, True),
         ({"use_rollout_entropy": True}, 1, True),
+        ({"ci_test": True}, 1, True),
         ({"use_rollout_logprobs": True}, 2, False),
         ({"use_rollout_logprobs": True, "get_mismatch_metrics": True}, 1, True),
     ],

@@ -22,8 +22,28 @@ def _args(**overrides):
     return Namespace(**{**flags, "balance_data": False, "balance_by_flops": False, **SHAPE, **overrides})
 
 
-def _config(dp_size):
-    return dict(dp_size=dp_size, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
+def _config(dp_size, **layout):
+    return dict(dp_size=dp_size, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1) | layout
+
+
+def _scheduled(lengths, dp_size=1, layout=None, **flags):
+    """One step over samples of these lengths, each a rollout."""
+    numbers = [*range(len(lengths))]
+    return build_dp_schedule(
+        _args(**flags),
+        _config(dp_size, **(layout or {})),
+        lengths,
+        global_batch_size=len(lengths),
+        rollout_indices=numbers,
+    )
+
+
+def _micro_batches(schedule):
+    """Per rank, its micro-batches as samples."""
+    return [
+        [[partition[i] for i in indices] for indices in micro_batches]
+        for partition, micro_batches in zip(schedule.partitions, schedule.micro_batch_indices, strict=True)
+    ]
 
 
 @given(
@@ -81,6 +101,64 @@ def test_static_micro_batches_must_divide():
     args = _args(use_dynamic_batch_size=False, micro_batch_size=2)
     with pytest.raises(ValueError, match="--micro-batch-size 2"):
         build_dp_schedule(args, _config(2), [4] * 6, global_batch_size=6, rollout_indices=[*range(6)])
+
+
+@pytest.mark.parametrize(("count", "micro_batch_size"), [(6, 2), (7, 1), (9, 2), (5, 4)])
+def test_static_micro_batches_must_be_full_and_equally_many_on_all_ranks(count, micro_batch_size):
+    wanted = f"{count} samples .* for 2 ranks; wanted a multiple of {2 * micro_batch_size}$"
+    with pytest.raises(ValueError, match=wanted):
+        _scheduled([4] * count, 2, use_dynamic_batch_size=False, micro_batch_size=micro_batch_size)
+
+
+def test_a_step_needs_a_sample_for_each_rank():
+    with pytest.raises(ValueError, match="step 0 has 2 samples, wanted at least dp_size 3"):
+        _scheduled([4] * 2, 3)
+    assert sorted(_micro_batches(_scheduled([4] * 3, 3))) == [[[0]], [[1]], [[2]]]
+
+
+def test_micro_batches_fill_the_token_budget_of_all_context_parallel_ranks():
+    lengths = [40, 30, 24, 30]
+    assert _micro_batches(_scheduled(lengths)) == [[[0, 2], [1, 3]]]
+    assert _micro_batches(_scheduled(lengths, layout={"cp_size": 2})) == [[[0, 1, 2, 3]]]
+
+
+def test_virtual_stages_get_whole_groups_of_micro_batches():
+    layout = {"microbatch_group_size_per_vp_stage": 3}
+    assert _scheduled([60] * 8, 2, {**layout, "vpp_size": 1}).num_microbatches == [4]
+    assert _scheduled([30] * 8, 2, {**layout, "vpp_size": 2}).num_microbatches == [3]
+    assert _scheduled([60] * 8, 2, {**layout, "vpp_size": None}).num_microbatches == [4]
+
+
+def test_bins_by_flops_are_as_many_as_the_tokens_need_and_alike():
+    flags = dict(balance_by_flops=True, balance_data=True)
+    # 128 tokens in bins of 64; first-fit would put the three short ones together.
+    assert sorted(map(sorted, _micro_batches(_scheduled([50, 30, 30, 18], **flags))[0])) == [[0, 3], [1, 2]]
+    # More bins than samples there are not.
+    assert _scheduled([200, 200], **flags).num_microbatches == [2]
+
+
+def test_ranks_get_micro_batches_of_similar_cost_only_where_that_is_asked_for():
+    lengths = [60, 10, 60, 10]
+    flags = dict(use_dynamic_batch_size=False)
+    assert _micro_batches(_scheduled(lengths, 2, **flags)) == [[[0], [2]], [[1], [3]]]
+    balanced = _micro_batches(_scheduled(lengths, 2, **flags, balance_data=True))
+    assert [sorted(lengths[i] for (i,) in rank) for rank in balanced] == [[10, 60], [10, 60]]
+
+
+def test_too_few_samples_are_merged_into_the_smallest_bins():
+    """Five bins for two ranks, of which five samples cannot fill six: the two cheapest become one."""
+    schedule = _scheduled([64, 61, 40, 62, 63], 2)
+    merged = [bin for rank in _micro_batches(schedule) for bin in rank if len(bin) > 1]
+    assert merged == [[2, 1]] and schedule.num_microbatches == [2]
+
+
+def test_steps_may_have_different_numbers_of_micro_batches():
+    lengths = [60, 60, 60, 60, 10, 10, 10, 10]
+    schedule = build_dp_schedule(
+        _args(), _config(2), lengths, global_batch_size=4, rollout_indices=[*range(8)]
+    )
+    assert schedule.num_microbatches == [2, 1] and schedule.global_batch_sizes == [4, 4]
+    assert _micro_batches(schedule) == [[[0], [2], [4, 7]], [[1], [3], [5, 6]]]
 
 
 def test_a_step_needs_a_full_global_batch():

@@ -1,7 +1,10 @@
 import pytest
 import torch
+import torch.distributed as dist
 
-from slime.utils.distributed_utils import distributed_masked_whiten
+from slime.utils.distributed_utils import distributed_masked_whiten, init_process_group
+from tests.engines import free_port
+from tests.megatron_harness import run_ranks
 
 
 def test_whitening_uses_masked_entries_and_the_unbiased_variance():
@@ -19,3 +22,59 @@ def test_whitening_equal_values_gives_zeros():
 def test_whitening_nothing_is_an_error():
     with pytest.raises(ValueError, match="mask is zero"):
         distributed_masked_whiten(torch.ones(2), torch.zeros(2))
+
+
+VALUES = [[1.0, 2.0, 50.0], [8.0, -3.0], [4.0, 7.0, 5.0]]
+MASKS = [[1, 1, 0], [0, 0], [1, 1, 1]]
+
+
+def _whiten(rank, members):
+    """Whitening over some of three ranks, and over all."""
+    dist.init_process_group("gloo", rank=rank, world_size=len(VALUES))
+    group = dist.new_group(members)
+    values, mask = torch.tensor(VALUES[rank]), torch.tensor(MASKS[rank])
+    of_all = distributed_masked_whiten(values, mask)
+    of_some = distributed_masked_whiten(values, mask, process_group=group) if rank in members else values
+    return {"all": of_all, "some": of_some}
+
+
+def test_ranks_are_whitened_by_the_entries_of_all_ranks_of_the_group():
+    members = [1, 2]
+    results = run_ranks(_whiten, 3, members)
+    for name, ranks in (("all", [0, 1, 2]), ("some", members)):
+        together = distributed_masked_whiten(
+            torch.tensor([value for rank in ranks for value in VALUES[rank]]),
+            torch.tensor([entry for rank in ranks for entry in MASKS[rank]]),
+        )
+        torch.testing.assert_close(torch.cat([results[rank][name] for rank in ranks]), together)
+    assert not torch.equal(results[2]["all"], results[2]["some"])
+
+
+def _whiten_nothing(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        distributed_masked_whiten(torch.ones(2), torch.zeros(2))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_every_rank_is_told_that_no_rank_has_a_trained_entry():
+    assert run_ranks(_whiten_nothing, 2) == ["whitening: the loss mask is zero on every rank"] * 2
+
+
+def _two_groups(rank, ports):
+    """Sums in two groups that span the same processes, beside no default group."""
+    addresses = {name: f"tcp://127.0.0.1:{port}" for name, port in ports.items()}
+    groups = {name: init_process_group("gloo", url, 2, rank, name) for name, url in addresses.items()}
+    sums = []
+    for weight, group in enumerate(groups.values(), start=1):
+        tensor = torch.tensor([float(weight * (rank + 1))])
+        dist.all_reduce(tensor, group=group)
+        sums.append(tensor.item())
+    return [sums, [group.rank() for group in groups.values()], dist.is_initialized()]
+
+
+def test_groups_of_processes_that_share_no_default_group():
+    ports = {"weights-a": free_port(), "weights-b": free_port()}
+    assert run_ranks(_two_groups, 2, ports) == [[[3.0, 6.0], [rank, rank], False] for rank in range(2)]

@@ -1,3 +1,4 @@
+import json
 from argparse import Namespace
 
 import numpy as np
@@ -52,6 +53,52 @@ def test_terminal_info_can_be_left_for_later():
     sample = Sample()
     sample.append_response_tokens(tokens=[1], log_probs=[-1.0], meta_info=meta(), update_terminal_info=False)
     assert sample.status == Sample.Status.PENDING and sample.weight_versions == []
+
+
+def spans(*parts):
+    ends = [sum(count for _, count in parts[: i + 1]) for i in range(len(parts))]
+    return [
+        {"version": version, "start": end - count, "end": end}
+        for (version, count), end in zip(parts, ends, strict=True)
+    ]
+
+
+def test_each_response_token_knows_the_version_of_its_weights():
+    sample = Sample(tokens=[1], response_length=1, rollout_log_probs=[-1.0])
+    answer = meta("abort", weight_versions=spans(("2", 1), ("3", 2)))
+    sample.append_response_tokens(tokens=[3, 4, 5], log_probs=[-1.0] * 3, meta_info=answer)
+    sample.append_response_tokens(tokens=[6], trainable=False)
+    sample.append_response_tokens(tokens=[7], log_probs=[-1.0], meta_info=meta(), update_terminal_info=False)
+    sample.append_response_tokens(tokens=[8], log_probs=[-1.0], meta_info=meta())
+    assert sample.version_spans == [(None, 1), ("2", 1), ("3", 2), (None, 1), ("3", 2)]
+    assert sample.token_versions == [None, "2", "3", "3", None, "3", "3"]
+    assert sample.weight_versions == ["3", "3"]
+    assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == sample
+
+
+def test_versions_follow_a_response_that_user_code_cuts_or_clears():
+    sample = Sample()
+    sample.append_response_tokens(tokens=[1] * 4, log_probs=[-1.0] * 4, meta_info=meta())
+    sample.response_length, sample.loss_mask, sample.rollout_log_probs = 2, [1] * 2, [-1.0] * 2
+    assert sample.token_versions == ["3", "3"]
+    sample.append_response_tokens(tokens=[5], trainable=False)
+    assert sample.version_spans == [("3", 2), (None, 1)]
+    sample.response_length, sample.loss_mask, sample.rollout_log_probs = 0, None, None
+    sample.append_response_tokens(tokens=[6], log_probs=[-1.0], meta_info=meta(weight_version="4"))
+    assert sample.version_spans == [("4", 1)]
+
+
+def test_an_answer_of_which_user_code_keeps_a_part_has_the_versions_of_that_part():
+    sample = Sample()
+    answer = meta(weight_versions=spans(("2", 1), ("3", 5)))
+    sample.append_response_tokens(tokens=[1, 2], log_probs=[-1.0] * 2, meta_info=answer)
+    assert sample.version_spans == [("2", 1), ("3", 1)]
+
+
+def test_a_sample_made_by_hand_has_the_version_of_all_its_answers():
+    assert Sample(response_length=2, weight_versions=["5", "5"]).token_versions == ["5", "5"]
+    assert Sample(response_length=2, weight_versions=["5", "6"]).token_versions == [None, None]
+    assert Sample(response_length=2).token_versions == [None, None]
 
 
 def test_nuclei_of_several_calls_are_merged():

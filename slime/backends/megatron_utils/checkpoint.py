@@ -28,6 +28,7 @@ from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
+from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
 from slime.backends.megatron_utils.step import TrainState
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -197,6 +198,7 @@ def _sharded_state(
         with_rng = not getattr(args, "no_save_rng", False)
     content: dict[str, Any] = {"model": model_state(state)}
     if with_optimizer:
+        ensure_optimizer_states(state.optimizer)
         content["optimizer"] = state.optimizer.sharded_state_dict(
             content["model"], is_loading=loading, metadata=_METADATA
         )

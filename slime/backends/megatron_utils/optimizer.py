@@ -110,10 +110,17 @@ def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerP
     )
 
 
+def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:
+    """Moments of zero where no step has made any, as while float16 still looks for its loss scale."""
+    for part in _parts(optimizer):
+        if part.init_state_fn is not None:
+            part.init_state_fn(part.optimizer, part.config)
+
+
 @torch.no_grad()
 def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
     """Zeroes the moments and the step count of Adam (``--reset-optimizer-states``)."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in _parts(optimizer):
         torch_optimizer = part.optimizer
         for state in torch_optimizer.state.values():
             for value in state.values():
@@ -122,3 +129,7 @@ def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
         for group in torch_optimizer.param_groups:
             if "step" in group:
                 group["step"] = 0
+
+
+def _parts(optimizer: MegatronOptimizer) -> Sequence[Any]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])

@@ -24,7 +24,7 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     metadata, ``--rm-type``.
 
     Raises:
-        RolloutError: the function failed or returned what is no reward; a missing one is never 0.
+        RolloutError: the function failed or returned what is no finite number; a missing reward is never 0.
         NotImplementedError: no reward function is named, or an unknown type.
     """
     path = sample.custom_rm_path or args.custom_rm_path

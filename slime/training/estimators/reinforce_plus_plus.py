@@ -25,16 +25,12 @@ def reinforce_plus_plus_returns(
 ) -> torch.Tensor:
     """Returns of -kl_coef * kl per token plus the reward at the last trained one; kl, mask: [R].
 
-    Raises:
-        ValueError: the mask is zero everywhere, so the reward has no token to go to.
+    Without a trained token there is none that the reward could go to: all zeros.
     """
+    rewards = torch.where(mask != 0, -kl_coef * kl, 0.0)
     trained = mask.nonzero()
-    if trained.numel() == 0:
-        raise ValueError(
-            "reinforce_plus_plus: a sample's loss mask is zero, wanted at least one trained token"
-        )
-    rewards = -kl_coef * kl * mask
-    rewards[trained[-1]] += reward
+    if trained.numel():
+        rewards[trained[-1]] += reward
     return discounted_returns(rewards, gamma)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from slime.arguments.views import TrainingView
-from slime.training.kl import sequence_kl
+from slime.training.kl import ratio_of, sequence_kl
 
 Corrected = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
 
@@ -22,18 +22,16 @@ def compute_opsm_mask(
     advantages: Sequence[torch.Tensor],
     masks: Sequence[torch.Tensor],
     delta: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Off-policy sequence masking: drops sequences with A < 0 that drifted beyond ``delta``.
 
     Returns:
-        The factor per token (concatenated, 0.0 or 1.0), and the dropped share summed over sequences.
+        Per token (concatenated), True where it is dropped.
     """
-    factors, dropped = [], torch.zeros((), device=log_probs[0].device)
-    for old, new, advantage, mask in zip(old_log_probs, log_probs, advantages, masks, strict=True):
-        drop = ((advantage < 0) & (sequence_kl(old, new.detach(), mask) > delta)).float()
-        dropped += (drop * mask).sum() / mask.sum().clamp(min=1)
-        factors.append(1 - drop)
-    return torch.cat(factors), dropped
+    samples = zip(old_log_probs, log_probs, advantages, masks, strict=True)
+    return torch.cat(
+        [(advantage < 0) & (sequence_kl(old, new, mask) > delta) for old, new, advantage, mask in samples]
+    )
 
 
 def vanilla_tis_function(
@@ -48,7 +46,7 @@ def vanilla_tis_function(
     """Truncated importance sampling between engine and trainer: the weight is clamped to its bounds."""
     weight = _engine_weight(train_log_probs, rollout_log_probs)
     clipped = weight.clamp(args.tis_clip_low, args.tis_clip)
-    return pg_loss * clipped, loss_masks, _tis_metrics(weight, clipped)
+    return pg_loss * clipped, loss_masks, _tis_metrics(weight, clipped != weight)
 
 
 def icepop_function(
@@ -63,13 +61,12 @@ def icepop_function(
     """IcePop: as `vanilla_tis_function`, but tokens whose weight is out of bounds are dropped."""
     weight = _engine_weight(train_log_probs, rollout_log_probs)
     inside = (weight >= args.tis_clip_low) & (weight <= args.tis_clip)
-    kept = torch.where(inside, weight, 0.0)
-    return pg_loss * kept, loss_masks, _tis_metrics(weight, kept)
+    return torch.where(inside, pg_loss * weight, 0.0), loss_masks, _tis_metrics(weight, ~inside)
 
 
 def _engine_weight(train: Sequence[torch.Tensor], rollout: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.exp(torch.cat(list(train)) - torch.cat(list(rollout))).detach()
+    return ratio_of(torch.cat(list(train)) - torch.cat(list(rollout))).detach()
 
 
-def _tis_metrics(weight: torch.Tensor, used: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"tis": weight, "tis_clipfrac": (used != weight).float(), "tis_abs": (weight - 1).abs()}
+def _tis_metrics(weight: torch.Tensor, out_of_bounds: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"tis": weight, "tis_clipfrac": out_of_bounds.float(), "tis_abs": (weight - 1).abs()}

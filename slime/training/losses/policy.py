@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from slime.arguments.views import TrainingView
-from slime.training.kl import compute_approx_kl, sequence_kl
+from slime.training.kl import compute_approx_kl, ratio_of, sequence_kl
 from slime.training.log_probs import get_log_probs_and_entropy
 from slime.training.losses.corrections import compute_opsm_mask, vanilla_tis_function
 from slime.training.losses.reducers import LossOutput, Reducer, reducer_of
@@ -42,8 +42,9 @@ def policy_loss_function(
     new, entropies = get_log_probs_and_entropy(
         args, logits, batch, context, entropy_gradient=args.entropy_coef != 0
     )
+    new = _trained_alone(new, batch["loss_masks"])
     old = _old_log_probs(args, batch, new)
-    pg, ppo_kl, pg_metrics, opsm_clipfrac = _policy_gradient(args, batch, new, old)
+    pg, ppo_kl, clipped, dropped = _policy_gradient(args, batch, new, old)
     reduce = reduce_pg = sum_of_sample_mean
     corrections: dict[str, torch.Tensor] = {}
     if args.use_tis or args.get_mismatch_metrics:
@@ -54,6 +55,7 @@ def policy_loss_function(
     if args.custom_pg_loss_reducer_function_path:
         custom = load_function(args.custom_pg_loss_reducer_function_path)
         lengths = batch["total_lengths"], batch["response_lengths"]
+        pg = torch.where(torch.cat(masks) != 0, pg, 0.0)
         pg_loss = custom(*lengths, masks, args.calculate_per_token_loss)(pg)
     else:
         pg_loss = reduce_pg(pg)
@@ -62,7 +64,7 @@ def policy_loss_function(
     metrics = {
         "pg_loss": pg_loss,
         "entropy_loss": entropy,
-        "pg_clipfrac": reduce_pg(pg_metrics),
+        "pg_clipfrac": reduce_pg(clipped),
         "ppo_kl": reduce_pg(ppo_kl),
         **{name: reduce(value) for name, value in _engine_gap(args, batch, new, old).items()},
     }
@@ -70,10 +72,17 @@ def policy_loss_function(
         metrics["kl_loss"] = reduce(_kl_to_reference(args, batch, new, old))
         loss = loss + args.kl_loss_coef * metrics["kl_loss"]
     metrics |= {name: reduce(value) for name, value in corrections.items()}
-    if opsm_clipfrac is not None:
-        metrics["opsm_clipfrac"] = opsm_clipfrac
+    if dropped is not None:
+        metrics["opsm_clipfrac"] = reduce(dropped.float())
     metrics = {"loss": loss, **metrics}
     return loss, {name: value.detach().clone() for name, value in metrics.items()}
+
+
+def _trained_alone(tensors: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> Tensors:
+    """The same values, with a gradient only where the mask is 1: elsewhere it may be 0 times infinity."""
+    return [
+        torch.where(mask != 0, values, values.detach()) for values, mask in zip(tensors, masks, strict=True)
+    ]
 
 
 def _old_log_probs(args: TrainingView, batch: Mapping[str, Any], new: Tensors) -> Tensors:
@@ -85,7 +94,7 @@ def _old_log_probs(args: TrainingView, batch: Mapping[str, Any], new: Tensors) -
 def _policy_gradient(
     args: TrainingView, batch: Mapping[str, Any], new: Tensors, old: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Per token: loss, old minus new log-probs, 1.0 where clipped; and the dropped share of OPSM."""
+    """Per token: loss, old minus new log-probs, 1.0 where clipped, and where OPSM drops it, if it does."""
     advantages, masks = torch.cat(batch["advantages"]), batch["loss_masks"]
     if args.advantage_estimator == "gspo":
         ppo_kl = compute_gspo_kl(old, new, masks)
@@ -98,8 +107,8 @@ def _policy_gradient(
         loss, clipped = compute_policy_loss(ppo_kl, advantages, *clip_range, args.eps_clip_c)
     dropped = None
     if args.use_opsm:
-        keep, dropped = compute_opsm_mask(old, new, batch["advantages"], masks, args.opsm_delta)
-        loss = loss * keep
+        dropped = compute_opsm_mask(old, new, batch["advantages"], masks, args.opsm_delta)
+        loss = torch.where(dropped, 0.0, loss)
     return loss, ppo_kl, clipped, dropped
 
 
@@ -124,7 +133,7 @@ def _correct_for_engine(
         total_lengths=batch["total_lengths"],
         response_lengths=batch["response_lengths"],
     )
-    return corrected, masks, {"ois": torch.exp(-ppo_kl), **metrics}
+    return corrected, masks, {"ois": ratio_of(-ppo_kl), **metrics}
 
 
 def _engine_gap(
@@ -141,7 +150,7 @@ def _kl_to_reference(
     args: TrainingView, batch: Mapping[str, Any], new: Tensors, old: Tensors
 ) -> torch.Tensor:
     policy = torch.cat(new)
-    ratio = torch.exp(policy - torch.cat(old)) if args.use_unbiased_kl else None
+    ratio = ratio_of(policy - torch.cat(old)) if args.use_unbiased_kl else None
     return compute_approx_kl(policy, torch.cat(batch["ref_log_probs"]), args.kl_loss_type, ratio)
 
 
@@ -164,7 +173,7 @@ def compute_policy_loss(
     Raises:
         ValueError: ``eps_clip_c`` is not above 1.
     """
-    ratio = torch.exp(-ppo_kl)
+    ratio = ratio_of(-ppo_kl)
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
     loss = torch.maximum(unclipped, clipped)
@@ -188,7 +197,7 @@ def compute_cispo_loss(
     Returns:
         The loss, and 1.0 where the ratio was clipped.
     """
-    ratio = torch.exp(-ppo_kl)
+    ratio = ratio_of(-ppo_kl)
     clipped = ratio.clamp(1 - eps_clip, 1 + eps_clip_high)
     return -clipped.detach() * advantages * log_probs, (clipped != ratio).float()
 
@@ -199,9 +208,8 @@ def compute_gspo_kl(
     masks: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """GSPO's negated log-ratio (arXiv 2507.18071, eq. 7): each sequence's `sequence_kl` at all its tokens."""
-    return torch.cat(
-        [
-            sequence_kl(old, new, mask).expand_as(new)
-            for old, new, mask in zip(old_log_probs, log_probs, masks, strict=True)
-        ]
-    )
+    spread = [
+        sequence_kl(old, new, mask).expand_as(new)
+        for old, new, mask in zip(old_log_probs, log_probs, masks, strict=True)
+    ]
+    return torch.cat(_trained_alone(spread, masks))

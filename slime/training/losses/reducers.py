@@ -32,7 +32,8 @@ def get_sum_of_sample_mean(
     weights = torch.cat(masks)
 
     def reduce(values: torch.Tensor) -> torch.Tensor:
-        return (values * weights).sum()
+        # Not by multiplication alone: what is not trained may be infinite.
+        return torch.where(weights != 0, values * weights, 0.0).sum()
 
     return reduce
 

@@ -92,6 +92,19 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
             assert torch.equal(weight, after["weights"][name]), name
 
 
+def test_a_run_resumes_while_float16_still_looks_for_its_loss_scale(checkpoint, rollouts, tmp_path):
+    # Halved when gradients overflow, which they do in the first two rollouts and not in the others.
+    scale = dict(initial_loss_scale=2.0**24, min_loss_scale=1.0, loss_scale_window=1000, hysteresis=1)
+    flags = dict(params_dtype=torch.float16, fp16=True, loss_scale=None, **scale, **FLAGS)
+    args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **flags)
+    (through,) = run_ranks(_run, 1, args, rollouts, 1)
+    (resumed,) = run_ranks(_run, 1, args, rollouts, -1)
+    assert [step["train/skipped"] for step in through["steps"]] == [1, 1, 0, 0]
+    assert resumed["start"] == 2 and resumed["steps"] == through["steps"][2:]
+    for name, weight in through["weights"].items():
+        assert torch.equal(weight, resumed["weights"][name]), name
+
+
 def _random_state(rank, args, rollout=None):
     """The next random numbers, after a save if there is a rollout to train on before it."""
     worker = TrainWorker(args)

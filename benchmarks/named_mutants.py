@@ -1,0 +1,68 @@
+"""Faults that somebody might well make, by name: a module, a piece of it, and what stands there instead."""
+
+_POLICY = "slime/training/losses/policy.py"
+_CORRECTIONS = "slime/training/losses/corrections.py"
+_REDUCERS = "slime/training/losses/reducers.py"
+_ADVANTAGES = "slime/training/advantages.py"
+_REINFORCE = "slime/training/estimators/reinforce_plus_plus.py"
+_GROUPS = "slime/utils/distributed_utils.py"
+
+NAMED: dict[str, tuple[str, str, str]] = {
+    "entropy bonus with the wrong sign": (
+        _POLICY,
+        "pg_loss - args.entropy_coef * entropy",
+        "pg_loss + args.entropy_coef * entropy",
+    ),
+    "dual clip not forwarded": (_POLICY, "*clip_range, args.eps_clip_c)", "*clip_range)"),
+    "GSPO branch never taken": (_POLICY, 'args.advantage_estimator == "gspo"', "False"),
+    "CISPO branch never taken": (_POLICY, 'args.advantage_estimator == "cispo"', "False"),
+    "OPSM mask not applied": (_POLICY, "torch.where(dropped, 0.0, loss)", "loss"),
+    "unbiased KL ignored": (_POLICY, "if args.use_unbiased_kl else", "if False else"),
+    "unbiased KL inverted": (
+        _POLICY,
+        "ratio_of(policy - torch.cat(old))",
+        "ratio_of(torch.cat(old) - policy)",
+    ),
+    "KL in the loss with its arguments swapped": (
+        _POLICY,
+        'compute_approx_kl(policy, torch.cat(batch["ref_log_probs"])',
+        'compute_approx_kl(torch.cat(batch["ref_log_probs"]), policy',
+    ),
+    "KL in the reward with its arguments swapped": (_ADVANTAGES, "(log_probs, ref,", "(ref, log_probs,"),
+    "TIS against the log-probs of the step": (
+        _POLICY,
+        'train_log_probs=batch.get("log_probs") or [',
+        "train_log_probs=[",
+    ),
+    "TIS against the reference": (
+        _POLICY,
+        'rollout_log_probs=batch["rollout_log_probs"]',
+        'rollout_log_probs=batch.get("ref_log_probs") or batch["rollout_log_probs"]',
+    ),
+    "TIS with its gradient kept": (_CORRECTIONS, ".detach()", ""),
+    "log-probs given to TIS with their gradient": (
+        _POLICY,
+        'train_log_probs=batch.get("log_probs") or [log_probs.detach() for',
+        'train_log_probs=batch.get("log_probs") or [log_probs for',
+    ),
+    "denominators of the wrong rollout": (
+        _REDUCERS,
+        "else list(sample_denoms)",
+        "else list(sample_denoms)[::-1]",
+    ),
+    "denominators of the sample, not of its rollout": (
+        _REDUCERS,
+        'batch.get("rollout_mask_sums")',
+        "None",
+    ),
+    "kl_coef ignored by REINFORCE++": (_REINFORCE, "-kl_coef * kl, 0.0)", "-kl, 0.0)"),
+    "kl_coef ignored by the baseline": (_REINFORCE, "reward - args.kl_coef * kl", "reward - kl"),
+    "no KL in the reward": (_ADVANTAGES, "args.kl_coef == 0 or policy is None", "True"),
+    "gamma ignored": (_REINFORCE, "mask, args.kl_coef, args.gamma)", "mask, args.kl_coef, 1.0)"),
+    "whitening over one rank": (_GROUPS, "if dist.is_initialized():", "if False:"),
+    "whitening over the wrong ranks": (
+        _ADVANTAGES,
+        "(context or ParallelContext.current()).dp_group",
+        "(context or ParallelContext.current()).tp_group",
+    ),
+}
