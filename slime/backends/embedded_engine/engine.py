@@ -83,7 +83,7 @@ class Engine:
 
     def pause(self, mode: str) -> None:
         if mode not in PAUSE_MODES:
-            raise BadRequest(f"mode {mode!r}: wanted one of {', '.join(PAUSE_MODES)}")
+            raise BadRequest(f"mode {mode!r}: wanted one of {', '.join(PAUSE_MODES)}", kind=BadRequest.BODY)
         self.paused = mode
         if mode == "abort":
             self.scheduler.abort(self.scheduler.live)

@@ -117,7 +117,7 @@ def _parse(name: str, value: Any, vocab_size: int) -> Any:
         return _number(name, value)
     if name in _BOOLEANS:
         if not isinstance(value, bool):
-            raise BadRequest(f"{name} {value!r}: wanted a boolean")
+            raise BadRequest(f"{name} {value!r}: wanted a boolean", kind=BadRequest.CONTRACT)
         return value
     if name == "top_k":
         return _top_k(value)
@@ -130,17 +130,25 @@ def _parse(name: str, value: Any, vocab_size: int) -> Any:
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadRequest(f"{name} {value!r}: wanted an integer in [{low}, {high}]")
+    typed = isinstance(value, int) and not isinstance(value, bool)
+    if not typed or not low <= value <= high:
+        raise BadRequest(f"{name} {value!r}: wanted an integer in [{low}, {high}]", kind=_kind(typed))
     return value
+
+
+def _kind(typed: bool) -> str:
+    """SGLang checks types before values, and phrases the two differently."""
+    return BadRequest.VALUE if typed else BadRequest.CONTRACT
 
 
 def _number(name: str, value: Any) -> float:
     low, high = _FLOATS[name]
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
+    typed = isinstance(value, int | float) and not isinstance(value, bool)
+    valid = typed and abs(value) < 1e30
     if not valid or not low <= value <= high or (name in _POSITIVE and value == 0):
         raise BadRequest(
-            f"{name} {value!r}: wanted a number in {'(' if name in _POSITIVE else '['}{low}, {high}]"
+            f"{name} {value!r}: wanted a number in {'(' if name in _POSITIVE else '['}{low}, {high}]",
+            kind=_kind(typed),
         )
     return float(value)
 
@@ -154,7 +162,7 @@ def _top_k(value: Any) -> int:
 
 def _logit_bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict):
-        raise BadRequest(f"logit_bias {value!r}: wanted an object of token id to bias")
+        raise BadRequest(f"logit_bias {value!r}: wanted an object of token id to bias", kind=_kind(False))
     pairs = []
     for token, bias in value.items():
         if not str(token).isdecimal() or len(str(token)) > 10 or not int(token) < vocab_size:
@@ -168,7 +176,7 @@ def _logit_bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
 def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise BadRequest(f"{name} {value!r}: wanted a string or a list of strings")
+        raise BadRequest(f"{name} {value!r}: wanted a string or a list of strings", kind=_kind(False))
     if len(texts) > MAX_STOP_STRINGS:
         raise BadRequest(f"{name}: {len(texts)} entries (wanted: at most {MAX_STOP_STRINGS})")
     if name == "stop_regex":

@@ -321,6 +321,8 @@ def test_errors_have_the_shapes_of_sglang(shared_server, stream):
         assert response.status_code == 400 and malformed.items() <= response.json().items()
     unknown = answer(input_ids=PROMPT, sampling_params={"temprature": 1})
     assert unknown.status_code == 400 and "temprature" in unknown.json()["error"]
+    mistyped = answer(input_ids=PROMPT, sampling_params={"temperature": "hot"})
+    assert mistyped.status_code == 400 and "temperature" in mistyped.json()["error"]
     wrong = answer(input_ids=PROMPT, sampling_params={"top_p": 2})
     if stream:
         assert wrong.status_code == 200

@@ -62,7 +62,13 @@ def test_streamed_chunks_add_up_to_the_whole(shared_server):
 
 
 def test_what_it_cannot_do_is_named(shared_server):
-    for field, value in (("tools", [{"type": "function"}]), ("response_format", {"type": "json_object"})):
+    fields = {
+        "tools": [{"type": "function"}],
+        "response_format": {"type": "json_object"},
+        "return_meta_info": True,
+        "input_ids": [1],
+    }
+    for field, value in fields.items():
         answer = shared_server.post("/v1/chat/completions", messages=CHAT, **{field: value})
         assert answer.status_code == 400 and field in answer.json()["message"]
     for wrong in ({"messages": []}, {"messages": "hi"}, {"messages": [{}]}, {}):

@@ -1,6 +1,6 @@
 """SGLang's /generate as the rollout code relies on it, against the embedded engine and real SGLang.
 
-    SLIME_CONFORMANCE_URL=http://127.0.0.1:30000 pytest tests/backends/sglang_utils -k conformance
+    bash scripts/conformance.sh http://127.0.0.1:30000
 
 runs the same tests against an SGLang that serves a small fp32 checkpoint directory of this machine.
 """

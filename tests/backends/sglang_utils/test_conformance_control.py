@@ -133,6 +133,8 @@ def test_a_flush_is_refused_while_requests_run(engine):
 
 
 def test_ready_means_up_and_not_paused(engine):
+    # after a health check that failed SGLang is ready only once one has succeeded
+    assert engine.client.serves(30)
     assert engine.http.get("/ready").status_code == 200
     with engine.paused("in_place"):
         assert engine.http.get("/ready").status_code != 200

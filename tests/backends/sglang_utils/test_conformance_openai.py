@@ -32,8 +32,9 @@ def test_a_wrong_value_a_wrong_type_and_an_unknown_name_have_shapes_of_their_own
     malformed = engine.http.post("/generate", content=b"{", headers={"content-type": "application/json"})
     assert malformed.status_code == 400
     assert {"object": "error", "type": "Bad Request", "code": 400}.items() <= malformed.json().items()
-    unknown = engine.try_generate(no_such_parameter=1)
-    assert unknown.status_code == 400 and isinstance(unknown.json()["error"], str)
+    for sampling in ({"no_such_parameter": 1}, {"temperature": "hot"}, {"max_new_tokens": 1.5}, {"stop": 5}):
+        contract = engine.try_generate(**sampling)
+        assert contract.status_code == 400 and isinstance(contract.json()["error"], str)
 
 
 def test_a_stream_tells_of_a_wrong_value_inside_the_stream(engine):
@@ -72,7 +73,8 @@ def test_roles_are_known_in_any_case(engine):
     shouted = chat_ids(engine, [{**system, "role": "SYSTEM"}, *CHAT])
     assert shouted == chat_ids(engine, [system, *CHAT])
     for role in ("wizard", "USER"):
-        assert chat(engine, [{"role": role, "content": "x"}]).status_code == 400
+        answer = chat(engine, [{"role": role, "content": "x"}])
+        assert (answer.status_code, answer.json()["type"]) == (400, "Bad Request")
 
 
 def test_min_tokens_and_ids(engine):

@@ -44,7 +44,9 @@ def _message(where: str, message: Any, structured: bool) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     # SGLang takes every role in any case but this one
     if not isinstance(role, str) or (role != "user" and role.lower() not in ROLES):
-        raise BadRequest(f"{where}.role {role!r}: wanted one of user, {', '.join(ROLES)}")
+        raise BadRequest(
+            f"{where}.role {role!r}: wanted one of user, {', '.join(ROLES)}", kind=BadRequest.BODY
+        )
     refused = [name for name in _REFUSED if message.get(name)]
     if refused:
         raise BadRequest(f"{where}: not supported by the embedded engine: {', '.join(refused)}")

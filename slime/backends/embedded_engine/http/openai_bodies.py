@@ -29,6 +29,8 @@ _PASSED_THROUGH = (
     "custom_params",
 )
 _UNSUPPORTED = (
+    "input_ids",
+    "input_embeds",
     "tools",
     "functions",
     "best_of",
@@ -84,7 +86,9 @@ def sampling_params_of(
     Raises:
         BadRequest: the body asks for what the embedded engine has not.
     """
-    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "", 1)]
+    # by type: True equals 1, the value of best_of that changes nothing
+    refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "")]
+    refused = [name for name in refused if not (name == "best_of" and data[name] == 1)]
     if (data.get("response_format") or {"type": "text"}) != {"type": "text"}:
         refused.append("response_format")
     if refused:

@@ -97,7 +97,7 @@ class ChatDialect(Dialect):
         if not chunk or start == 0:
             message = {"role": "assistant", **message}
         if not chunk:
-            message |= {"reasoning_content": None, "tool_calls": None}
+            message["reasoning_content"] = None
         key = "delta" if chunk else "message"
         ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
         return {"index": index, key: message, "logprobs": logprobs, **reason, **ids}
