@@ -94,6 +94,7 @@ class TrainWorker:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
         args = self._args
         self.backend.memory.require_all("save_model")
+        self.backend.require_finite(f"saving rollout {rollout_id}")
         if args.save:
             moving = needs_reference(args) and args.ref_update_interval is not None
             common = {"weight_version": self._weight_version}
@@ -114,9 +115,10 @@ class TrainWorker:
             Their new version, and the bytes that this rank handed over.
 
         Raises:
-            RuntimeError: no engines were connected, or the weights are offloaded.
+            RuntimeError: no engines were connected, the weights are offloaded, or they hold NaN or infinity.
         """
         self.backend.memory.require_weights("update_weights")
+        self.backend.require_finite("giving the engines the weights")
         if self._update is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
         sent = self._update.run(self._weight_version + 1)
