@@ -25,6 +25,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
+from slime.processes.secret_options import hide_options
 from slime.utils.http_utils import bearer_header, http_url
 
 STARTUP_TIMEOUT_S = 60.0
@@ -32,6 +33,7 @@ REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 SHUTDOWN_GRACE_S = 1.0
 STOCK_REQUEST_TIMEOUT_S = 1800
+SECRET_OPTIONS = frozenset({"--api-key", "--control-plane-api-keys"})
 
 
 class RouterError(RuntimeError):
@@ -175,11 +177,13 @@ def start_router(
     Raises:
         RouterError: it ended or does not answer after a minute; quotes its log.
     """
+    command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
+    argv, secrets = hide_options(command, SECRET_OPTIONS)
     process = ManagedProcess(
-        router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key),
+        argv,
         name=f"router ({http_url(host, port)})",
         log_path=log_path,
-        env={"NO_COLOR": "1"},
+        env={"NO_COLOR": "1", **secrets},
     )
     router = RouterProcess(process, http_url(host, port), api_key)
     try:
