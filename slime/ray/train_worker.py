@@ -14,6 +14,7 @@ from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
+from slime.ray.node import node_host
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
@@ -148,10 +149,11 @@ class TrainRayActor(TrainWorker):
         super().__init__(args, role)
 
     def address_and_free_port(self) -> tuple[str, int]:
-        """Where rank 0 will host the rendezvous of the group."""
+        """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""
+        host = node_host()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+            return host, probe.getsockname()[1]
 
     def init(self, master_addr: str, master_port: int) -> int:
         """Joins the others, builds and loads the model; returns the rollout id to start from."""
