@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 import subprocess
@@ -6,12 +7,13 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
 from slime.rollout.base_types import RolloutError
-from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader
+from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader, remote
 from slime.rollout.rm_hub.math_grader import GraderError, MathGraderPool, MathWorker
 from slime.utils.types import Sample
 from tests.rollout import plugins
@@ -190,3 +192,17 @@ async def test_a_remote_reward_is_asked_again_after_an_error(make_args):
     thread.join()
     assert reward == 0.75
     assert seen == [{"prompt": "p", "response": "r", "label": "l"}] * 2
+
+
+async def test_the_error_of_a_remote_reward_holds_no_secret_of_its_address(make_args):
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(403, text="not you")
+
+    url = "http://user:K@judge/score?token=K"
+    client = functools.partial(httpx.AsyncClient, transport=httpx.MockTransport(refuse))
+    args = make_args(custom_rm_path=None, rm_type="remote_rm", rm_url=url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote.httpx, "AsyncClient", client)
+        with pytest.raises(httpx.HTTPStatusError) as error:
+            await remote.remote_rm(args, Sample(prompt="p", response="r"), max_retries=1)
+    assert str(error.value) == "--rm-url http://***@judge/score?***: HTTP 403: not you"

@@ -7,14 +7,24 @@ import orjson
 from tenacity import retry, stop_after_attempt, wait_exponential, wait_random
 
 from slime.arguments.views import RolloutView
+from slime.utils.redaction import without_secrets
 from slime.utils.types import Sample
 
 _TIMEOUT_S = 120.0
+_BODY_CHARACTERS = 500
 
 
 async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
     """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times."""
     return await post_to_reward_model(args, sample, sample.response, max_retries)
+
+
+def _raise_for_status(answer: httpx.Response, url: str) -> None:
+    """httpx's own message holds the whole address, with the token that may stand in it."""
+    if not answer.is_success:
+        body = answer.text[:_BODY_CHARACTERS]
+        message = f"--rm-url {without_secrets(url)}: HTTP {answer.status_code}: {body}"
+        raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
 
 
 async def post_to_reward_model(
@@ -36,7 +46,7 @@ async def post_to_reward_model(
             answer = await client.post(
                 url, content=orjson.dumps(payload), headers={"Content-Type": "application/json"}
             )
-        answer.raise_for_status()
+        _raise_for_status(answer, url)
         return answer.json()
 
     return await post()
