@@ -156,7 +156,11 @@ class RolloutManager:
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
         """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""
         with self._fleet.serving():
-            return self._await(self._pool.submit(call), what)
+            try:
+                return self._await(self._pool.submit(call), what)
+            except SystemExit as error:
+                # Ray takes it for the wish of this process to end.
+                raise RuntimeError(f"{what}: its function called sys.exit({error.code!r})") from error
 
     def _await(self, future: Future[Any], what: str) -> Any:
         deadline = time.monotonic() + self._args.rollout_timeout
