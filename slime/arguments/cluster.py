@@ -31,7 +31,7 @@ class ClusterArgs:
         wanted="leave it out, the hardware decides: nccl on GPUs, gloo elsewhere",
     )
     distributed_timeout_minutes: int = flag(10, help="timeout of collectives, in minutes")
-    cluster_timeout: float = flag(120.0, help="seconds to wait for the cluster's GPUs")
+    cluster_timeout: float = flag(120.0, help="seconds to wait for the cluster and for its GPUs")
     engine_startup_timeout: float = flag(600.0, help="seconds to wait for an engine to serve")
     rollout_timeout: float = flag(7200.0, help="seconds one rollout may take")
     train_timeout: float = flag(7200.0, help="seconds one training call may take")

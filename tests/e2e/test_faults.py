@@ -43,6 +43,22 @@ def test_ctrl_c_stops_everything(training) -> None:
     training.expect_no_processes()
 
 
+def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training) -> None:
+    training.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    training.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
+    assert training.wait(60) == 143
+    assert "***" not in training.output and "Traceback" not in training.output
+    training.expect_no_processes()
+
+
+def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None:
+    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.plugins.exiting_reward"])
+    assert run.wait() == 1
+    assert "exiting_reward failed on sample" in run.output.strip().splitlines()[-1]
+    run.expect_no_processes()
+
+
 def test_sigkill_of_the_driver_stops_everything(training) -> None:
     training.kill()
     training.expect_no_processes()
