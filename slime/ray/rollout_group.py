@@ -10,6 +10,7 @@ from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import ProcessWatch
 from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
@@ -39,6 +40,8 @@ class RolloutGroup:
             .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": process_env()})
             .remote(args, slots, trainer_gpus)
         )
+        self._watch = ProcessWatch()
+        self._watch.add("the rollout manager", self._manager)
         self._started = self._manager.start.remote()
         self._ready = False
         self.num_rollout_per_epoch: int | None = None
@@ -68,7 +71,8 @@ class RolloutGroup:
 
     def async_generate(self, rollout_id: int) -> "PendingRollout":
         """Starts a rollout and returns at once."""
-        return PendingRollout(self._manager.generate.remote(rollout_id), rollout_id, self._args, self._log)
+        ref = self._manager.generate.remote(rollout_id)
+        return PendingRollout(ref, rollout_id, self._args, self._log, self._watch)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
         """One rollout: the train shard of each data-parallel rank."""
@@ -124,14 +128,17 @@ class RolloutGroup:
 
     def _call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         ref = getattr(self._manager, method).remote(*arguments)
-        return wait_one(ref, f"rollout manager: {method}", timeout or self._args.engine_startup_timeout)
+        limit = timeout or self._args.engine_startup_timeout
+        return wait_one(ref, f"rollout manager: {method}", limit, self._watch.check)
 
 
 class PendingRollout:
     """A rollout under way."""
 
-    def __init__(self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog) -> None:
-        self._ref, self._id, self._log = ref, rollout_id, log
+    def __init__(
+        self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog, watch: ProcessWatch
+    ) -> None:
+        self._ref, self._id, self._log, self._watch = ref, rollout_id, log, watch
         self._timeout = args.rollout_timeout + _GRACE
         self._refs: Sequence[ray.ObjectRef] | None = None
 
@@ -139,6 +146,8 @@ class PendingRollout:
         """Waits for the rollout; its metrics are logged the first time."""
         if self._refs is None:
             with self._log.phase("rollout_wait"):
-                self._refs, metrics = wait_one(self._ref, f"rollout {self._id}", self._timeout)
+                self._refs, metrics = wait_one(
+                    self._ref, f"rollout {self._id}", self._timeout, self._watch.check
+                )
             self._log.rollout(self._id, metrics)
         return self._refs

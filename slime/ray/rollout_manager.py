@@ -15,6 +15,7 @@ from slime.observability.rollout_data_utils import load_debug_rollout_data, save
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
@@ -46,6 +47,9 @@ class RolloutManager:
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+
+    def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
     def start(self) -> None:
         """Brings up engines and router; returns when they serve."""

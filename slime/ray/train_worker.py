@@ -15,6 +15,7 @@ from slime.models import calculate_fwd_flops
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.node import node_host
+from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
@@ -147,6 +148,9 @@ class TrainRayActor(TrainWorker):
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(_local_gpu()))
         super().__init__(args, role)
+
+    def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
     def address_and_free_port(self) -> tuple[str, int]:
         """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""

@@ -62,7 +62,7 @@ class Router(Protocol):
         """Whether it runs."""
 
     def failure_reason(self) -> str | None:
-        """How it ended; None while it runs."""
+        """How it ended, or why it will not answer; None while it runs."""
 
     def shutdown(self) -> None:
         """Ends it; dead or alive."""
@@ -87,8 +87,8 @@ class RouterProcess:
         return self.process.is_alive()
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log; None while it runs."""
-        return self.process.exit_reason()
+        """How it ended and the end of its log, or that it is stopped; None while it runs."""
+        return self.process.failure_reason()
 
     def wait_ready(self, timeout: float = STARTUP_TIMEOUT_S) -> None:
         """Returns when it answers; RouterError after ``timeout`` seconds or if it ended."""

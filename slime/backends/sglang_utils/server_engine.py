@@ -193,8 +193,8 @@ class ServerEngine(ABC):
         return self._process is not None and self._process.is_alive()
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log; None while it runs."""
-        return self.process.exit_reason()
+        """How it ended and the end of its log, or that it is stopped; None while it runs."""
+        return self.process.failure_reason()
 
     def shutdown(self) -> None:
         """Ends it and everything it started. May be called again, and before the launch."""
