@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Logical CPUs beside one per GPU: the rollout manager and Ray's own bookkeeping tasks.
 _SPARE_CPUS = 4
-_LEAVE_TIMEOUT = 60.0  # seconds to disconnect from Ray
+_LEAVE_TIMEOUT = 30.0  # seconds to disconnect from Ray
 _PROBE_TIMEOUT = 5.0  # seconds for one try to reach a cluster
 _PROBE_PAUSE = 0.5
 

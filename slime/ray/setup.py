@@ -12,7 +12,7 @@ from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
 
-_STOP_TIMEOUT = 90.0  # seconds, beyond those that engines have to end
+_STOP_TIMEOUT = 60.0  # seconds, of which engines have half to end by themselves
 
 
 @dataclass(frozen=True)

@@ -222,9 +222,7 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
         assert process.failure_reason() is None
         now = time.monotonic()
         monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 20)
-        assert process.failure_reason().startswith(
-            f"server: process {tree[-1]} is stopped (SIGSTOP), for 20 s"
-        )
+        assert f"server: process {tree[-1]} is stopped (SIGSTOP), for 20 s" in process.failure_reason()
         monkeypatch.undo()
         os.kill(tree[-1], signal.SIGCONT)
         while is_stopped(tree[-1]):
@@ -236,10 +234,7 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
     ("log", "words"),
     [
         ("Traceback:\n  File x\nOSError: [Errno 98] Address already in use\n", "Address already in use"),
-        (
-            "\x1b[31mthread 'main' panicked: port 1\x1b[0m\nnote: run with RUST_BACKTRACE=1\n",
-            "panicked: port 1",
-        ),
+        ("\x1b[31mthread 'main' panicked: port\x1b[0m\nnote: RUST_BACKTRACE=1\n", "panicked: port;"),
         ("all is well\nbye\n", "bye"),
     ],
 )
