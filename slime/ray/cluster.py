@@ -6,10 +6,12 @@ import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -88,6 +90,13 @@ def _start_local(args: FleetView) -> None:
         # Ray would leave a token file behind, by which a later `ray start` decides who may join.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     _init(address="local", include_dashboard=False, **local_resources(args))
+    session_directory().chmod(0o700)
+
+
+def session_directory() -> Path:
+    """Of Ray on this node. Its logs hold the values of ``--train-env-vars``; Ray opens it to everybody."""
+    root = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(root) / "ray" / ray.get_runtime_context().get_session_name()
 
 
 def _init(**options: Any) -> None:
@@ -111,6 +120,7 @@ def _use_token_if_there_is_one() -> None:
         from ray._private.authentication import authentication_token_setup as setup
     except ImportError:  # before tokens
         return
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of what it should
     setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 

@@ -119,8 +119,10 @@ def test_the_recipe_for_several_nodes_works_as_printed_and_admits_nobody_else(pl
 
 
 @pytest.mark.cluster
-def test_a_local_run_leaves_no_token_behind(tmp_path: Path) -> None:
+def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: Path) -> None:
     code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
+    code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
+    code = code.replace('print("joined"', 'print("joined", oct(session_directory().stat().st_mode)')
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -129,5 +131,5 @@ def test_a_local_run_leaves_no_token_behind(tmp_path: Path) -> None:
         text=True,
         timeout=90,
     )
-    assert run.stdout.startswith("joined")
+    assert run.stdout.startswith("joined 0o40700")
     assert not (tmp_path / ".ray").exists()
