@@ -143,7 +143,7 @@ class RouterProcess:
 
     def _wait(self, condition: Callable[[], bool], timeout: float, purpose: str) -> None:
         def holds() -> bool:
-            if reason := self.failure_reason():
+            if reason := self.process.exit_reason():
                 raise RouterError(reason)
             return condition()
 

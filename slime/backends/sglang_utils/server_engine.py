@@ -183,7 +183,7 @@ class ServerEngine(ABC):
             ) from None
 
     def _is_ready(self) -> bool:
-        if reason := self.failure_reason():
+        if reason := self.process.exit_reason():
             raise EngineStartError(reason)
         # A process that lost the port to another server would find that server healthy: ask again.
         return not self.serves_http or (self.client.health(HEALTH_TIMEOUT_S) and self.is_alive())
