@@ -56,7 +56,8 @@ class RolloutGroup:
         if self._ready:
             return
         self._ready = True
-        wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
+        limit = self._args.engine_startup_timeout + _GRACE
+        wait_one(self._started, "start of the rollout side", limit, self._watch.check)
         self.offload()
         self.num_rollout_per_epoch = self._call("num_rollout_per_epoch")
         self.num_rollout = self._call("num_rollout")
@@ -129,7 +130,13 @@ class RolloutGroup:
     def _call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         ref = getattr(self._manager, method).remote(*arguments)
         limit = timeout or self._args.engine_startup_timeout
-        return wait_one(ref, f"rollout manager: {method}", limit, self._watch.check)
+        # Those two are called when something has ended already.
+        look = self._watch.check if method in ("check", "dispose") else self._look
+        return wait_one(ref, f"rollout manager: {method}", limit, look)
+
+    def _look(self) -> None:
+        self._watch.check()
+        self.check()
 
 
 class PendingRollout:
