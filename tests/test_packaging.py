@@ -1,13 +1,18 @@
 """What an extra needs can be installed beside what we need."""
 
 import json
+import subprocess
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tools.check_extras import check, extras
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -27,6 +32,28 @@ def test_sglang_releases_of_the_range_pin_versions_that_ours_admit(release: str)
     for name, wanted in SGLANG[release].items():
         pins = [Version(spec.version) for spec in SpecifierSet(wanted) if spec.operator == "=="]
         assert all(pin in ours[name] for pin in pins), f"{name}{wanted} is outside {ours[name]}"
+
+
+def test_the_extras_that_the_cpu_lock_holds_lie_within_their_ranges() -> None:
+    lines = [line for line in (ROOT / "constraints/cpu.txt").read_text().splitlines() if "==" in line]
+    locked = {canonicalize_name(found.name): found.specifier for found in map(Requirement, lines)}
+    for extra in set(PROJECT["optional-dependencies"]) - {"sglang"}:
+        for name, specifier in ranges(PROJECT["optional-dependencies"][extra]).items():
+            (pin,) = locked[canonicalize_name(name)]
+            assert Version(pin.version) in specifier, f"{extra}: {name}: {pin} is outside {specifier}"
+
+
+def test_the_check_of_the_extras_asks_for_each_and_names_those_that_fail(capsys) -> None:
+    asked = []
+
+    def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        asked.append(argv[-1])
+        failed = argv[-1].endswith("[sglang]")
+        return subprocess.CompletedProcess(argv, int(failed), "ERROR: ResolutionImpossible" if failed else "")
+
+    assert check(extras(), run) == ["sglang"]
+    assert asked == [f"{ROOT}[{extra}]" for extra in PROJECT["optional-dependencies"]]
+    assert "sglang: does not resolve\nERROR: ResolutionImpossible" in capsys.readouterr().out
 
 
 def test_the_cpu_lock_lies_within_the_ranges() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import plotted_step
+from slime.utils.redaction import HIDDEN, without_secrets
 
 # Each family of metrics is plotted against the step of its own axis.
 AXIS_OF_FAMILY = {
@@ -18,7 +19,12 @@ AXIS_OF_FAMILY = {
     "perf/*": "rollout/step",
     "eval/*": "eval/step",
 }
-SECRET_ARGS = frozenset({"wandb_key", "sglang_api_key", "sglang_admin_api_key", "router_api_key"})
+SECRET_ARGS = frozenset(
+    {
+        *("wandb_key", "sglang_api_key", "sglang_admin_api_key"),
+        *("router_api_key", "router_control_plane_api_keys"),
+    }
+)
 
 
 class WandbSink:
@@ -46,7 +52,7 @@ class WandbSink:
             id=args.wandb_run_id,
             resume="allow" if args.wandb_run_id else None,
             mode=mode,
-            config={name: _loggable(value) for name, value in vars(args).items() if name not in SECRET_ARGS},
+            config=loggable_args(args),
         )
         self.run_id = self._run.id
         for axis in sorted(set(AXIS_OF_FAMILY.values())):
@@ -67,6 +73,19 @@ def _group_name(args: TrackingView) -> str | None:
     if not args.wandb_group or not args.wandb_random_suffix:
         return args.wandb_group
     return f"{args.wandb_group}_{secrets.token_hex(3)}"
+
+
+def loggable_args(args: TrackingView) -> dict[str, Any]:
+    """The flags without secrets: no keys, of environments only the names, of addresses no user and query."""
+    return {name: _shown(name, value) for name, value in vars(args).items() if name not in SECRET_ARGS}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name.endswith("env_vars") and isinstance(value, Mapping):
+        return dict.fromkeys(value, HIDDEN)
+    if isinstance(value, str) and "://" in value:
+        return without_secrets(value)
+    return _loggable(value)
 
 
 def _loggable(value: Any) -> Any:

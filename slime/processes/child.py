@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from slime.processes import supervisor
+from slime.processes.stopped import StopClock, is_stopped, with_descendants
 
 SUPERVISOR_MARGIN_S = 10.0
 """What the supervisor may need beyond the grace period to kill and collect a large tree."""
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(r"error|exception|panicked|fail|refused|cannot|in use", re.IGNORECASE)
+_LINE_CHARACTERS = 300
 
 
 class ManagedProcess:
@@ -37,6 +44,7 @@ class ManagedProcess:
         self.name = name
         self.log_path = Path(log_path)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._stop_clock = StopClock()
         # -I keeps the script's folder out of sys.path, where it would come before the standard library.
         command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), *argv]
         with self.log_path.open("ab") as log:
@@ -107,9 +115,19 @@ class ManagedProcess:
             return None
         how = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
         tail = self.log_tail(lines)
-        return f"{self.name}: {how}; log {self.log_path}" + (
-            f", last lines:\n{tail}" if tail else " is empty"
-        )
+        if not tail:
+            return f"{self.name}: {how}; log {self.log_path} is empty"
+        # In the first line, which may be the only one that is shown.
+        return f"{self.name}: {how}: {last_words(tail)}; log {self.log_path}, last lines:\n{tail}"
+
+    def failure_reason(self, lines: int = 20) -> str | None:
+        """`exit_reason`, or that something of its tree has been stopped for a while (SIGSTOP)."""
+        if reason := self.exit_reason(lines):
+            return reason
+        stopped = [pid for pid in with_descendants(self.pid) if is_stopped(pid)]
+        for pid, seconds in self._stop_clock.overdue(stopped).items():
+            return f"{self.name}: process {pid} is stopped (SIGSTOP), for {seconds:.0f} s now"
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +146,14 @@ class ManagedProcess:
         if self._supervisor.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._supervisor.stdin.close()
+
+
+def last_words(log: str) -> str:
+    """The line of a log that says most of why it ends: the last one that tells of an error, else the last."""
+    lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
+    lines = [line for line in lines if line] or [""]
+    telling = [line for line in lines if _ERROR.search(line)]
+    return (telling or lines)[-1][:_LINE_CHARACTERS]
 
 
 def _changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Ends what is left of a run on this machine once its driver is gone, however it went.
+"""Ends and removes what is left of a run on this machine once its driver is gone, however it went.
 
 Ray's own processes end with their driver, but after a SIGKILL some of them wait for a minute for others
 that are already dead. The reaper is a process in a session of its own at the other end of a pipe. While the
@@ -20,6 +20,8 @@ GRACE_S = 2.0
 """Seconds after the driver's end in which processes may end by themselves."""
 PATIENCE_S = 10.0
 """Seconds in which children of what was killed are still looked for."""
+
+SHARED_MEMORY = "/dev/shm"
 
 Known = dict[int, int]
 """Process id to start time, which tells a process from a later one with the same id."""
@@ -68,12 +70,14 @@ def living(known: Known, root: int | None = None) -> Known:
     return found
 
 
-def watch(driver: int) -> Known:
-    """What ran below the driver, once standard input has been closed."""
+def watch(driver: int) -> tuple[Known, set[int]]:
+    """What ran below the driver once standard input has been closed, and all process ids seen until then."""
     known: Known = {}
+    seen: set[int] = set()
     while not select.select([0], [], [], POLL_S)[0]:
         known = living(known, driver)
-    return known
+        seen |= known.keys()
+    return known, seen
 
 
 def reap(known: Known) -> None:
@@ -89,5 +93,19 @@ def reap(known: Known) -> None:
         time.sleep(0.1)
 
 
+def sweep(pids: set[int]) -> None:
+    """Removes the shared memory of torch that dead processes left: only they would have done so."""
+    dead = pids - read_processes().keys()
+    for name in os.listdir(SHARED_MEMORY):
+        owner = name.removeprefix("torch_").partition("_")[0]
+        if name.startswith("torch_") and owner.isdigit() and int(owner) in dead:
+            try:
+                os.unlink(f"{SHARED_MEMORY}/{name}")
+            except OSError:  # gone meanwhile, or of another user who had this process id
+                continue
+
+
 if __name__ == "__main__":
-    reap(watch(int(sys.argv[1])))
+    left, seen = watch(int(sys.argv[1]))
+    reap(left)
+    sweep(seen | left.keys())

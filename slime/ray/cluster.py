@@ -2,18 +2,32 @@
 
 import logging
 import os
+import secrets
+import signal
+import socket
 import subprocess
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import ray
 
 from slime.arguments.views import FleetView
 from slime.processes.reaper import start_run_reaper
+from slime.ray.ending import leaving_within
 from slime.utils.accelerator import has_gpu
+
+logger = logging.getLogger(__name__)
 
 # Logical CPUs beside one per GPU: the rollout manager and Ray's own bookkeeping tasks.
 _SPARE_CPUS = 4
+_LEAVE_TIMEOUT = 30.0  # seconds to disconnect from Ray
+_PROBE_TIMEOUT = 5.0  # seconds for one try to reach a cluster
+_PROBE_PAUSE = 0.5
 
 _reapers: list[subprocess.Popen[bytes]] = []
 
@@ -22,25 +36,114 @@ class ClusterTooSmall(RuntimeError):
     """The cluster has fewer resources than the placement needs."""
 
 
+class ClusterUnreachable(RuntimeError):
+    """Nobody answers at ``RAY_ADDRESS``, or not to us."""
+
+
 @contextmanager
 def ray_cluster(args: FleetView) -> Iterator[None]:
     """Connects to the cluster named by ``RAY_ADDRESS``, or starts a local one, and leaves it on exit.
 
     Without a GPU the local cluster declares ``--num-gpus-per-node`` logical GPUs, so that placement
     runs the same code as on GPU machines.
+
+    Raises:
+        ClusterUnreachable: nobody answers within ``--cluster-timeout`` seconds, or the token is not the
+            cluster's.
     """
-    quiet = dict(log_to_driver=bool(os.environ.get("SLIME_LOG_TO_DRIVER")), logging_level=logging.ERROR)
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(address=os.environ["RAY_ADDRESS"], **quiet)
+    if address := os.environ.get("RAY_ADDRESS"):
+        _join(address, args.cluster_timeout)
     else:
-        # All processes of a local cluster are this run's: none may outlive it. The reference is kept
-        # until this process ends.
-        _reapers.append(start_run_reaper())
-        ray.init(address="local", include_dashboard=False, **local_resources(args), **quiet)
+        _start_local(args)
     try:
         yield
     finally:
-        ray.shutdown()
+        with leaving_within(_LEAVE_TIMEOUT, "leaving the Ray cluster"):
+            ray.shutdown()
+
+
+def _join(address: str, timeout: float) -> None:
+    _await_answer(address, timeout)
+    _use_token_if_there_is_one()
+    failures: tuple[type[BaseException], ...] = (ConnectionError, ray.exceptions.RayError)
+    try:
+        # Whoever listens there may be no cluster, and never say so.
+        with leaving_within(timeout, f"RAY_ADDRESS {address}: connecting (--cluster-timeout)"):
+            _init(address=address)
+    except failures as error:
+        raise ClusterUnreachable(
+            f"RAY_ADDRESS {address}: somebody listens there and refuses us (wanted: a Ray head node, and its "
+            f"token in RAY_AUTH_TOKEN or ~/.ray/auth_token): {str(error).strip().splitlines()[0]}"
+        ) from error
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        logger.warning(
+            "RAY_ADDRESS %s: the cluster asks for no token: whoever reaches its ports can run code in it",
+            address,
+        )
+
+
+def _start_local(args: FleetView) -> None:
+    # All processes of a local cluster are this run's: none may outlive it. The reference is kept
+    # until this process ends.
+    _reapers.append(start_run_reaper())
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        # Ray would leave a token file behind, by which a later `ray start` decides who may join.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    _init(address="local", include_dashboard=False, **local_resources(args))
+    session_directory().chmod(0o700)
+
+
+def session_directory() -> Path:
+    """Of Ray on this node. Its logs hold the values of ``--train-env-vars``; Ray opens it to everybody."""
+    root = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(root) / "ray" / ray.get_runtime_context().get_session_name()
+
+
+def _init(**options: Any) -> None:
+    """Joins or starts; SIGTERM stays ours, where Ray would print a stack of C++ and exit with 15."""
+    handler = signal.getsignal(signal.SIGTERM)
+    log_to_driver = bool(os.environ.get("SLIME_LOG_TO_DRIVER"))
+    try:
+        ray.init(log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:  # Ray's handler, before ours was back
+            raise SystemExit(128 + signal.SIGTERM) from error
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _use_token_if_there_is_one() -> None:
+    """As ``ray start`` does; a driver of Ray asks too late."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+    except ImportError:  # before tokens
+        return
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of what it should
+    setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _await_answer(address: str, timeout: float) -> None:
+    """Returns when somebody listens at ``HOST:PORT``; other forms of an address are left to Ray.
+
+    Raises:
+        ClusterUnreachable: nobody did within ``timeout`` seconds.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or "/" in host or not port.isdigit():
+        return
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ClusterUnreachable(
+                    f"RAY_ADDRESS {address}: nobody answers within {timeout:g} s (--cluster-timeout): {error}"
+                ) from error
+            time.sleep(_PROBE_PAUSE)
 
 
 def local_resources(args: FleetView) -> dict[str, int]:

@@ -187,8 +187,8 @@ class EngineWatch:
             self.fail(f"the engine watcher failed: {type(error).__name__}: {error}")
 
     def _look_at_router(self, model: ServedModel) -> None:
-        if model.router is not None and not model.router.is_alive():
-            self.fail(f"the router ended: {model.router.failure_reason()}")
+        if model.router is not None and (reason := model.router.failure_reason()):
+            self.fail(f"the router ended: {reason}")
 
     def _look_at(self, model: ServedModel, engine: Engine) -> None:
         reason = engine.handle.failure_reason()

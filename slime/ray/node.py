@@ -7,7 +7,10 @@ from pathlib import Path
 
 import ray
 
+from slime.processes.private import private_directory, remove_older
+
 LOOPBACK = "127.0.0.1"
+_LOGS_KEPT_DAYS = 30.0
 
 # Ray would hide all but its own GPUs from each actor; CUDA IPC between colocated processes needs
 # every GPU of the node visible, so device ids stay physical.
@@ -39,8 +42,16 @@ def process_env(extra: dict[str, str] | None = None, *, trainer: bool = False) -
 
 
 def log_dir() -> Path:
-    """A directory of this run on this node, named after the user and Ray's session and job."""
-    return Path(tempfile.gettempdir()) / f"slime-{os.getuid()}" / _run_name()
+    """A directory of this run on this node, named after the user and Ray's session and job.
+
+    Logs hold prompts and settings: only this user can read them. Those of old runs are removed.
+
+    Raises:
+        DirectoryNotOurs: the user's directory is a link, or another user's.
+    """
+    root = private_directory(Path(tempfile.gettempdir()) / f"slime-{os.getuid()}")
+    remove_older(root, _LOGS_KEPT_DAYS)
+    return root / _run_name()
 
 
 def first_port(base: int, spread: int) -> int:

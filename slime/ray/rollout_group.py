@@ -10,6 +10,7 @@ from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import ProcessWatch
 from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
@@ -39,6 +40,8 @@ class RolloutGroup:
             .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": process_env()})
             .remote(args, slots, trainer_gpus)
         )
+        self._watch = ProcessWatch()
+        self._watch.add("the rollout manager", self._manager)
         self._started = self._manager.start.remote()
         self._ready = False
         self.num_rollout_per_epoch: int | None = None
@@ -53,7 +56,8 @@ class RolloutGroup:
         if self._ready:
             return
         self._ready = True
-        wait_one(self._started, "start of the rollout side", self._args.engine_startup_timeout + _GRACE)
+        limit = self._args.engine_startup_timeout + _GRACE
+        wait_one(self._started, "start of the rollout side", limit, self._watch.check)
         self.offload()
         for notice in self._call("notices"):
             logger.warning("%s", notice)
@@ -70,7 +74,8 @@ class RolloutGroup:
 
     def async_generate(self, rollout_id: int) -> "PendingRollout":
         """Starts a rollout and returns at once."""
-        return PendingRollout(self._manager.generate.remote(rollout_id), rollout_id, self._args, self._log)
+        ref = self._manager.generate.remote(rollout_id)
+        return PendingRollout(ref, rollout_id, self._args, self._log, self._watch)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
         """One rollout: the train shard of each data-parallel rank."""
@@ -126,14 +131,23 @@ class RolloutGroup:
 
     def _call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         ref = getattr(self._manager, method).remote(*arguments)
-        return wait_one(ref, f"rollout manager: {method}", timeout or self._args.engine_startup_timeout)
+        limit = timeout or self._args.engine_startup_timeout
+        # Those two are called when something has ended already.
+        look = self._watch.check if method in ("check", "dispose") else self._look
+        return wait_one(ref, f"rollout manager: {method}", limit, look)
+
+    def _look(self) -> None:
+        self._watch.check()
+        self.check()
 
 
 class PendingRollout:
     """A rollout under way."""
 
-    def __init__(self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog) -> None:
-        self._ref, self._id, self._log = ref, rollout_id, log
+    def __init__(
+        self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog, watch: ProcessWatch
+    ) -> None:
+        self._ref, self._id, self._log, self._watch = ref, rollout_id, log, watch
         self._timeout = args.rollout_timeout + _GRACE
         self._refs: Sequence[ray.ObjectRef] | None = None
 
@@ -141,6 +155,8 @@ class PendingRollout:
         """Waits for the rollout; its metrics are logged the first time."""
         if self._refs is None:
             with self._log.phase("rollout_wait"):
-                self._refs, metrics = wait_one(self._ref, f"rollout {self._id}", self._timeout)
+                self._refs, metrics = wait_one(
+                    self._ref, f"rollout {self._id}", self._timeout, self._watch.check
+                )
             self._log.rollout(self._id, metrics)
         return self._refs

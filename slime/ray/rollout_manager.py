@@ -15,6 +15,7 @@ from slime.observability.rollout_data_utils import load_debug_rollout_data, save
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.fleet import fleet_of, with_addresses
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
@@ -54,6 +55,9 @@ class RolloutManager:
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+
+    def whereabouts(self) -> Whereabouts:
+        return whereabouts()
 
     def start(self) -> None:
         """Brings up engines and router; returns when they serve."""
@@ -166,7 +170,11 @@ class RolloutManager:
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
         """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""
         with self._fleet.serving():
-            return self._await(self._pool.submit(call), what)
+            try:
+                return self._await(self._pool.submit(call), what)
+            except SystemExit as error:
+                # Ray takes it for the wish of this process to end.
+                raise RuntimeError(f"{what}: its function called sys.exit({error.code!r})") from error
 
     def _await(self, future: Future[Any], what: str) -> Any:
         deadline = time.monotonic() + self._args.rollout_timeout

@@ -15,6 +15,7 @@ from slime.arguments import parse_args
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView, view
 from slime.processes.exclusive import DirectoryUnusable, exclusive
+from slime.ray.ending import cause, exit_status
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: No
     try:
         status = _run(view(args, FleetView), loop)
     except SystemExit as exit_:
-        status = int(exit_.code or 0)
+        status = exit_status(exit_)
     _leave(status)
 
 
@@ -96,18 +97,9 @@ def _own_save_directory(args: FleetView) -> AbstractContextManager[None]:
     return exclusive(Path(args.save) / ".in_use", f"--save {args.save}")
 
 
-def cause(error: BaseException) -> str:
-    """What went wrong, as one line: the first line of the innermost error of Ray's wrappings."""
-    while isinstance(inner := getattr(error, "cause", None), BaseException):
-        error = inner
-    text = str(error).strip()
-    if not text:
-        return type(error).__name__
-    headline = text.splitlines()[0]
-    return headline if isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {headline}"
-
-
 def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
+    # A second one must not interrupt what the first one began.
+    signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)
 
 

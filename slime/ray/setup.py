@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
+from slime.ray.ending import leaving_within
 from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
+
+_STOP_TIMEOUT = 60.0  # seconds, of which engines have half to end by themselves
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
         rollout.load(actor.start_rollout_id - 1)
         yield Groups(args, actor, rollout)
     finally:
-        if actor is not None:
-            actor.shutdown()
-        rollout.shutdown()
-        placement.release()
+        with leaving_within(_STOP_TIMEOUT, "stopping trainer and engines"):
+            if actor is not None:
+                actor.shutdown()
+            rollout.shutdown()
+            placement.release()

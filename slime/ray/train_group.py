@@ -10,6 +10,7 @@ from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.node import process_env
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_worker import TrainRayActor
 from slime.ray.waiting import wait_all, wait_one
@@ -50,7 +51,10 @@ class RayTrainGroup:
         self._args, self._rollout, self._log = args, rollout, log
         self._role, self._needs_offload = role, needs_offload
         self._connected: Engines = ([], 0)
+        self._watch = ProcessWatch()
         self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
+        for rank, actor in enumerate(self._actors):
+            self._watch.add(f"rank {rank}", actor)
         self._pending_init = self._start()
         self.start_rollout_id = args.start_rollout_id or 0
 
@@ -153,5 +157,13 @@ class RayTrainGroup:
         return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)
 
     def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
-        """Waits for all ranks; an engine or a router that dies meanwhile ends the wait by name."""
-        return wait_all(refs, f"{self._role}: {what}", self._args.train_timeout, self._rollout.check)
+        """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
+        what = f"{self._role}: {what}"
+        return wait_all(refs, what, self._args.train_timeout, lambda: self._look(what))
+
+    def _look(self, what: str) -> None:
+        try:
+            self._watch.check()
+        except ProcessStopped as error:
+            raise ProcessStopped(f"{what}: {error}") from error
+        self._rollout.check()

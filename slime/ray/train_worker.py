@@ -14,6 +14,8 @@ from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
+from slime.ray.node import node_host
+from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
@@ -104,6 +106,7 @@ class TrainWorker:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
         args = self._args
         self.backend.memory.require_all("save_model")
+        self.backend.require_finite(f"saving rollout {rollout_id}")
         if args.save:
             moving = needs_reference(args) and args.ref_update_interval is not None
             common = {"weight_version": self._weight_version}
@@ -124,9 +127,10 @@ class TrainWorker:
             Their new version, and the bytes that this rank handed over.
 
         Raises:
-            RuntimeError: no engines were connected, or the weights are offloaded.
+            RuntimeError: no engines were connected, the weights are offloaded, or they hold NaN or infinity.
         """
         self.backend.memory.require_weights("update_weights")
+        self.backend.require_finite("giving the engines the weights")
         if self._update is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
         sent = self._update.run(self._weight_version + 1)
@@ -156,11 +160,15 @@ class TrainRayActor(TrainWorker):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(_local_gpu()))
         super().__init__(args, role)
 
+    def whereabouts(self) -> Whereabouts:
+        return whereabouts()
+
     def address_and_free_port(self) -> tuple[str, int]:
-        """Where rank 0 will host the rendezvous of the group."""
+        """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""
+        host = node_host()
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+            return host, probe.getsockname()[1]
 
     def init(self, master_addr: str, master_port: int) -> int:
         """Joins the others, builds and loads the model; returns the rollout id to start from."""

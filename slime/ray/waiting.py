@@ -70,6 +70,6 @@ def _exit_detail(error: ray.exceptions.RayActorError) -> str:
     return (details or lines)[0]
 
 
-def wait_one(ref: ObjectRef, what: str, timeout: float) -> Any:
+def wait_one(ref: ObjectRef, what: str, timeout: float, meanwhile: Callable[[], None] | None = None) -> Any:
     """The result of one call; see ``wait_all``."""
-    return wait_all([ref], what, timeout)[0]
+    return wait_all([ref], what, timeout, meanwhile)[0]

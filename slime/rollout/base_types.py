@@ -65,7 +65,8 @@ def blame(fn: Callable[..., Any], samples: Sample | list[Sample]) -> Iterator[No
         yield
     except RolloutError:
         raise
-    except Exception as error:
+    # Let through, an exit would end the event loop's thread, and everybody would wait for it.
+    except (Exception, SystemExit) as error:
         raise RolloutError(
             f"{describe(fn)} failed on {name_samples(samples)}: {type(error).__name__}: {error}"
         ) from error

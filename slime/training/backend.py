@@ -115,6 +115,13 @@ class TrainBackend(Protocol):
     def reset_optimizer(self) -> None:
         """Forgets what the optimizer has learnt about the gradients."""
 
+    def require_finite(self, what: str) -> None:
+        """Refuses weights with NaN or infinity; ``what`` they were to be used for comes first in the message.
+
+        Raises:
+            RuntimeError: names the first such parameter of this rank.
+        """
+
     def hf_tensors(self) -> HfTensors:
         """The weights as they are when the result is iterated."""
 

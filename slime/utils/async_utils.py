@@ -1,6 +1,7 @@
 """Running coroutines from synchronous code, on one event loop that lives in a background thread."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterable
 from functools import cache
@@ -13,15 +14,29 @@ T = TypeVar("T")
 def get_async_loop() -> asyncio.AbstractEventLoop:
     """The event loop of this process's background thread; started at the first call."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="slime-event-loop", daemon=True).start()
+    threading.Thread(target=_run_for_ever, args=(loop,), name="slime-event-loop", daemon=True).start()
     return loop
 
 
+def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
+    """A task that calls sys.exit ends ``run_forever``; whoever awaits it, and all others, need the loop."""
+    while not loop.is_closed():
+        with contextlib.suppress(SystemExit):
+            loop.run_forever()
+            return
+
+
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """Wait for ``coro`` on the background loop; cancel it if the wait is interrupted."""
+    """Wait for ``coro`` on the background loop; cancel it if the wait is interrupted.
+
+    Raises:
+        RuntimeError: it called sys.exit.
+    """
     future = asyncio.run_coroutine_threadsafe(coro, get_async_loop())
     try:
         return future.result()
+    except SystemExit as error:
+        raise RuntimeError(f"{coro!r}: something in it called sys.exit({error.code!r})") from error
     except BaseException:
         future.cancel()
         raise

@@ -1,6 +1,10 @@
 """Process groups beside the default one, and reductions over them."""
 
+import errno
+import logging
+import socket
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -12,7 +16,10 @@ from torch.distributed.distributed_c10d import (
     _world,
     default_pg_timeout,
 )
-from torch.distributed.rendezvous import rendezvous
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048  # connections, as torch's own
 
 
 def init_process_group(
@@ -29,8 +36,9 @@ def init_process_group(
     ``/init_weights_update_group`` does: the store prefix and the group name are ``group_name``.
     """
     timeout = timeout or default_pg_timeout
-    store, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeout))
-    store.set_timeout(timeout)
+    meeting = urlsplit(init_method)
+    assert meeting.scheme == "tcp" and meeting.hostname and meeting.port, init_method
+    store = meeting_store(meeting.hostname, meeting.port, world_size, rank, timeout)
     group, _ = _new_process_group_helper(
         world_size,
         rank,
@@ -42,6 +50,44 @@ def init_process_group(
     )
     _world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     return group
+
+
+def meeting_store(host: str, port: int, world_size: int, rank: int, timeout: timedelta) -> dist.TCPStore:
+    """The store in which the ranks of a group find each other; returns when all of them are there.
+
+    Rank 0 serves it, without a key. torch would listen on all interfaces of the machine; here it listens on
+    ``host`` alone, and so for loopback not beyond this machine.
+
+    Raises:
+        torch.distributed.DistError: not all were there in time.
+    """
+    listener = _listening_at(host, port) if rank == 0 else None
+    return dist.TCPStore(
+        host,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        # The store closes it.
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+
+
+def _listening_at(host: str, port: int) -> socket.socket | None:
+    """None if no interface of this machine has that address, which others may still reach it by."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        logger.warning("%s is no address of this machine: port %d listens on all interfaces", host, port)
+        return None
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def distributed_masked_whiten(

@@ -7,7 +7,7 @@ from slime.utils.tensor_bucket import FlattenedTensorBucket, layout
 
 
 class FlatBuffer:
-    """Flattens buckets into memory that is kept between them.
+    """Flattens the buckets of an update into memory that is kept between them.
 
     On the host, touching fresh pages costs ten times as much as the copy itself. Device memory is not kept:
     there the allocator does that, and an engine on the same device may need it.

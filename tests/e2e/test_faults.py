@@ -37,10 +37,53 @@ def test_killing_a_process_ends_the_run_with_its_name(victim: str, fragments: li
     training.expect_no_processes()
 
 
+@pytest.mark.parametrize(
+    ("victim", "fragments"),
+    [
+        ("router", ["sglang::router"]),
+        ("engine", ["slime.backends.embedded_engine"]),
+        ("rank 0", ["ray::TrainRayActor"]),
+        ("rollout manager", ["ray::RolloutManager"]),
+    ],
+)
+def test_a_process_that_is_stopped_ends_the_run_with_its_name(
+    victim: str, fragments: list[str], training
+) -> None:
+    os.kill(training.pid_of(*fragments), signal.SIGSTOP)
+    assert training.wait(110) == 1
+    last = training.output.strip().splitlines()[-1]
+    assert last.startswith("error: ") and victim in last and "is stopped (SIGSTOP)" in last
+    training.expect_no_processes()
+
+
+@pytest.mark.parametrize("program", ["gcs/gcs_server", "raylet/raylet"])
+def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(program: str, training) -> None:
+    os.kill(training.pid_of(program), signal.SIGSTOP)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.wait(110) == 143
+    training.expect_no_processes()
+
+
 def test_ctrl_c_stops_everything(training) -> None:
     training.process.send_signal(signal.SIGINT)
     assert training.wait(60) == 130
     training.expect_no_processes()
+
+
+def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training) -> None:
+    training.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    training.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
+    assert training.wait(60) == 143
+    assert "***" not in training.output and "Traceback" not in training.output
+    training.expect_no_processes()
+
+
+def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None:
+    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.plugins.exiting_reward"])
+    assert run.wait() == 1
+    assert "exiting_reward failed on sample" in run.output.strip().splitlines()[-1]
+    run.expect_no_processes()
 
 
 def test_sigkill_of_the_driver_stops_everything(training) -> None:

@@ -10,6 +10,7 @@ import pytest
 from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import read_metrics
 from slime.observability.tracking import Tracker, init_tracking, metrics_path
+from slime.observability.wandb_utils import loggable_args
 
 
 def make_args(tmp_path, **overrides):
@@ -117,6 +118,24 @@ def test_train_metrics_without_a_rollout_row_are_shown_at_the_end(tmp_path):
     tracker.log({"train/loss": 1.0}, axis="train", step=0)
     tracker.finish()
     assert stream.getvalue() == "train  loss 1.0000\n"
+
+
+def test_trackers_get_no_secrets(tmp_path):
+    args = make_args(
+        tmp_path,
+        wandb_key="K",
+        sglang_api_key="K",
+        router_control_plane_api_keys=["id:name:admin:K"],
+        train_env_vars={"HF_TOKEN": "K"},
+        rm_url="https://user:K@judge:8000/score?token=K#K",
+        eval_interval=5,
+        input_key="prompt",
+    )
+    shown = loggable_args(args)
+    assert "'K" not in str(shown) and "=K" not in str(shown) and ":K" not in str(shown)
+    assert shown["train_env_vars"] == {"HF_TOKEN": "***"}
+    assert shown["rm_url"] == "https://***@judge:8000/score?***"
+    assert (shown["eval_interval"], shown["input_key"], shown["save"]) == (5, "prompt", str(tmp_path))
 
 
 def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.processes import stopped
 from slime.processes.child import ManagedProcess
+from slime.processes.stopped import is_stopped, with_descendants
 
 SLEEPER = "import time; time.sleep(600)"
 # A command that detaches a daemon into a session of its own and writes both process ids to a file.
@@ -207,3 +209,38 @@ def test_starting_is_fast(tmp_path):
     started = time.monotonic()
     assert start("pass", tmp_path).wait(20) == 0
     assert time.monotonic() - started < 5
+
+
+def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch):
+    code = "import subprocess, sys; subprocess.run(['sleep', '100'])"
+    with ManagedProcess([sys.executable, "-c", code], name="server", log_path=tmp_path / "log") as process:
+        while len(tree := with_descendants(process.pid)) < 3:
+            time.sleep(0.02)
+        os.kill(tree[-1], signal.SIGSTOP)
+        while not is_stopped(tree[-1]):
+            time.sleep(0.02)
+        assert process.failure_reason() is None
+        now = time.monotonic()
+        monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 20)
+        assert f"server: process {tree[-1]} is stopped (SIGSTOP), for 20 s" in process.failure_reason()
+        monkeypatch.undo()
+        os.kill(tree[-1], signal.SIGCONT)
+        while is_stopped(tree[-1]):
+            time.sleep(0.02)
+        assert process.failure_reason() is None
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("Traceback:\n  File x\nOSError: [Errno 98] Address already in use\n", "Address already in use"),
+        ("\x1b[31mthread 'main' panicked: port\x1b[0m\nnote: RUST_BACKTRACE=1\n", "panicked: port;"),
+        ("all is well\nbye\n", "bye"),
+    ],
+)
+def test_the_first_line_says_why_a_server_ended(tmp_path, log, words):
+    command = [sys.executable, "-c", f"print({log!r}); raise SystemExit(1)"]
+    process = ManagedProcess(command, name="router", log_path=tmp_path / "log")
+    process.wait(20)
+    first = process.exit_reason().splitlines()[0]
+    assert first.startswith("router: exit status 1: ") and words in first and str(tmp_path / "log") in first

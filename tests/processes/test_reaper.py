@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slime.processes.reaper import POLL_S, living, read_processes
+from slime.processes.reaper import POLL_S, SHARED_MEMORY, living, read_processes, sweep
 
 # A child that has forgotten where it comes from: no environment, a session of its own, its parent gone.
 DRIVER = """
@@ -42,6 +42,24 @@ def test_nothing_outlives_a_killed_driver(driver):
     while living(left):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_shared_memory_of_a_killed_process_is_removed():
+    code = (
+        "import time, torch; from slime.utils.tensor_bucket import serialize_tensors; t = torch.ones(1000); "
+        "serialize_tensors(t); print('there', flush=True); time.sleep(100)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "there\n"
+    files = [name for name in os.listdir(SHARED_MEMORY) if name.startswith(f"torch_{owner.pid}_")]
+    assert files
+    sweep({owner.pid})
+    assert set(files) <= set(os.listdir(SHARED_MEMORY))  # it lives
+    owner.kill()
+    owner.wait()
+    assert set(files) <= set(os.listdir(SHARED_MEMORY))  # nobody else removes them
+    sweep({owner.pid})
+    assert not set(files) & set(os.listdir(SHARED_MEMORY))
 
 
 def test_a_later_process_with_a_known_id_is_not_the_known_one():

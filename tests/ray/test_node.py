@@ -1,6 +1,8 @@
 """What a process knows about its node."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,8 @@ def test_the_shell_wins_over_our_defaults_and_the_flag_over_both(monkeypatch: py
     assert process_env(trainer=True)["NCCL_CUMEM_ENABLE"] == "0"
 
 
-def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = {}
     for job in ("01", "02"):
 
@@ -37,4 +40,6 @@ def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(node.ray, "get_runtime_context", Context)
         found[first_port(3000, 1000)] = log_dir()
     assert len(found) == len(set(found.values())) == 2
+    (root,) = tmp_path.iterdir()
+    assert root.stat().st_mode & 0o777 == 0o700 and all(root in path.parents for path in found.values())
     assert all(3000 <= port < 4000 for port in found)

@@ -1,5 +1,6 @@
 """What the rollout manager tells user code about the run."""
 
+import sys
 from argparse import Namespace
 from typing import Any, ClassVar
 
@@ -26,6 +27,10 @@ class Source:
 def rollout_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
     seen.append(args)
     return []
+
+
+def exiting_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
+    sys.exit(3)
 
 
 @pytest.fixture
@@ -63,6 +68,15 @@ def test_data_source_and_rollout_function_know_router_and_key(flags: dict[str, A
         assert args.sglang_router_ip == "10.0.0.7" and args.sglang_router_port >= 3000
         assert len(args.sglang_api_key) >= 32
     assert source.sglang_api_key == function.sglang_api_key
+
+
+def test_a_rollout_function_that_exits_is_an_error_of_the_rollout(
+    flags: dict[str, Any],
+) -> None:
+    flags["rollout_function_path"] = f"{__name__}.exiting_fn"
+    manager = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"rollout 0: its function called sys\.exit\(3\)"):
+        manager._samples(0)
 
 
 def test_the_length_of_the_data_settles_the_number_of_rollouts(flags: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import sys
 import threading
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
@@ -28,6 +29,10 @@ def thread_rm(args, sample, **kwargs):
 async def group_rm(args, samples, **kwargs):
     calls.append([sample.index for sample in samples])
     return [float(rank) for rank in range(len(samples))]
+
+
+async def exiting_rm(args, sample, **kwargs):
+    sys.exit("gave up")
 
 
 async def failing_rm(args, sample, **kwargs):

@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 import subprocess
@@ -6,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_reward
-from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader
+from slime.rollout.rm_hub import async_rm, batched_async_rm, math_grader, remote
 from slime.rollout.rm_hub.math_grader import GraderError, MathGraderPool, MathWorker
 from slime.utils.types import Sample
 from tests.rollout import plugins
@@ -233,3 +235,17 @@ def test_only_finite_numbers_are_rewards(make_args, reward, key):
 @pytest.mark.parametrize("reward", [1, 0.5, True, np.float32(2), torch.tensor(3.0), {"why": "x"}])
 def test_numbers_of_all_libraries_are_rewards(make_args, reward):
     check_reward(make_args(reward_key="score"), "plugins.length_rm", Sample(), reward)
+
+
+async def test_the_error_of_a_remote_reward_holds_no_secret_of_its_address(make_args):
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(403, text="not you")
+
+    url = "http://user:K@judge/score?token=K"
+    client = functools.partial(httpx.AsyncClient, transport=httpx.MockTransport(refuse))
+    args = make_args(custom_rm_path=None, rm_type="remote_rm", rm_url=url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote.httpx, "AsyncClient", client)
+        with pytest.raises(httpx.HTTPStatusError) as error:
+            await remote.remote_rm(args, Sample(prompt="p", response="r"), max_retries=1)
+    assert str(error.value) == "--rm-url http://***@judge/score?***: HTTP 403: not you"

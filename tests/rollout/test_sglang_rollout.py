@@ -300,6 +300,10 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
             r"plugins\.text_group_rm returned 'good' for sample \d of group \d, expected a finite number",
         ),
         (
+            {"custom_rm_path": PLUGINS + "exiting_rm"},
+            r"plugins\.exiting_rm failed on sample \d of group \d: SystemExit: gave up",
+        ),
+        (
             {"dynamic_sampling_filter_path": PLUGINS + "failing_filter"},
             r"plugins\.failing_filter failed on samples \[\d, \d\]: ZeroDivisionError: oh",
         ),

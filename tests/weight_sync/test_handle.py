@@ -1,5 +1,8 @@
 """What a colocated engine with several tensor-parallel ranks receives."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from fastapi.responses import JSONResponse
@@ -52,7 +55,11 @@ def _sync(rank, args, endpoint):
     load_hf_weights(args, model, args.hf_checkpoint)
     update = WeightUpdate(args, HfWeights(args, model), [HandleTransport(args)])
     update.connect([endpoint])
-    update.run(4)
+    try:
+        update.run(4)
+    finally:
+        if left := list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")):
+            raise RuntimeError(f"left behind: {left}")
 
 
 def _endpoint(engine):
@@ -67,6 +74,11 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
     for tensors in engine.weights.values():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_no_shared_memory_is_left_after_an_update(engine, tmp_path):
+    args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
+    run_ranks(_sync, 2, args, _endpoint(engine))
 
 
 def test_the_session_surrounds_the_buckets_and_the_last_one_carries_the_version(engine, tmp_path):

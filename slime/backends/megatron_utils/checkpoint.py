@@ -28,6 +28,7 @@ from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
+from slime.backends.megatron_utils.checkpoint_errors import explained
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
 from slime.backends.megatron_utils.step import TrainState
 
@@ -96,10 +97,20 @@ class CheckpointWriter:
                 brings the trained model back when it is left.
         """
         self.finish()
+        with self._explained():
+            self._save(iteration, state, common, extra or {})
+
+    def _save(
+        self,
+        iteration: int,
+        state: TrainState,
+        common: dict[str, Any],
+        extra: Mapping[str, ModelContext],
+    ) -> None:
         final = iteration_dir(self._args.save, iteration)
         temporary = final.with_suffix(".tmp")
-        _on_first_rank(lambda: _fresh_directory(temporary, subdirectories=list(extra or {})))
-        for name, make in (extra or {}).items():
+        _on_first_rank(lambda: _fresh_directory(temporary, subdirectories=list(extra)))
+        for name, make in extra.items():
             with make() as weights:
                 dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
         content = _sharded_state(self._args, state)
@@ -127,15 +138,20 @@ class CheckpointWriter:
             return strategy
         return FullyParallelSaveStrategyWrapper(strategy, group)
 
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self._args.save, "written", "space there, and leave to write")
+
     def poll(self) -> None:
         """Collective. Makes a background save the latest if it is complete; does not wait."""
         if self._queue is not None:
-            self._queue.maybe_finalize_async_calls(blocking=False)
+            with self._explained():
+                self._queue.maybe_finalize_async_calls(blocking=False)
 
     def finish(self) -> None:
         """Collective. Waits for a save that is still being written, and makes it the latest."""
         if self._queue is not None:
-            self._queue.maybe_finalize_async_calls(blocking=True)
+            with self._explained():
+                self._queue.maybe_finalize_async_calls(blocking=True)
 
 
 def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
@@ -157,7 +173,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
             f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
         )
     template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
-    loaded = dist_checkpointing.load(template, str(path))
+    loaded = _load(template, path)
     _load_model(state, loaded["model"])
     if with_optimizer:
         _load_optimizer(args, state, loaded["optimizer"])
@@ -171,8 +187,13 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    loaded = dist_checkpointing.load({"model": model_state(state)}, str(path))
+    loaded = _load({"model": model_state(state)}, path)
     _load_model(state, loaded["model"])
+
+
+def _load(template: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
+        return dist_checkpointing.load(template, str(path))
 
 
 def model_state(state: TrainState) -> dict[str, Any]:

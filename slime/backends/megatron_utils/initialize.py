@@ -13,6 +13,8 @@ from megatron.core import tensor_parallel
 
 from slime.training.parallel import ParallelContext, set_current
 from slime.utils.accelerator import process_group_backend, set_device
+from slime.utils.distributed_utils import meeting_store
+from slime.utils.http_utils import is_loopback
 from slime.utils.misc import load_function
 
 
@@ -51,12 +53,21 @@ def _init_process_group(args: Namespace) -> None:
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     minutes = _timeout_minutes(args)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(minutes=minutes)
+    if is_loopback(host):
+        # Else gloo listens on the interface that the host's name leads to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         dist.init_process_group(
-            process_group_backend(), rank=rank, world_size=world_size, timeout=timedelta(minutes=minutes)
+            process_group_backend(),
+            store=meeting_store(host, port, world_size, rank, timeout),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
         )
     except dist.DistError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = f"{host}:{port}"
         raise RuntimeError(
             f"trainer rank {rank} of {world_size}: no process group at {address} within {minutes} minutes"
         ) from error

@@ -17,6 +17,7 @@ from megatron.core.utils import get_model_config
 
 from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
+from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
@@ -190,7 +191,8 @@ def train_one_step(
             loss,
         )
 
-    results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+    with explained_gradients(state.model):
+        results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:

@@ -17,6 +17,7 @@ from slime.backends.megatron_utils.checkpoint import (
     load_model_only,
     model_state,
 )
+from slime.backends.megatron_utils.finite import require_finite
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
@@ -140,6 +141,9 @@ class MegatronBackend:
 
     def reset_optimizer(self) -> None:
         reset_optimizer_states(self.state.optimizer)
+
+    def require_finite(self, what: str) -> None:
+        require_finite(self.state.model, what)
 
     def hf_tensors(self) -> HfWeights:
         return HfWeights(view(self._args, ModelView), self.state.model)

@@ -25,12 +25,14 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
+from slime.processes.secret_options import hide_options
 from slime.utils.http_utils import bearer_header, http_url
 
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 SHUTDOWN_GRACE_S = 1.0
 STOCK_REQUEST_TIMEOUT_S = 1800
+SECRET_OPTIONS = frozenset({"--api-key", "--control-plane-api-keys"})
 
 
 class RouterError(RuntimeError):
@@ -59,7 +61,7 @@ class Router(Protocol):
         """Whether it runs."""
 
     def failure_reason(self) -> str | None:
-        """How it ended; None while it runs."""
+        """How it ended, or why it will not answer; None while it runs."""
 
     def shutdown(self) -> None:
         """Ends it; dead or alive."""
@@ -84,8 +86,8 @@ class RouterProcess:
         return self.process.is_alive()
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log; None while it runs."""
-        return self.process.exit_reason()
+        """How it ended and the end of its log, or that it is stopped; None while it runs."""
+        return self.process.failure_reason()
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when it answers; RouterError after ``timeout`` seconds or if it ended."""
@@ -140,7 +142,7 @@ class RouterProcess:
 
     def _wait(self, condition: Callable[[], bool], timeout: float, purpose: str) -> None:
         def holds() -> bool:
-            if reason := self.failure_reason():
+            if reason := self.process.exit_reason():
                 raise RouterError(reason)
             return condition()
 
@@ -174,11 +176,13 @@ def start_router(
     Raises:
         RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
+    command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
+    argv, secrets = hide_options(command, SECRET_OPTIONS)
     process = ManagedProcess(
-        router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key),
+        argv,
         name=f"router ({http_url(host, port)})",
         log_path=log_path,
-        env={"NO_COLOR": "1"},
+        env={"NO_COLOR": "1", **secrets},
     )
     router = RouterProcess(process, http_url(host, port), api_key)
     try:

@@ -19,12 +19,14 @@ from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
+from slime.processes.secret_options import hide_options
 from slime.utils.http_utils import http_url, is_loopback
 from slime.utils.types import EngineEndpoint
 
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 POLL_S = 0.1
+SECRET_OPTIONS = frozenset({"--api-key", "--admin-api-key"})
 
 
 class EngineStartError(RuntimeError):
@@ -151,11 +153,12 @@ class ServerEngine(ABC):
         """Starts the server and returns at once."""
         if self._process is not None and self._process.is_alive():
             raise RuntimeError(f"engine {self.placement.rank} already runs")
+        argv, secrets = hide_options(self.command(), SECRET_OPTIONS)
         self._process = ManagedProcess(
-            self.command(),
+            argv,
             name=f"engine {self.placement.rank} ({self.endpoint.url})",
             log_path=self.log_path,
-            env=self.environment(),
+            env={**self.environment(), **secrets},
         )
 
     def wait_ready(self, timeout: float) -> None:
@@ -180,7 +183,7 @@ class ServerEngine(ABC):
             ) from None
 
     def _is_ready(self) -> bool:
-        if reason := self.failure_reason():
+        if reason := self.process.exit_reason():
             raise EngineStartError(reason)
         # A process that lost the port to another server would find that server healthy: ask again.
         return not self.serves_http or (self.client.serves(HEALTH_TIMEOUT_S) and self.is_alive())
@@ -190,8 +193,8 @@ class ServerEngine(ABC):
         return self._process is not None and self._process.is_alive()
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log; None while it runs."""
-        return self.process.exit_reason()
+        """How it ended and the end of its log, or that it is stopped; None while it runs."""
+        return self.process.failure_reason()
 
     def shutdown(self) -> None:
         """Ends it and everything it started. May be called again, and before the launch."""

@@ -7,10 +7,12 @@ import orjson
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from slime.arguments.views import RolloutView
+from slime.utils.redaction import without_secrets
 from slime.utils.types import Sample
 
 _TIMEOUT_S = 120.0
 _WAIT_AND_ASK_AGAIN = (408, 425, 429)  # request timeout, too early, too many requests
+_BODY_CHARACTERS = 500
 
 
 async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
@@ -27,6 +29,14 @@ def _may_pass(error: BaseException) -> bool:
         status = error.response.status_code
         return status >= 500 or status in _WAIT_AND_ASK_AGAIN
     return not isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL)
+
+
+def _raise_for_status(answer: httpx.Response, url: str) -> None:
+    """httpx's own message holds the whole address, with the token that may stand in it."""
+    if not answer.is_success:
+        body = answer.text[:_BODY_CHARACTERS]
+        message = f"--rm-url {without_secrets(url)}: HTTP {answer.status_code}: {body}"
+        raise httpx.HTTPStatusError(message, request=answer.request, response=answer)
 
 
 async def post_to_reward_model(
@@ -49,7 +59,7 @@ async def post_to_reward_model(
             answer = await client.post(
                 url, content=orjson.dumps(payload), headers={"Content-Type": "application/json"}
             )
-        answer.raise_for_status()
+        _raise_for_status(answer, url)
         return answer.json()
 
     return await post()

@@ -7,8 +7,38 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from slime.arguments.views import TrainingView
-from slime.training.losses.reducers import LossFunction, reducer_of
+from slime.training.losses.reducers import LossFunction, LossOutput, reducer_of
 from slime.training.parallel import ParallelContext
+
+
+def checked(function: LossFunction) -> LossFunction:
+    """The same loss; what is no loss is refused by the name of its function.
+
+    Raises:
+        TypeError: in the call, if the result is not (scalar tensor, metrics).
+    """
+
+    def call(*arguments: Any) -> LossOutput:
+        output = function(*arguments)
+        match output:
+            case (torch.Tensor() as loss, Mapping() as metrics) if loss.numel() == 1:
+                if all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in metrics.values()):
+                    return output
+        name = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+        raise TypeError(
+            f"loss function {name}: returned {_described(output)} (wanted: a scalar tensor and a dict of "
+            "metric names to scalar tensors)"
+        )
+
+    return call
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of shape {list(output.shape)}"
+    if isinstance(output, tuple | list):
+        return f"{type(output).__name__} of {', '.join(map(_described, output)) or 'nothing'}"
+    return "None" if output is None else f"{type(output).__name__} {str(output)[:60]}"
 
 
 def loss_function(
@@ -37,9 +67,9 @@ def loss_function(
     per_token = args.calculate_per_token_loss
     reducer = reducer_of(args, batch)
     if args.recompute_loss_function:
-        loss, metrics = checkpoint(function, args, batch, logits, reducer, use_reentrant=False)
+        loss, metrics = checkpoint(checked(function), args, batch, logits, reducer, use_reentrant=False)
     else:
-        loss, metrics = function(args, batch, logits, reducer)
+        loss, metrics = checked(function)(args, batch, logits, reducer)
     tokens = sum(max(int(mask.sum()), 1) for mask in batch["loss_masks"])
     if not per_token:
         dp_size = (context or ParallelContext.current()).dp_size

@@ -1,8 +1,10 @@
 """The embedded engine, started and stopped as its keeper does it, behind the router."""
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,6 +26,33 @@ def engine(tiny_checkpoint, tmp_path_factory):
     engine.wait_ready(120)
     yield engine
     engine.shutdown()
+
+
+def command_lines() -> list[str]:
+    """Of all processes of this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace").replace("\0", " "))
+    return found
+
+
+def test_the_key_stands_in_no_command_line(engine, tmp_path):
+    router = start_router(
+        engine.args,
+        host="127.0.0.1",
+        port=(port := free_port()),
+        prometheus_port=free_port(),
+        log_path=tmp_path / "router.log",
+        api_key=KEY,
+    )
+    try:
+        lines = command_lines()
+    finally:
+        router.shutdown()
+    for server in (str(port), str(engine.placement.port)):
+        assert any(f"--port={server}" in line for line in lines)
+    assert not any(KEY in line for line in lines)
 
 
 async def test_generation_through_the_router_with_a_key(engine, tmp_path):

@@ -1,0 +1,47 @@
+"""Processes that somebody has stopped (SIGSTOP): they live, and answer nobody."""
+
+import time
+from collections.abc import Iterable
+
+from slime.processes.reaper import read_processes
+
+STOPPED_LIMIT_S = 15.0
+"""A shorter stop is forgiven: somebody may look at the process with a debugger."""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether its state is T; a process that is gone is not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # What follows the command name, which may itself hold spaces and brackets.
+            return file.read().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False
+
+
+def with_descendants(root: int) -> list[int]:
+    """The process and all that runs below it."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in read_processes().items():
+        children.setdefault(parent, []).append(pid)
+    found = [root]
+    for pid in found:  # grows meanwhile
+        found += children.get(pid, [])
+    return found
+
+
+class StopClock:
+    """Says for how long processes have been found stopped at every look."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def overdue(self, stopped: Iterable[int], limit: float = STOPPED_LIMIT_S) -> dict[int, float]:
+        """Seconds by process id, of those over the limit.
+
+        Args:
+            stopped: all that are stopped now.
+        """
+        now = time.monotonic()
+        self._since = {pid: self._since.get(pid, now) for pid in stopped}
+        return {pid: now - since for pid, since in self._since.items() if now - since >= limit}

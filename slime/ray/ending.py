@@ -1,0 +1,56 @@
+"""How a run ends: what its last line says, and that it does not wait for ever to say it."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, as one line: the first line of the innermost error of Ray's wrappings."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    headline = text.splitlines()[0]
+    return headline if isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {headline}"
+
+
+def exit_status(error: BaseException | None) -> int:
+    """Of a run that ended with this error."""
+    match error:
+        case None:
+            return 0
+        case KeyboardInterrupt():
+            return 130
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+        case _:
+            return 1
+
+
+@contextmanager
+def leaving_within(seconds: float, what: str) -> Iterator[None]:
+    """Ends this process if the body takes longer: Ray's calls have no deadline where raylet or GCS hangs.
+
+    The run's reaper then kills what is left. The last line is the failure that led here, or ``what``.
+    """
+    failure = sys.exception()
+
+    def leave() -> None:
+        message = f"{what}: not done after {seconds:g} s"
+        if isinstance(failure, Exception):
+            print(message, file=sys.stderr)
+            message = cause(failure)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        os._exit(exit_status(failure) or 1)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,88 @@
+"""Actors of a run that somebody has stopped (SIGSTOP): Ray takes them for busy, and waits.
+
+watch = ProcessWatch()
+watch.add("rank 0", actor)      # an actor with the method `whereabouts`
+watch.check()                   # every few seconds, while the actor is waited for
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
+
+_LOOK_TIMEOUT = 5.0  # seconds for a look on another node
+
+Whereabouts = tuple[str, int]
+"""Ray's id of a node, and a process id."""
+
+
+class ProcessStopped(RuntimeError):
+    """A process of the run is stopped and will not answer."""
+
+
+def whereabouts() -> Whereabouts:
+    """Of this process."""
+    return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+class ProcessWatch:
+    """Looks at actors' processes on their nodes."""
+
+    def __init__(self, limit: float = STOPPED_LIMIT_S) -> None:
+        self._limit = limit
+        self._unknown: dict[ray.ObjectRef, str] = {}
+        self._names: dict[str, dict[int, str]] = defaultdict(dict)
+        self._clocks: dict[str, StopClock] = defaultdict(StopClock)
+
+    def add(self, name: str, actor: Any) -> None:
+        """From now on this actor is looked at; its next call waits for none of ours."""
+        self._unknown[actor.whereabouts.remote()] = name
+
+    def check(self) -> None:
+        """
+        Raises:
+            ProcessStopped: names an actor that was stopped at every look of the last seconds.
+        """
+        self._learn()
+        for node, stopped in self._look().items():
+            for pid, seconds in self._clocks[node].overdue(stopped, self._limit).items():
+                raise ProcessStopped(
+                    f"{self._names[node][pid]} (process {pid}) is stopped (SIGSTOP), for {seconds:.0f} s now"
+                )
+
+    def _learn(self) -> None:
+        """What stays unknown is of an actor that starts, or has ended: that is found elsewhere."""
+        if not self._unknown:
+            return
+        known, _ = ray.wait(list(self._unknown), num_returns=len(self._unknown), timeout=0)
+        for ref in known:
+            name = self._unknown.pop(ref)
+            try:
+                node, pid = ray.get(ref)
+            except ray.exceptions.RayError:
+                continue
+            self._names[node][pid] = name
+
+    def _look(self) -> dict[str, list[int]]:
+        """Stopped processes by node; a node that does not answer is left to Ray."""
+        here = ray.get_runtime_context().get_node_id()
+        found = {here: _stopped(self._names[here])} if here in self._names else {}
+        asked = {_ask(node, names): node for node, names in self._names.items() if node != here}
+        if asked:
+            answers, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_TIMEOUT)
+            found |= {asked[ref]: ray.get(ref) for ref in answers}
+        return found
+
+
+def _stopped(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if is_stopped(pid)]
+
+
+def _ask(node: str, names: Mapping[int, str]) -> ray.ObjectRef:
+    place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return ray.remote(_stopped).options(num_cpus=0, scheduling_strategy=place).remote(list(names))

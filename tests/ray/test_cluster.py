@@ -1,0 +1,135 @@
+"""Joining a cluster: the recipe of the docs, and a last line for whoever finds none."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.ray.cluster import ClusterUnreachable, _join
+from tests.engines import free_port
+
+ROOT = Path(__file__).parents[2]
+JOIN = """
+import sys
+from argparse import Namespace
+import ray
+from slime.ray.cluster import ClusterUnreachable, ray_cluster
+try:
+    with ray_cluster(Namespace(cluster_timeout=float(sys.argv[1]), num_gpus_per_node=2)):
+        print("joined", ray.cluster_resources()["GPU"], len(ray.nodes()))
+except ClusterUnreachable as error:
+    print(error)
+"""
+
+
+def join(address: str, timeout: float, **env: str) -> str:
+    """The last line of a driver that joins."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    run = subprocess.run(
+        [sys.executable, "-c", JOIN, str(timeout)],
+        env={**environment, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=90,
+    )
+    return run.stdout.strip().splitlines()[-1]
+
+
+def test_an_address_that_nobody_answers_is_named_in_time() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    start = time.monotonic()
+    with pytest.raises(ClusterUnreachable, match=rf"RAY_ADDRESS {address}: nobody answers within 1 s"):
+        _join(address, 1.0)
+    assert time.monotonic() - start < 5
+
+
+def test_a_server_that_never_says_whether_it_is_a_cluster_is_left_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        start = time.monotonic()
+        line = join(address, 2)
+        assert line == f"error: RAY_ADDRESS {address}: connecting (--cluster-timeout): not done after 2 s"
+        assert time.monotonic() - start < 30
+
+
+def recipe() -> list[str]:
+    """The commands of docs/usage.md, "Several nodes"."""
+    page = (ROOT / "docs/usage.md").read_text()
+    block = re.search(r"## Several nodes.*?```bash\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    return block.group(1).splitlines()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A short path, as Ray's sockets need one; what was started there is killed."""
+    path = Path(tempfile.mkdtemp(prefix="slime-ray-", dir="/tmp"))
+    yield path
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(path) in command.read_text(errors="replace"):
+                os.kill(int(command.parent.name), signal.SIGKILL)
+        except OSError:
+            continue
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.cluster
+def test_the_recipe_for_several_nodes_works_as_printed_and_admits_nobody_else(place: Path) -> None:
+    mode, token, head, other, run = recipe()
+    address = f"127.0.0.1:{free_port()}"
+
+    def shell(home: str, *lines: str) -> None:
+        (place / home).mkdir(exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        script = "\n".join(lines).replace("FIRST_NODE:6379", address).replace("6379", address.split(":")[1])
+        for start in re.findall(r"^ray start[^#\n]*", script, re.MULTILINE):
+            script = script.replace(start, f"{start.strip()} --num-gpus 2 --num-cpus 4 ")
+        subprocess.run(
+            ["bash", "-ec", script],
+            env={**environment, "HOME": str(place / home), "RAY_TMPDIR": str(place)},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+        )
+
+    shell("first", mode, token, head)
+    key = place / "first/.ray/auth_token"
+    assert key.stat().st_mode & 0o777 == 0o600
+    shutil.copytree(key.parent, place / "second/.ray")
+    shell("second", mode, other)
+    assert run.startswith("RAY_ADDRESS=FIRST_NODE:6379 ")
+    exported = dict([mode.split("#")[0].removeprefix("export ").strip().split("=")])
+    assert join(address, 60, HOME=str(place / "first"), **exported) == "joined 4.0 2"
+    # The driver's shell need not say the mode again.
+    assert join(address, 60, HOME=str(place / "first")) == "joined 4.0 2"
+    refusal = join(address, 60, HOME=str(place))
+    assert refusal.startswith(f"RAY_ADDRESS {address}: somebody listens there and refuses us (wanted: ")
+
+
+@pytest.mark.cluster
+def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: Path) -> None:
+    code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
+    code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
+    code = code.replace('print("joined"', 'print("joined", oct(session_directory().stat().st_mode)')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=90,
+    )
+    assert run.stdout.startswith("joined 0o40700")
+    assert not (tmp_path / ".ray").exists()

@@ -1,0 +1,76 @@
+"""An actor that somebody has stopped is found on whatever node it runs."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from slime.ray.process_watch import ProcessStopped, ProcessWatch, whereabouts
+from slime.ray.waiting import wait_all
+
+pytestmark = pytest.mark.cluster
+
+
+@ray.remote
+class Rank:
+    def whereabouts(self) -> tuple[str, int]:
+        return whereabouts()
+
+    def collective(self) -> None:
+        time.sleep(600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes() -> Iterator[None]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    cluster.add_node(num_cpus=4)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Any]]:
+    """One on each node."""
+    nodes = [node["NodeID"] for node in ray.nodes()]
+    places = [NodeAffinitySchedulingStrategy(node_id=node, soft=False) for node in nodes]
+    actors = [Rank.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_ends_the_wait_by_name(ranks: list[Any], victim: int) -> None:
+    watch = ProcessWatch(limit=2.0)
+    for rank, actor in enumerate(ranks):
+        watch.add(f"rank {rank}", actor)
+    _, pid = ray.get(ranks[victim].whereabouts.remote())
+    watch.check()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ProcessStopped, match=rf"rank {victim} \(process {pid}\) is stopped \(SIGSTOP\)"):
+            wait_all([actor.collective.remote() for actor in ranks], "training", 60, watch.check)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_rank_that_goes_on_is_forgiven(ranks: list[Any]) -> None:
+    watch = ProcessWatch(limit=0.5)
+    watch.add("rank 0", ranks[0])
+    _, pid = ray.get(ranks[0].whereabouts.remote())
+    os.kill(pid, signal.SIGSTOP)
+    watch.check()
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.6)
+    watch.check()
+    os.kill(pid, signal.SIGSTOP)
+    watch.check()
+    os.kill(pid, signal.SIGCONT)
