@@ -64,15 +64,17 @@ def test_a_reducer_of_the_users_finds_0_at_masked_tokens(reducer):
         rewards_normalization=False,
         global_batch_size=1,
     )
+    mask = [1, 0, 1]
     sample = Sample(
-        index=0, group_index=0, tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], reward=1.0
+        index=0, group_index=0, tokens=[1, 2, 3, 4], response_length=3, loss_mask=mask, reward=0.0
     )
     case = make_case(args, [sample])
+    assert train(case)[0].loss == 0  # without a reward trained tokens add nothing, and masked ones never do
+    sample.reward = 1.0
     ((clean,), (poisoned,)) = train(case), train(_poisoned(case, math.nan))
     assert clean.metrics == poisoned.metrics
     trained = clean.gradients[0][:3].abs().sum(-1) > 0  # row t predicts token t + 1
     assert trained.tolist() == [True, False, True]
-    assert clean.loss == pytest.approx(-2.0, abs=1.0)
     assert torch.equal(clean.gradients[0], poisoned.gradients[0])
 
 

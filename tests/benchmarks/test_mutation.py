@@ -1,0 +1,53 @@
+"""What counts as a mutant, and that the tests have been seen to kill them."""
+
+import json
+
+import pytest
+
+from benchmarks.mutation import RESULTS, ROOT, TESTS, mutants, named
+
+
+def changes(source):
+    return [mutant.change for mutant in mutants("module.py", source)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a - b", ["a - b  =>  a + b"]),
+        ("if a < b: c", ["a < b  =>  not a < b", "a < b  =>  a <= b"]),
+        ("if a == b: c", ["a == b  =>  a != b"]),
+        ("a if b else c", ["a if b else c  =>  a if not b else c"]),
+        ("x = f(a, b)", ["f(a, b)  =>  f(b, a)"]),
+        ("x = a.detach()", ["a.detach()  =>  a.clone()"]),
+        ("x = a.clamp(min=b)", ["min=b  =>  max=b"]),
+        ("x = 1", ["1  =>  2"]),
+        ("x = True", ["True  =>  False"]),
+        ("f()", ["f()  =>  None"]),
+        ("[a for a in b if a]", ["for a in b if a  =>  for a in b if not a"]),
+        ('def f(a: x[1] = c) -> y[2]:\n    """1 - 1"""', []),
+        ('raise ValueError(f"{a - b} {1}")', []),
+        ("x = zip(a, b, strict=True)", []),
+        ("import a", []),
+    ],
+)
+def test_a_mutant_is_one_change_of_meaning(source, expected):
+    assert [change.replace(" for", "for") for change in changes(source)] == expected
+
+
+def test_the_source_of_a_mutant_has_its_change_and_no_other():
+    first, second = mutants("module.py", "x = a + b\ny = a * b\n")
+    assert (first.source, second.source) == ("x = a - b\ny = a * b", "x = a + b\ny = a / b")
+    assert (first.line, second.line) == (1, 2)
+
+
+def test_every_fault_with_a_name_can_still_be_made():
+    assert all(mutant.source != (ROOT / mutant.path).read_text() for mutant in named())
+
+
+def test_nine_in_ten_mutants_and_all_that_have_a_name_are_killed():
+    results = json.loads(RESULTS.read_text())
+    assert results["named"]["survivors"] == [] and results["named"]["mutants"] == len([*named()])
+    assert results["modules"].keys() == TESTS.keys()
+    assert results["killed"] == sum(module["killed"] for module in results["modules"].values())
+    assert results["killed"] / results["mutants"] >= 0.9
