@@ -1,6 +1,6 @@
 """Faults put into the mathematics of training one by one, and whether the tests see them.
 
-    python benchmarks/mutation.py [--only rewards] [--workers 2] [--timeout 120]
+    python benchmarks/mutation.py [--only rewards] [--workers 2] [--cpu-seconds 150]
 
 A mutant is a module of ``TESTS`` with one change: an operator, a comparison, a condition, a number, the order
 of two arguments, a call that is left out, a gradient that is not. Its tests run in a forked process that
@@ -16,9 +16,8 @@ import importlib.abc
 import importlib.util
 import json
 import os
-import signal
+import resource
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -201,35 +200,30 @@ def run_tests(mutant: Mutant) -> int:
     return pytest.main(["-qx", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", _LEFT_OUT, *files])
 
 
-def _fork(mutant: Mutant) -> int:
+def _fork(mutant: Mutant, cpu_seconds: int) -> int:
     """The process id of its tests; they end with status 0 if all pass, 2 if they cannot be run at all."""
     if pid := os.fork():
         return pid
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     os._exit({0: 0, 4: 2, 5: 2}.get(run_tests(mutant), 1))
 
 
-def survivors(candidates: Sequence[Mutant], workers: int, timeout: float) -> list[Mutant]:
+def survivors(candidates: Sequence[Mutant], workers: int, cpu_seconds: int) -> list[Mutant]:
     """Those that no test kills, ``workers`` at a time."""
-    waiting, running, alive = list(candidates)[::-1], dict[int, tuple[Mutant, float]](), list[Mutant]()
+    waiting, running, alive = list(candidates)[::-1], dict[int, Mutant](), list[Mutant]()
     while waiting or running:
         while waiting and len(running) < workers:
             mutant = waiting.pop()
-            running[_fork(mutant)] = mutant, time.monotonic() + timeout
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            mutant = running.pop(pid)[0]
-            if status == 0:
-                alive.append(mutant)
-            elif os.waitstatus_to_exitcode(status) == 2:
-                raise RuntimeError(f"{mutant.path}: pytest cannot run its tests")
-            continue
-        for pid, (_, deadline) in running.items():
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+            running[_fork(mutant, cpu_seconds)] = mutant
+        pid, status = os.wait()
+        mutant = running.pop(pid)
+        if status == 0:
+            alive.append(mutant)
+        elif os.waitstatus_to_exitcode(status) == 2:
+            raise RuntimeError(f"{mutant.path}: pytest cannot run its tests")
     return alive
 
 
@@ -260,13 +254,13 @@ def named() -> Iterator[Mutant]:
         yield Mutant(path, 0, name, source.replace(before, after))
 
 
-def measure(path: str, workers: int, timeout: float) -> dict[str, Any]:
+def measure(path: str, workers: int, cpu_seconds: int) -> dict[str, Any]:
     """The figures of a module."""
     source = (ROOT / path).read_text()
-    if survivors([Mutant(path, 0, "no change", source)], 1, timeout) == []:
+    if survivors([Mutant(path, 0, "no change", source)], 1, cpu_seconds) == []:
         raise RuntimeError(f"{path}: tests fail without any change")
     candidates = list(mutants(path, source))
-    alive = sorted(survivors(candidates, workers, timeout), key=lambda mutant: mutant.line)
+    alive = sorted(survivors(candidates, workers, cpu_seconds), key=lambda mutant: mutant.line)
     lines = [f"{mutant.line}: {mutant.change}" for mutant in alive]
     print(*(f"{path}:{line}" for line in lines), sep="\n", flush=True)
     return {"mutants": len(candidates), "killed": len(candidates) - len(alive), "survivors": lines}
@@ -276,19 +270,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="part of a module's path, or 'named'")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the tests of a mutant")
+    # Not of the clock: on a busy machine every mutant would seem to run without an end.
+    parser.add_argument("--cpu-seconds", type=int, default=150, help="for the tests of a mutant")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     _preload()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"modules": {}}
     modules = results["modules"]
     if args.only in ("", "named"):
-        alive = survivors(list(named()), args.workers, args.timeout)
+        alive = survivors(list(named()), args.workers, args.cpu_seconds)
         results["named"] = {"mutants": len(NAMED), "survivors": [mutant.change for mutant in alive]}
         print("named:", results["named"], flush=True)
     for path in TESTS:
         if args.only in path:
-            modules[path] = measure(path, args.workers, args.timeout)
+            modules[path] = measure(path, args.workers, args.cpu_seconds)
             print(f"{path}: {modules[path]['killed']} of {modules[path]['mutants']} killed", flush=True)
             _write(results)
     _write(results)
