@@ -18,6 +18,13 @@ ROUTER_DEFAULTS = {
     "router_log_level": "warn",
     "router_balance_abs_threshold": 10,
     "router_balance_rel_threshold": 1.2,
+    # Its own defaults are one port, which two runs on a machine cannot share, and every interface.
+    "router_prometheus_port": None,
+    "router_prometheus_host": None,
+}
+_HELP = {
+    "router_prometheus_port": "port of the router's metrics; default a free one",
+    "router_prometheus_host": "address on which the router shows its metrics; default its own",
 }
 
 
@@ -58,6 +65,7 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
         if adopted.help:
             # The original writes its defaults into the help, which would contradict ours.
             adopted.help = adopted.help.split(" (default")[0]
+        adopted.help = _HELP.get(adopted.dest, adopted.help)
         if adopted.dest in ROUTER_DEFAULTS:
             adopted.default = ROUTER_DEFAULTS[adopted.dest]
             parser.set_defaults(**{adopted.dest: adopted.default})

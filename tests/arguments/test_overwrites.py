@@ -1,5 +1,6 @@
 """A run does not write over what it reads, nor where another server listens."""
 
+import contextlib
 import socket
 
 import pytest
@@ -148,6 +149,15 @@ def test_the_port_of_the_routers_metrics_is_looked_at_too(words, refusal, taken_
     assert refusal(words(router_prometheus_port=taken_port)) == message
     message = "--router-prometheus-port 70000: is no port (wanted: another port, or leave it out)"
     assert refusal(words(router_prometheus_port=70000)) == message
+
+
+def test_another_router_on_the_port_that_its_metrics_have_by_default_is_no_obstacle(words, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.socket() as server:
+        with contextlib.suppress(OSError):  # it is in use already
+            server.bind(("127.0.0.1", 29000))
+            server.listen()
+        validated_args(words())
 
 
 def test_a_port_is_looked_at_only_where_it_is_used(words, taken_port, places):

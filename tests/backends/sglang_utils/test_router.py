@@ -5,6 +5,7 @@ from argparse import Namespace
 import pytest
 from sglang_router.launch_router import parse_router_args
 
+from slime.arguments.parser import build_parser
 from slime.backends.sglang_utils.router import RouterError, router_command, start_router
 from slime.utils import http_utils
 from slime.utils.http_utils import (
@@ -27,11 +28,11 @@ def start(tmp_path):
 
     def start_one(args=None, api_key=None):
         router = start_router(
-            Namespace(**{"engine_startup_timeout": 60.0, **vars(args or Namespace())}),
+            Namespace(**vars(args or Namespace()) | {"engine_startup_timeout": 60.0}),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),
-            log_path=tmp_path / "router.log",
+            log_path=tmp_path / f"router_{len(routers)}.log",
             api_key=api_key,
         )
         routers.append(router)
@@ -48,15 +49,30 @@ def parsed(args: Namespace, **options):
     return parse_router_args(command[3:])
 
 
+def given(*words: str) -> Namespace:
+    """What the parser of a run makes of a command line, defaults included."""
+    parser, _ = build_parser("embedded")
+    for action in parser._actions:
+        action.required = False
+    return parser.parse_args(words)
+
+
 def test_the_router_stays_on_loopback_with_its_metrics():
-    router_args = parsed(Namespace())
+    router_args = parsed(given())
     assert (router_args.host, router_args.port) == ("127.0.0.1", 1)
     assert (router_args.prometheus_host, router_args.prometheus_port) == ("127.0.0.1", 2)
 
 
-def test_the_router_shows_its_metrics_where_it_is_told():
-    router_args = parsed(Namespace(router_prometheus_host="10.0.0.1", router_prometheus_port=3))
-    assert (router_args.prometheus_host, router_args.prometheus_port) == ("10.0.0.1", 3)
+@pytest.mark.parametrize("place", [("10.0.0.1", 3), ("0.0.0.0", 29000)])
+def test_the_router_shows_its_metrics_where_it_is_told(place):
+    words = f"--router-prometheus-host {place[0]} --router-prometheus-port {place[1]}"
+    router_args = parsed(given(*words.split()))
+    assert (router_args.prometheus_host, router_args.prometheus_port) == place
+
+
+def test_two_runs_have_a_router_each_on_one_machine(start):
+    routers = [start(given()), start(given())]
+    assert all(router.is_alive() for router in routers)
 
 
 def test_router_flags_are_passed_on():
