@@ -6,7 +6,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -90,13 +89,17 @@ def _start_local(args: FleetView) -> None:
         # Ray would leave a token file behind, by which a later `ray start` decides who may join.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     _init(address="local", include_dashboard=False, **local_resources(args))
-    session_directory().chmod(0o700)
+    try:
+        session_directory().chmod(0o700)
+    except OSError as error:
+        logger.warning(
+            "Ray's logs may be readable for everybody on this machine, --train-env-vars included: %s", error
+        )
 
 
 def session_directory() -> Path:
     """Of Ray on this node. Its logs hold the values of ``--train-env-vars``; Ray opens it to everybody."""
-    root = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return Path(root) / "ray" / ray.get_runtime_context().get_session_name()
+    return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
 def _init(**options: Any) -> None:

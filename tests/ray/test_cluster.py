@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, _join
 from tests.engines import free_port
 
@@ -22,6 +24,7 @@ JOIN = """
 import sys
 from argparse import Namespace
 import ray
+from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, ray_cluster
 try:
     with ray_cluster(Namespace(cluster_timeout=float(sys.argv[1]), num_gpus_per_node=2)):
@@ -118,6 +121,18 @@ def test_the_recipe_for_several_nodes_works_as_printed_and_admits_nobody_else(pl
     assert refusal.startswith(f"RAY_ADDRESS {address}: somebody listens there and refuses us (wanted: ")
 
 
+def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "set")
+    monkeypatch.setattr(cluster, "_init", lambda **_: None)
+    monkeypatch.setattr(cluster, "start_run_reaper", lambda: None)
+    monkeypatch.setattr(cluster, "_reapers", [])
+    monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
+    cluster._start_local(Namespace(num_gpus_per_node=1))
+    assert "Ray's logs may be readable for everybody" in caplog.text and str(tmp_path / "gone") in caplog.text
+
+
 @pytest.mark.cluster
 def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: Path) -> None:
     code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
@@ -126,7 +141,8 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: P
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        # Python's temporary directory is not Ray's.
+        env={**environment, "HOME": str(tmp_path), "TMP": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
         timeout=90,
