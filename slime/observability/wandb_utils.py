@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import plotted_step
-from slime.utils.redaction import HIDDEN, without_secrets
+from slime.utils.redaction import HIDDEN, is_secret, without_secrets
 
 # Each family of metrics is plotted against the step of its own axis.
 AXIS_OF_FAMILY = {
@@ -19,12 +19,6 @@ AXIS_OF_FAMILY = {
     "perf/*": "rollout/step",
     "eval/*": "eval/step",
 }
-SECRET_ARGS = frozenset(
-    {
-        *("wandb_key", "sglang_api_key", "sglang_admin_api_key"),
-        *("router_api_key", "router_control_plane_api_keys"),
-    }
-)
 
 
 class WandbSink:
@@ -77,16 +71,18 @@ def _group_name(args: TrackingView) -> str | None:
 
 def loggable_args(args: TrackingView) -> dict[str, Any]:
     """The flags without secrets: no keys, of environments only the names, of addresses no user and query."""
-    return {name: _shown(name, value) for name, value in vars(args).items() if name not in SECRET_ARGS}
+    return {name: _shown(name, value) for name, value in vars(args).items() if not is_secret(name)}
 
 
 def _shown(name: str, value: Any) -> Any:
-    if name.endswith("env_vars") and isinstance(value, Mapping):
-        return dict.fromkeys(value, HIDDEN)
-    if isinstance(value, str) and "://" in value:
+    if isinstance(value, Mapping):
+        hidden = name.endswith("env_vars")
+        return {
+            key: HIDDEN if hidden or is_secret(str(key)) else _shown(str(key), item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_shown(name, item) for item in value]
+    if isinstance(value, str):
         return without_secrets(value)
-    return _loggable(value)
-
-
-def _loggable(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+    return value if isinstance(value, int | float | None) else without_secrets(str(value))

@@ -1,6 +1,6 @@
 """Options that do not stand in a command line, which every user of the machine can read.
 
-    argv, env = hide_options([sys.executable, "-m", "server", "--port=1", "--api-key=K"], {"--api-key"})
+    argv, env = hide_options([sys.executable, "-m", "server", "--port=1", "--api-key=K"])
 
 ``argv`` runs this module, which gives ``server`` the rest of its options from the environment. That is
 readable for this user only, and not handed on to what the server starts.
@@ -12,24 +12,26 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+
+from slime.utils.redaction import is_secret
 
 VARIABLE = "SLIME_SECRET_OPTIONS"
 
 
-def hide_options(argv: Sequence[str], secret: Collection[str]) -> tuple[list[str], dict[str, str]]:
+def hide_options(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command and the change to its environment; the command as it is if it holds no secret.
 
     Args:
-        argv: ``[python, "-m", module, *options]``.
-        secret: names of options, written as ``--name=value`` or ``--name value ...``.
+        argv: ``[python, "-m", module, *options]``, options written as ``--name=value`` or
+            ``--name value ...``.
     """
     shown: list[str] = []
     hidden: list[str] = []
     of_secret = False
     for word in argv[3:]:
         if word.startswith("--"):
-            of_secret = word.split("=", 1)[0] in secret
+            of_secret = is_secret(word.split("=", 1)[0])
         (hidden if of_secret else shown).append(word)
     if not hidden:
         return list(argv), {}

@@ -126,6 +126,12 @@ def test_trackers_get_no_secrets(tmp_path):
         wandb_key="K",
         sglang_api_key="K",
         router_control_plane_api_keys=["id:name:admin:K"],
+        router_oracle_password="K",
+        router_postgres_db_url="postgres://user:K@db/slime",
+        router_redis_url="redis://:K@db",
+        sglang_ssl_keyfile_password="K",
+        judges=["http://user:K@judge:8000", ("second=http://a:K@b?t=K", 2)],
+        own_config={"url": "http://user:K@judge", "judge": {"api_key": "K", "password": "K", "size": 1}},
         train_env_vars={"HF_TOKEN": "K"},
         rm_url="https://user:K@judge:8000/score?token=K#K",
         eval_interval=5,
@@ -133,6 +139,8 @@ def test_trackers_get_no_secrets(tmp_path):
     )
     shown = loggable_args(args)
     assert "'K" not in str(shown) and "=K" not in str(shown) and ":K" not in str(shown)
+    assert shown["judges"] == ["http://***@judge:8000", ["second=http://***@b?***", 2]]
+    assert shown["own_config"]["judge"] == {"api_key": "***", "password": "***", "size": 1}
     assert shown["train_env_vars"] == {"HF_TOKEN": "***"}
     assert shown["rm_url"] == "https://***@judge:8000/score?***"
     assert (shown["eval_interval"], shown["input_key"], shown["save"]) == (5, "prompt", str(tmp_path))

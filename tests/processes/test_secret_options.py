@@ -23,18 +23,19 @@ if __name__ == "__main__":
 
 def test_secret_options_reach_the_server_and_no_command_line(tmp_path):
     (tmp_path / "server.py").write_text(SERVER.replace("{SECRET!r}", repr(VARIABLE)))
-    command = ["--port=1", "--api-key=K 1", "--names", "a", "b", "--keys", "id:K 2", "id:K 3", "--flag"]
-    argv, env = hide_options([sys.executable, "-m", "server", *command], {"--api-key", "--keys"})
+    shown = ["--port=1", "--names", "a", "b"]
+    keys = ["--api-key=K 1", "--control-plane-api-keys", "id:K 2", "id:K 3"]
+    argv, env = hide_options([sys.executable, "-m", "server", *shown, *keys, "--flag"])
     path = f"{ROOT}{os.pathsep}{tmp_path}"
     process = subprocess.run(
         argv, env={**os.environ, **env, "PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     name, seen, cmdline, inherited = json.loads(process.stdout)
     assert name == "__main__" and not inherited
-    assert seen == ["--port=1", "--names", "a", "b", "--flag", "--api-key=K 1", "--keys", "id:K 2", "id:K 3"]
+    assert seen == [*shown, "--flag", *keys]
     assert not any("K " in word for word in cmdline)
 
 
 def test_a_command_without_secrets_stays_as_it_is():
-    argv = [sys.executable, "-m", "server", "--port=1", "--api-key-file=f"]
-    assert hide_options(argv, {"--api-key"}) == (argv, {})
+    argv = [sys.executable, "-m", "server", "--port=1", "--tls-key-path=f", "--max-total-tokens=9"]
+    assert hide_options(argv) == (argv, {})

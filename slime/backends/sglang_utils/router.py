@@ -32,7 +32,6 @@ REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 10.0
 SHUTDOWN_GRACE_S = 1.0
 STOCK_REQUEST_TIMEOUT_S = 1800
-SECRET_OPTIONS = frozenset({"--api-key", "--control-plane-api-keys"})
 
 
 class RouterError(RuntimeError):
@@ -177,7 +176,7 @@ def start_router(
         RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
     command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
-    argv, secrets = hide_options(command, SECRET_OPTIONS)
+    argv, secrets = hide_options(command)
     process = ManagedProcess(
         argv,
         name=f"router ({http_url(host, port)})",

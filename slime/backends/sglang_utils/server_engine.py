@@ -26,7 +26,6 @@ from slime.utils.types import EngineEndpoint
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 POLL_S = 0.1
-SECRET_OPTIONS = frozenset({"--api-key", "--admin-api-key"})
 
 
 class EngineStartError(RuntimeError):
@@ -153,7 +152,7 @@ class ServerEngine(ABC):
         """Starts the server and returns at once."""
         if self._process is not None and self._process.is_alive():
             raise RuntimeError(f"engine {self.placement.rank} already runs")
-        argv, secrets = hide_options(self.command(), SECRET_OPTIONS)
+        argv, secrets = hide_options(self.command())
         self._process = ManagedProcess(
             argv,
             name=f"engine {self.placement.rank} ({self.endpoint.url})",

@@ -7,6 +7,7 @@ from sglang_router.launch_router import parse_router_args
 
 from slime.arguments.parser import build_parser
 from slime.backends.sglang_utils.router import RouterError, router_command, start_router
+from slime.processes.secret_options import hide_options
 from slime.utils import http_utils
 from slime.utils.http_utils import (
     HttpStatusError,
@@ -125,6 +126,20 @@ async def test_requests_to_a_killed_engine_end_up_at_the_other(
     assert all(answer["output_ids"] == [2, 1] for answer in answers)
     router.remove_worker(dead.url)
     assert [worker["url"] for worker in router.list_workers()] == [fake_engine.url]
+
+
+def test_no_password_stands_in_the_command_line_of_a_server():
+    words = [
+        "--router-oracle-password=K",
+        "--router-postgres-db-url=postgres://user:K@db/slime",
+        "--router-redis-url=redis://:K@db",
+        "--router-control-plane-api-keys=id:name:admin:K",
+    ]
+    command = router_command(given(*words), host="127.0.0.1", port=1, prometheus_port=2, api_key="K")
+    argv, environment = hide_options([*command, "--ssl-keyfile-password=K"])  # of SGLang
+    assert not any("K" in word for word in argv)
+    (hidden,) = environment.values()
+    assert hidden.count("K") == 6
 
 
 async def test_the_key_is_asked_of_clients_and_shown_to_engines(start, start_fake_engine):
