@@ -8,6 +8,7 @@ watch.check()                   # every few seconds, while the actor is waited f
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -15,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
 
-_LOOK_TIMEOUT = 5.0  # seconds for a look on another node
+_LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
 
 Whereabouts = tuple[str, int]
 """Ray's id of a node, and a process id."""
@@ -38,6 +39,7 @@ class ProcessWatch:
         self._unknown: dict[ray.ObjectRef, str] = {}
         self._names: dict[str, dict[int, str]] = defaultdict(dict)
         self._clocks: dict[str, StopClock] = defaultdict(StopClock)
+        self._asked: dict[str, ray.ObjectRef] = {}
 
     def add(self, name: str, actor: Any) -> None:
         """From now on this actor is looked at; its next call waits for none of ours."""
@@ -72,17 +74,36 @@ class ProcessWatch:
         """Stopped processes by node; a node that does not answer is left to Ray."""
         here = ray.get_runtime_context().get_node_id()
         found = {here: _stopped(self._names[here])} if here in self._names else {}
-        asked = {_ask(node, names): node for node, names in self._names.items() if node != here}
-        if asked:
-            answers, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_TIMEOUT)
-            found |= {asked[ref]: ray.get(ref) for ref in answers}
-        return found
+        fresh = {
+            node: _ask(node, names)
+            for node, names in self._names.items()
+            if node != here and node not in self._asked
+        }
+        self._asked |= fresh
+        # Who did not answer the last time is not waited for again.
+        if fresh:
+            ray.wait(list(fresh.values()), num_returns=len(fresh), timeout=_LOOK_TIMEOUT)
+        return found | self._answers()
+
+    def _answers(self) -> dict[str, list[int]]:
+        """What nodes have answered by now."""
+        answers = {}
+        for node, ref in list(self._asked.items()):
+            if not ray.wait([ref], timeout=0)[0]:
+                continue
+            del self._asked[node]
+            with suppress(ray.exceptions.RayError):  # the node is gone, or out of memory
+                answers[node] = ray.get(ref)
+        return answers
 
 
 def _stopped(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if is_stopped(pid)]
 
 
+_stopped_there = ray.remote(num_cpus=0)(_stopped)
+
+
 def _ask(node: str, names: Mapping[int, str]) -> ray.ObjectRef:
     place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return ray.remote(_stopped).options(num_cpus=0, scheduling_strategy=place).remote(list(names))
+    return _stopped_there.options(scheduling_strategy=place).remote(list(names))

@@ -11,6 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime.ray import process_watch
 from slime.ray.process_watch import ProcessStopped, ProcessWatch, whereabouts
 from slime.ray.waiting import wait_all
 
@@ -27,11 +28,11 @@ class Rank:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_nodes() -> Iterator[None]:
+def two_nodes() -> Iterator[Cluster]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     cluster.add_node(num_cpus=4)
     ray.init(address=cluster.address, log_to_driver=False)
-    yield
+    yield cluster
     ray.shutdown()
     cluster.shutdown()
 
@@ -74,3 +75,49 @@ def test_a_rank_that_goes_on_is_forgiven(ranks: list[Any]) -> None:
     os.kill(pid, signal.SIGSTOP)
     watch.check()
     os.kill(pid, signal.SIGCONT)
+
+
+def known_on(node: str, watch: ProcessWatch) -> None:
+    """Returns when the watch knows of an actor on the node."""
+    place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    actor = Rank.options(num_cpus=0, scheduling_strategy=place).remote()
+    watch.add("rank 2", actor)
+    ray.get(actor.whereabouts.remote())
+    watch.check()
+
+
+def test_a_node_that_is_gone_is_left_to_ray(two_nodes: Cluster) -> None:
+    node = two_nodes.add_node(num_cpus=1)
+    watch = ProcessWatch()
+    known_on(node.node_id, watch)
+    two_nodes.remove_node(node)
+    while any(one["NodeID"] == node.node_id and one["Alive"] for one in ray.nodes()):
+        time.sleep(0.1)
+    for _ in range(3):
+        watch.check()
+
+
+def test_a_node_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    (there,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    watch = ProcessWatch()
+    asked: list[Any] = []
+    silent = ray.remote(num_cpus=0)(lambda: time.sleep(600))
+
+    def ask(*_: object) -> ray.ObjectRef:
+        asked.append(silent.remote())
+        return asked[-1]
+
+    monkeypatch.setattr(process_watch, "_LOOK_TIMEOUT", 0.2)
+    with monkeypatch.context() as nobody_answers:
+        nobody_answers.setattr(process_watch, "_ask", ask)
+        known_on(there, watch)
+        for _ in range(3):
+            watch.check()
+        assert len(asked) == 1
+        ray.cancel(asked[0], force=True)
+        ray.wait(asked, timeout=30)
+        watch.check()  # that ask has failed
+        watch.check()
+    assert len(asked) == 2
+    ray.cancel(asked[1], force=True)
