@@ -7,6 +7,8 @@ from slime.processes.reaper import read_processes
 
 STOPPED_LIMIT_S = 15.0
 """A shorter stop is forgiven: somebody may look at the process with a debugger."""
+_LONGEST_GAP_S = 15.0
+"""Between looks that say something about the time between them."""
 
 
 def is_stopped(pid: int) -> bool:
@@ -31,10 +33,14 @@ def with_descendants(root: int) -> list[int]:
 
 
 class StopClock:
-    """Says for how long processes have been found stopped at every look."""
+    """Says for how long processes have been found stopped at every look.
+
+    It begins anew where nobody looked for more than 15 seconds: they may have run meanwhile.
+    """
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
+        self._last_look = 0.0
 
     def overdue(self, stopped: Iterable[int], limit: float = STOPPED_LIMIT_S) -> dict[int, float]:
         """Seconds by process id, of those over the limit.
@@ -43,5 +49,7 @@ class StopClock:
             stopped: all that are stopped now.
         """
         now = time.monotonic()
-        self._since = {pid: self._since.get(pid, now) for pid in stopped}
+        before = self._since if now - self._last_look <= _LONGEST_GAP_S else {}
+        self._last_look = now
+        self._since = {pid: before.get(pid, now) for pid in stopped}
         return {pid: now - since for pid, since in self._since.items() if now - since >= limit}

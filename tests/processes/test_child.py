@@ -221,6 +221,8 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
             time.sleep(0.02)
         assert process.failure_reason() is None
         now = time.monotonic()
+        monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 10)
+        assert process.failure_reason() is None
         monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 20)
         assert f"server: process {tree[-1]} is stopped (SIGSTOP), for 20 s" in process.failure_reason()
         monkeypatch.undo()

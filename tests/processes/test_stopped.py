@@ -1,0 +1,32 @@
+"""For how long a process has been stopped, as far as anybody has seen."""
+
+import pytest
+
+from slime.processes import stopped
+from slime.processes.stopped import StopClock
+
+
+@pytest.fixture
+def overdue(monkeypatch):
+    """``overdue(seconds, pids)``: what the clock says of a look at that time."""
+    clock = StopClock()
+
+    def look(seconds, pids):
+        monkeypatch.setattr(stopped.time, "monotonic", lambda: 1000.0 + seconds)
+        return clock.overdue(pids)
+
+    return look
+
+
+def test_a_process_that_is_stopped_at_every_look_is_overdue(overdue):
+    assert [overdue(seconds, [7]) for seconds in (0, 5, 14)] == [{}, {}, {}]
+    assert overdue(19, [7, 8]) == {7: 19.0}
+
+
+def test_a_process_that_ran_at_one_look_is_not(overdue):
+    assert [overdue(seconds, pids) for seconds, pids in ((0, [7]), (5, []), (10, [7]), (20, [7]))] == [{}] * 4
+
+
+def test_nothing_is_held_against_it_for_the_time_in_which_nobody_looked(overdue):
+    assert overdue(0, [7]) == overdue(600, [7]) == overdue(610, [7]) == {}
+    assert overdue(616, [7]) == {7: 16.0}
