@@ -87,6 +87,12 @@ def test_a_page_names_only_what_exists(page: Path) -> None:
     assert unresolved(text) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_line_of_a_page_begins_with_a_stray_space(page: Path) -> None:
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(r"^ \S.*", prose, re.MULTILINE) == []
+
+
 def test_what_does_not_exist_is_noticed() -> None:
     page = ROOT / "slime/training/README.md"
     assert missing_files(page, "`slime/nothing.py`, `nothing.py`, `trainer.py`, `grpo.py`") == [
