@@ -27,6 +27,7 @@ def train_args(**overrides):
         reward_key=None,
         custom_reward_post_process_path=None,
         custom_convert_samples_to_train_data_path=None,
+        custom_advantage_function_path=None,
         global_batch_size=4,
         micro_batch_size=1,
         use_dynamic_batch_size=False,
@@ -214,6 +215,29 @@ def test_what_user_code_makes_of_a_batch_is_checked_and_the_code_is_named(option
     path = f"{__name__}.{function}"
     with pytest.raises(BatchError, match=f"{path}: {message}"):
         samples_to_train_data(train_args(**{option: path}), make_samples([0.0] * 4))
+
+
+def array_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"sample_indices": np.arange(7, 11), "rewards": np.zeros(4)}
+
+
+def list_convert(args, samples):
+    return array_convert(args, samples) | {"rewards": [[0.5, 1.0], [0.0], [], [1.0]]}
+
+
+def test_indices_of_samples_may_be_an_array():
+    args = train_args(custom_convert_samples_to_train_data_path=f"{__name__}.array_convert")
+    assert samples_to_train_data(args, make_samples([0.0] * 4))["sample_indices"].tolist() == [7, 8, 9, 10]
+
+
+def test_advantages_of_ones_own_may_have_a_reward_per_turn():
+    path = f"{__name__}.list_convert"
+    args = train_args(custom_convert_samples_to_train_data_path=path)
+    with pytest.raises(BatchError, match=rf"{path}: sample 7: reward \[0.5, 1.0\], wanted a finite number"):
+        samples_to_train_data(args, make_samples([0.0] * 4))
+    args.custom_advantage_function_path = "mine.advantages"
+    assert samples_to_train_data(args, make_samples([0.0] * 4))["rewards"][0] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("value", [0.5, -1, 2, float("nan")])
