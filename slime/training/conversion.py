@@ -124,6 +124,8 @@ def _read_fields(samples: list[Sample]) -> RolloutBatch:
         values = [field.read(sample) for sample in samples]
         if all(value is None for value in values):
             continue
+        if field.unknown is not None:
+            values = [field.unknown(s) if v is None else v for s, v in zip(samples, values, strict=True)]
         missing = [sample for sample, value in zip(samples, values, strict=True) if value is None]
         if missing:
             raise BatchError(f"{name_samples(missing)} have no {key}, but others in the batch do")
