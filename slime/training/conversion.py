@@ -69,6 +69,11 @@ def flatten_samples(groups: list[Any]) -> list[Sample]:
     return flat
 
 
+def in_order(groups: list[Any]) -> list[Sample]:
+    """All samples of any nesting, whatever their rollout ids: for an evaluation, which nothing trains on."""
+    return [sample for execution, _ in _executions(groups) for sample in execution]
+
+
 def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample], bool]]:
     """The samples of each execution, and whether they are a list within a group, not a sample by itself."""
     if depth >= 2 and items and all(isinstance(item, Sample) for item in items):

@@ -8,6 +8,7 @@ import pytest
 
 from slime.ray import fleet
 from slime.ray.rollout_manager import RolloutManager
+from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
 from slime.utils.types import Sample
 
@@ -27,6 +28,16 @@ class Source:
 def rollout_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
     seen.append(args)
     return []
+
+
+def evaluation_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    samples = [Sample(index=i, group_index=i, rollout_id=7) for i in range(3)]
+    return RolloutFnEvalOutput(data={"held_out": {"rewards": [1.0] * 3, "samples": samples}})
+
+
+def keep(rollout_id: int, args: Namespace, data: dict[str, Any], extra_metrics: Any) -> bool:
+    seen.append(data)  # type: ignore[arg-type]
+    return True
 
 
 def exiting_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
@@ -141,3 +152,12 @@ def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -
     assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
     silent = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
     assert (silent.notices(), silent._data_metrics()) == ([], {})
+
+
+def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: dict[str, Any]) -> None:
+    own = dict(eval_function_path=f"{__name__}.evaluation_fn", save_debug_rollout_data=None)
+    log = f"{__name__}.keep"
+    flags |= own | {"custom_eval_rollout_log_function_path": log, "partial_rollout": False}
+    metrics = RolloutManager(Namespace(**flags), [], 0).eval(0)  # type: ignore[arg-type]
+    assert [*metrics] == ["perf/eval_time"]
+    assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]

@@ -9,6 +9,7 @@ from slime.training.conversion import (
     convert_samples_to_train_data,
     fill_rollout_ids,
     flatten_samples,
+    in_order,
     left_out,
     samples_to_train_data,
     split_train_data_by_dp,
@@ -375,6 +376,12 @@ def test_two_executions_with_one_rollout_id_are_refused(nest):
         sample.rollout_id = 3
     with pytest.raises(BatchError, match="rollout id 3 is that of another execution too"):
         flatten_samples(nest(*samples))
+
+
+def test_an_evaluation_is_flattened_whatever_its_ids():
+    a, b, c, d = make_samples([0.0] * 4)
+    a.rollout_id = b.rollout_id = d.rollout_id = 3
+    assert in_order([[a, [b, c]], d]) == [a, b, c, d]
 
 
 def test_a_recording_tells_executions_by_group_and_id():
