@@ -167,3 +167,14 @@ def test_a_reward_that_compares_needs_labels(words, refusal):
 def test_user_code_may_read_what_engines_cannot(words, data):
     write(data, GOOD | {"input": [USER], "metadata": {"rm_type": "mine"}})
     validated_args(words(custom_generate_function_path="json.dumps", rollout_batch_size=1))
+
+
+@pytest.mark.parametrize("own", ["rm_type: random", "metadata_overrides: {rm_type: random}"])
+def test_the_type_of_an_eval_dataset_stands_in_for_that_of_its_records(words, refusal, tmp_path, own):
+    held_out = write(tmp_path / "held_out.jsonl", GOOD | {"metadata": {"rm_type": "olympiad"}})
+    config = tmp_path / "eval.yaml"
+    dataset = f"eval: {{datasets: [{{name: a, path: {held_out}, %s}}]}}\n"
+    config.write_text(dataset % own)
+    validated_args(words(eval_interval=1, eval_config=config))
+    config.write_text(dataset % "top_k: 5")
+    assert "rm_type of its metadata olympiad: unknown" in refusal(words(eval_interval=1, eval_config=config))
