@@ -162,8 +162,13 @@ def _check_prompt(where: str, key: str, prompt: Any) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
         content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+        if not isinstance(content, str | list) and not (content is None and _does_without_content(message)):
             raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with content")
+
+
+def _does_without_content(message: dict[str, Any]) -> bool:
+    """Whether a call of a tool, a line of thought or another field stands in for it."""
+    return any(value for key, value in message.items() if key != "role")
 
 
 def _parse(where: str, name: str, value: Any, kind: type) -> Any:
