@@ -27,6 +27,7 @@ from slime.training.conversion import (
     samples_to_train_data,
     split_train_data_by_dp,
 )
+from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
@@ -103,6 +104,7 @@ class RolloutManager:
         self._check(
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
+        name_groups(self._args, output.samples, samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs, lost = self._to_train_refs(samples)

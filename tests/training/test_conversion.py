@@ -14,7 +14,7 @@ from slime.training.conversion import (
     samples_to_train_data,
     split_train_data_by_dp,
 )
-from slime.training.rewards import post_process_rewards
+from slime.training.rewards import name_groups, post_process_rewards
 from slime.utils.types import Sample
 
 
@@ -149,8 +149,37 @@ def test_regular_groups_are_normalised_to_the_last_bit_as_by_one_matrix(size, na
     assert processed(samples, **flags) == wanted.flatten().tolist()
 
 
+def test_groups_without_a_number_are_the_lists_in_which_they_came():
+    samples = make_samples([1.0, 2.0, 6.0, 0.0, 4.0])
+    name_groups(train_args(), [samples[:3], [[samples[3]], samples[4:]]], samples)
+    assert [sample.group_index for sample in samples] == [0, 0, 0, 1, 1]
+    assert processed(samples, grpo_std_normalization=False) == [-2.0, -1.0, 3.0, -2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda samples: samples,
+        lambda samples: [[sample] for sample in samples],
+        lambda samples: [samples[:2], *samples[2:]],
+    ],
+)
+def test_lists_that_tell_no_groups_name_none(nest):
+    samples = make_samples([1.0, 2.0, 6.0])
+    name_groups(train_args(), nest(samples), samples)
+    assert {sample.group_index for sample in samples} == {None}
+    regular, named = make_samples([0.0] * 4), in_groups([1.0, 0.0, 5.0])
+    named[0].group_index = None
+    for others in (regular, named):
+        before = [sample.group_index for sample in others]
+        name_groups(train_args(), [others], others)
+        assert [sample.group_index for sample in others] == before
+
+
 def test_samples_without_a_group_are_refused_unless_groups_follow_one_another():
-    with pytest.raises(BatchError, match=r"samples \[0, 1, 2\] have no group_index.* rollout of 4, found 3"):
+    with pytest.raises(
+        BatchError, match=r"samples \[0, 1, 2\] have no group_index.*: set one number on .* of 4, found 3"
+    ):
         processed(make_samples([1.0, 2.0, 6.0]))
     samples = in_groups([1.0, 0.0], [1.0, 0.0])
     samples[2].group_index = None
