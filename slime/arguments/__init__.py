@@ -26,7 +26,8 @@ def parse_args(
 ) -> Namespace:
     """The run's flags, checked; on bad input prints one line and exits with status 2.
 
-    What is accepted but will have no effect gets a line ``note: ...`` each, also on standard error.
+    What is accepted but will have no effect, or perhaps not the one that was meant, gets a line ``note: ...``
+    each, also on standard error.
 
     Args:
         argv: words of the command line; default ``sys.argv``.
@@ -60,14 +61,15 @@ def _checked(
     from slime.arguments.registry import derive, findings, notes
 
     try:
-        args = parse(argv, add_custom_arguments)
-        without_effect = list(notes(args))
+        told: list[str] = []
+        args = parse(argv, add_custom_arguments, told)
+        told += notes(args)
         derive(args)
         for message in findings(args):
             raise UsageError(message)
     except OSError as error:  # a place that cannot be looked at: no permission, a broken file system
         raise UsageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
-    return args, without_effect
+    return args, told
 
 
 def _one_line(text: str) -> str:

@@ -16,7 +16,7 @@ import yaml
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, place_flag
-from slime.arguments.spelling import nearest
+from slime.arguments.spelling import misspelt, nearest
 from slime.arguments.values import describe, typed, why_no_file, why_no_place
 
 
@@ -34,8 +34,11 @@ def apply_custom_config(
     specs: Mapping[str, Flag],
     actions: Sequence[argparse.Action],
     not_for_users: Collection[str] = (),
-) -> None:
+) -> list[str]:
     """Sets the keys of the file that ``args.custom_config_path`` names; they win over flags.
+
+    Returns:
+        A note for each of the user's own keys that is like the name of a flag.
 
     Args:
         specs: our flags, by dest.
@@ -44,15 +47,16 @@ def apply_custom_config(
 
     Raises:
         UsageError: the file cannot be read, a value is not one that its flag can have, or a key is a name
-            that is not the user's or nearly that of a flag.
+            that is not the user's or a misspelt flag.
     """
     path = args.custom_config_path
     if path is None:
-        return
+        return []
     where = f"--custom-config-path {path}"
     if reason := why_no_place(path) or why_no_file(path):
         raise UsageError(f"{where}: {reason}")
     options = {action.dest: action for action in actions}
+    notes: list[str] = []
     for key, value in _read(where, Path(path)).items():
         if not isinstance(key, str) or not key.isidentifier():
             raise UsageError(f"{where}: {key!r} is no name (wanted: the name of a flag, or one of your own)")
@@ -60,9 +64,12 @@ def apply_custom_config(
             raise UsageError(f"{where}: {key} cannot name another file (wanted: one file)")
         if key not in options and key in not_for_users:
             raise UsageError(f"{where}: {key} follows from other flags (wanted: those, or another name)")
-        if key not in options and (meant := nearest(key, options)):
+        if key not in options and (meant := misspelt(key, options)):
             raise UsageError(f"{where}: {key} is no flag (did you mean {meant}? else choose another name)")
+        if key not in options and (like := nearest(key, options)):
+            notes.append(f"{where}: {key} is no flag and taken for a key of your own (did you mean {like}?)")
         setattr(args, key, _value(where, key, value, specs.get(key), options.get(key)))
+    return notes
 
 
 def _read(where: str, path: Path) -> dict[Any, Any]:

@@ -108,8 +108,15 @@ def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records
         template=(dataset.apply_chat_template_kwargs or {}) if dataset.apply_chat_template else None,
         longest=args.eval_max_prompt_len,
         answered=by_engine and not own_code,
-        scored=by_engine and not (own_code or dataset.custom_rm_path or args.custom_rm_path),
+        scored=by_engine
+        and not (own_code or dataset.custom_rm_path or args.custom_rm_path)
+        and not _names_reward_type(dataset),
     )
+
+
+def _names_reward_type(dataset: EvalDatasetConfig) -> bool:
+    """Whether the dataset's type stands in for that of its records."""
+    return dataset.rm_type is not None or "rm_type" in dataset.metadata_overrides
 
 
 CONCERN = Concern(

@@ -42,8 +42,13 @@ def build_parser(
     return parser, {spec.dest: spec for group in groups for spec in group.flags}
 
 
-def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None) -> Namespace:
+def parse(
+    argv: Sequence[str] | None, add_custom_arguments: AddArguments | None, notes: list[str] | None = None
+) -> Namespace:
     """Flags as given, nothing derived yet.
+
+    Args:
+        notes: what a user should be told of them is added.
 
     Raises:
         UsageError: an unknown flag, or a value that is unreadable, unsupported or out of range.
@@ -57,7 +62,9 @@ def parse(argv: Sequence[str] | None, add_custom_arguments: AddArguments | None)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
-    apply_custom_config(args, specs, parser._actions, derived_names())
+    told = apply_custom_config(args, specs, parser._actions, derived_names())
+    if notes is not None:
+        notes += told
     for action in required:
         if getattr(args, action.dest) is None:
             raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")

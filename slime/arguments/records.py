@@ -56,11 +56,12 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     """The first record that cannot be used, or what is wrong with all of them."""
     from slime.utils.data import DataError, RecordKeys, read_rows  # imports transformers and pyarrow
 
-    count, fits = 0, records.longest is None
+    count, fits, teaches = 0, records.longest is None, not records.conversations
     try:
         for count, row in enumerate(read_rows(records.path, RecordKeys(*records.keys)), 1):
             for problem in _problems(args, records, row):
                 yield f"{records.where}: {row.where}: {problem}"
+            teaches = teaches or _has_answer(row)
             if count == 1 or not fits:
                 length = _length(args, records, row)
                 fits = records.longest is None or length <= records.longest
@@ -70,6 +71,9 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     if not fits:
         wanted = f"no prompt of at most {records.longest} tokens among {count} records"
         yield f"{records.where}: {records.path}: {wanted}"
+    if not teaches:
+        wanted = f"no message of an assistant in field {records.keys[0]!r} of {count} records"
+        yield f"{records.where}: {records.path}: {wanted}, so there is nothing to learn"
 
 
 def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
@@ -81,12 +85,10 @@ def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
             yield f"field {key!r} is text (wanted: a list of messages; --input-key names the field)"
     elif records.answered and records.template is None:
         yield f"field {key!r} is a list of messages (wanted: --apply-chat-template, or text)"
-    elif records.conversations and not any(_is_answer(message) for message in row.prompt):
-        yield f"field {key!r} has no message of an assistant, so there is nothing to learn"
 
 
-def _is_answer(message: Any) -> bool:
-    return message["role"] == "assistant"
+def _has_answer(row: "Row") -> bool:
+    return not isinstance(row.prompt, str) and any(m["role"] == "assistant" for m in row.prompt)
 
 
 def _length(args: Namespace, records: Records, row: "Row") -> int:

@@ -21,6 +21,28 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return longer[0] if len(longer) == 1 and len(wanted) >= _SHORTEST_PREFIX else None
 
 
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name of which this is surely a misspelling, where names of one's own are legal too.
+
+    That is: underscores put otherwise, or one slip in one word of at least four letters. A plural is a name
+    of its own, as is another short word at the same place (``eval_top_n`` is not ``eval_top_k``).
+    """
+    return next(
+        (other for other in sorted(known) if len(_letters(other)) >= 6 and _slipped(name, other)), None
+    )
+
+
+def _slipped(name: str, meant: str) -> bool:
+    if _letters(name) == _letters(meant):
+        return True
+    words, wanted = name.lower().split("_"), meant.lower().split("_")
+    pairs = [(a, b) for a, b in zip(words, wanted, strict=False) if a != b]
+    if len(words) != len(wanted) or len(pairs) != 1:
+        return False
+    word, right = pairs[0]
+    return len(right) >= 4 and word != right + "s" and _distance(word, right, 1) == 1
+
+
 def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 

@@ -22,10 +22,12 @@ from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
     flatten_samples,
+    in_order,
     left_out,
     samples_to_train_data,
     split_train_data_by_dp,
 )
+from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
@@ -102,6 +104,7 @@ class RolloutManager:
         self._check(
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
+        name_groups(self._args, output.samples, samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs, lost = self._to_train_refs(samples)
@@ -116,7 +119,7 @@ class RolloutManager:
         start = time.monotonic()
         output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
         seconds = time.monotonic() - start
-        samples = [s for result in output.data.values() for s in flatten_samples(result.get("samples") or [])]
+        samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
         self._check(describe(self._eval_fn), samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=True)
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)

@@ -29,7 +29,7 @@ def check_samples(origin: str, samples: Sequence[Any]) -> None:
         if id(sample) in first:
             raise RolloutError(
                 f"{origin} returned one Sample object as its samples {first[id(sample)]} and {position} "
-                f"({name_samples(sample)}), expected an object for each"
+                f"({name_samples(sample)}), expected an object for each (copy.deepcopy makes one)"
             )
         first[id(sample)] = position
         _check_log_probs(origin, sample)

@@ -171,20 +171,19 @@ class RolloutDataSource(DataSource):
         }
 
     def _origin(self) -> dict[str, Any]:
-        """What the order of prompts and the noise of samples follow from, by flag."""
-        origin: dict[str, Any] = {
-            "--rollout-seed": self.args.rollout_seed,
-            "--rollout-shuffle": self.args.rollout_shuffle,
-        }
-        if self.dataset is not None:
-            origin["--prompt-data"] = self.dataset.fingerprint()
-        return origin
+        """What the order of prompts follows from, by flag; nothing where there are no prompts."""
+        if self.dataset is None:
+            return {}
+        order: dict[str, Any] = {"--rollout-shuffle": self.args.rollout_shuffle}
+        if self.args.rollout_shuffle:
+            order["--rollout-seed"] = self.args.rollout_seed
+        return order | {"--prompt-data": self.dataset.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``.
 
         Raises:
-            ValueError: data, seed or shuffle are not those with which the state was saved.
+            ValueError: the prompts or their order are not those with which the state was saved.
         """
         if state["dataset_length"] != len(self):
             raise ValueError(

@@ -103,6 +103,7 @@ async def generate_and_rm(
             return sample
         result = await _generate_one(args, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
+    _check_own_rewards(args, sample, result)
     if not state.aborted:
         _refuse_aborted(result)
     if not args.group_rm:
@@ -130,9 +131,15 @@ async def _generate_one(
         # Made anew by the function: it belongs to the group all the same.
         made.group_index = sample.group_index if made.group_index is None else made.group_index
         made.index = sample.index if made.index is None else made.index
-        if made.reward is not None:
-            check_reward(args, describe(function), made, made.reward)
     return result
+
+
+def _check_own_rewards(args: RolloutView, sample: Sample, result: Sample | list[Sample]) -> None:
+    """Of rewards that generation gave: only now, since a sample hook may make numbers of anything."""
+    origin = " and ".join([_generators(args, [sample]), *args.rollout_sample_hook_path])
+    for made in _as_list(result):
+        if made.reward is not None:
+            check_reward(args, origin, made, made.reward)
 
 
 def _refuse_aborted(result: Sample | list[Sample]) -> None:

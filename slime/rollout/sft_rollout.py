@@ -16,7 +16,8 @@ def generate_rollout(
 ) -> list[list[Sample]]:
     """``--rollout-batch-size`` groups of one sample, its prompt being a list of chat messages.
 
-    The response of a sample begins at the first token that is trained on.
+    The response of a sample begins at the first token that is trained on. Where there is none, it is the last
+    token, with a mask of 0.
     """
     if evaluation:
         raise RolloutError(
@@ -47,9 +48,8 @@ def _fill(sample: Sample, masks: MultiTurnLossMaskGenerator) -> None:
             "(--input-key names the field; SFT goes without --apply-chat-template)"
         )
     sample.tokens, mask = masks.get_loss_mask(sample.prompt, sample.metadata.get("tools"))
-    (sample.response_length,) = masks.get_response_lengths([mask])
-    if sample.response_length == 0:
-        raise RolloutError(f"{name_samples(sample)}: no token to train on in {sample.prompt!r:.200}")
+    (length,) = masks.get_response_lengths([mask])
+    sample.response_length = max(length, 1)
     sample.loss_mask = mask[-sample.response_length :]
     sample.status = Sample.Status.COMPLETED
     sample.reward = 0

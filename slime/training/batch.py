@@ -42,6 +42,7 @@ class Field:
     Attributes:
         axis: what the entry of one sample runs over.
         read: takes it off a sample; the batch has it if any sample gives something, and then all must.
+        unknown: what stands for it on a sample that gives nothing where others do; None refuses such a batch.
         required: a batch without it cannot be trained on, whoever made it.
         dtype: of the tensor that the trainer makes of each entry; None leaves entries as they are.
         stacked: one tensor for the whole shard instead of one per sample.
@@ -51,6 +52,7 @@ class Field:
 
     axis: Axis
     read: Callable[[Sample], Any] | None = None
+    unknown: Callable[[Sample], Any] | None = None
     required: bool = False
     dtype: torch.dtype | None = None
     stacked: bool = False
@@ -58,9 +60,14 @@ class Field:
     average: Average | None = None
 
 
-def _token_versions(sample: Sample) -> list[int]:
-    """-1 where it is not known."""
-    return [int(v) if v is not None and v.isdecimal() else -1 for v in sample.token_versions]
+def _token_versions(sample: Sample) -> list[int] | None:
+    """-1 where it is not known; None where none is: no entry per token for nothing."""
+    versions = [int(v) if v is not None and v.isdecimal() else -1 for v in sample.token_versions]
+    return versions if any(version >= 0 for version in versions) else None
+
+
+def _no_versions(sample: Sample) -> list[int]:
+    return [-1] * sample.response_length
 
 
 def _response(in_loss: bool = True, **options: Any) -> Field:
@@ -98,7 +105,7 @@ FIELDS: dict[str, Field] = {
     "teacher_log_probs": Field(
         Axis.RESPONSE, lambda sample: sample.teacher_log_probs, dtype=torch.float32, in_loss=True
     ),
-    "token_versions": Field(Axis.RESPONSE, _token_versions, dtype=torch.long),
+    "token_versions": Field(Axis.RESPONSE, _token_versions, _no_versions, dtype=torch.long),
     "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),
     "metadata": Field(Axis.SAMPLE, lambda sample: sample.train_metadata, in_loss=True),
     "log_probs": _response(),

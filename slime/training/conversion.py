@@ -26,16 +26,20 @@ def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutB
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
     else:
         batch = convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
-    _check_values(batch, path or args.custom_reward_post_process_path or "")
+    _check_values(args, batch, path or args.custom_reward_post_process_path or "")
     return batch
 
 
-def _check_values(batch: RolloutBatch, made_by: str) -> None:
-    """No training on NaN, nor on parts of tokens, whoever made the batch."""
-    names = batch.get("sample_indices") or range(len(batch["tokens"]))
+def _check_values(args: TrainingView, batch: RolloutBatch, made_by: str) -> None:
+    """No training on NaN, nor on parts of tokens, whoever made the batch.
+
+    Rewards that only the user's own advantages read may be anything.
+    """
+    names = batch.get("sample_indices")
+    names = range(len(batch["tokens"])) if names is None else names
     origin = f"{made_by}: " if made_by else ""
     for name, reward, mask in zip(names, batch["rewards"], batch["loss_masks"], strict=False):
-        if not is_finite_number(reward):
+        if not is_finite_number(reward) and not args.custom_advantage_function_path:
             raise BatchError(f"{origin}sample {name}: reward {reward!r}, wanted a finite number")
         other = next((value for value in mask if value != 0 and value != 1), None)
         if other is not None:
@@ -63,6 +67,11 @@ def flatten_samples(groups: list[Any]) -> list[Sample]:
                 )
             flat += execution
     return flat
+
+
+def in_order(groups: list[Any]) -> list[Sample]:
+    """All samples of any nesting, whatever their rollout ids: for an evaluation, which nothing trains on."""
+    return [sample for execution, _ in _executions(groups) for sample in execution]
 
 
 def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample], bool]]:
@@ -120,6 +129,8 @@ def _read_fields(samples: list[Sample]) -> RolloutBatch:
         values = [field.read(sample) for sample in samples]
         if all(value is None for value in values):
             continue
+        if field.unknown is not None:
+            values = [field.unknown(s) if v is None else v for s, v in zip(samples, values, strict=True)]
         missing = [sample for sample, value in zip(samples, values, strict=True) if value is None]
         if missing:
             raise BatchError(f"{name_samples(missing)} have no {key}, but others in the batch do")

@@ -1,5 +1,6 @@
 """``rollout/...`` as the trainer saw the batch."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ def rollout_metrics(
     return {
         f"rollout/{key}": value / (num_rollouts if _is_per_token(key) else samples)
         for key, value in zip(sums, reduced, strict=True)
+        if not (key == "rewards" and math.isnan(value))
     }
 
 
@@ -42,11 +44,19 @@ def _sums(rollout_data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if key in rollout_data and field.average is Average.BY_ROLLOUT:
             yield key, _masked_sum(rollout_data, key)
         elif key in rollout_data and field.average is Average.BY_SAMPLE:
-            yield key, float(sum(rollout_data[key]))
+            yield key, _sum(rollout_data[key])
     # Raw rewards may be anything. The shard keeps those of the whole batch beside its own, and only they
     # tell: ranks that judged their own would reduce different numbers of sums.
     if all(isinstance(reward, int | float) for reward in rollout_data["raw_reward"]):
         yield "raw_reward", float(sum(rollout_data["local_raw_reward"]))
+
+
+def _sum(values: Any) -> float:
+    """NaN, which all ranks get, where not every value is a number: rewards for advantages of one's own."""
+    try:
+        return float(sum(values))
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
 
 
 def _masked_sum(rollout_data: Mapping[str, Any], key: str) -> float:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -59,19 +60,47 @@ def _groups(args: TrainingView, samples: Sequence[Sample]) -> list[Group]:
     return [list(executions.values()) for executions in groups.values()]
 
 
+def name_groups(args: TrainingView, groups: Sequence[Any], samples: Sequence[Sample]) -> None:
+    """Gives samples of an irregular rollout that have no ``group_index`` that of the list in which they came.
+
+    Lists of one are left alone: whether they are groups, or every sample came in a list, they do not tell.
+
+    Args:
+        groups: what the rollout function returned.
+        samples: those in it.
+    """
+    if _is_regular(args, samples) or any(sample.group_index is not None for sample in samples):
+        return
+    if all(isinstance(group, list) for group in groups) and any(len(group) > 1 for group in groups):
+        for number, group in enumerate(groups):
+            for sample in _nested(group):
+                sample.group_index = number
+
+
+def _nested(item: Any) -> Iterator[Sample]:
+    if isinstance(item, list):
+        yield from chain.from_iterable(map(_nested, item))
+    else:
+        yield item
+
+
+def _is_regular(args: TrainingView, samples: Sequence[Sample]) -> bool:
+    return len(samples) == args.n_samples_per_prompt * args.rollout_batch_size
+
+
 def _group_indices(args: TrainingView, samples: Sequence[Sample]) -> list[int]:
     """Of each sample; where no sample has one, groups of ``--n-samples-per-prompt`` follow one another."""
     indices = [sample.group_index for sample in samples if sample.group_index is not None]
     if len(indices) == len(samples):
         return indices
-    size, count = args.n_samples_per_prompt, args.n_samples_per_prompt * args.rollout_batch_size
-    if indices or len(samples) != count:
+    if indices or not _is_regular(args, samples):
         without = [sample for sample in samples if sample.group_index is None]
         raise BatchError(
-            f"{name_samples(without)} have no group_index, by which rewards are compared; it may be left out "
-            f"only by all samples of a rollout of {count}, found {len(samples)}"
+            f"{name_samples(without)} have no group_index, by which rewards are compared: set one number on "
+            "all samples of a prompt; it may be left out only by all samples of a rollout of "
+            f"{args.n_samples_per_prompt * args.rollout_batch_size}, found {len(samples)}"
         )
-    return [position // size for position in range(count)]
+    return [position // args.n_samples_per_prompt for position in range(len(samples))]
 
 
 def _centred(rewards: Sequence[float], groups: Sequence[Group], scaled: bool) -> list[float]:

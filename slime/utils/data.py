@@ -162,8 +162,13 @@ def _check_prompt(where: str, key: str, prompt: Any) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
         content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+        if not isinstance(content, str | list) and not (content is None and _does_without_content(message)):
             raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with content")
+
+
+def _does_without_content(message: dict[str, Any]) -> bool:
+    """Whether a call of a tool, a line of thought or another field stands in for it."""
+    return any(value for key, value in message.items() if key != "role")
 
 
 def _parse(where: str, name: str, value: Any, kind: type) -> Any:
@@ -198,6 +203,10 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, template_kwargs:
     return text
 
 
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
 class Dataset:
     """Samples with their prompts ready, in file order or in the order of an epoch.
 
@@ -208,6 +217,9 @@ class Dataset:
 
     Attributes:
         num_too_long: prompts that were left out.
+        fingerprint: 16 hex digits that follow from the prompts in file order, as the file has them. How they
+            are rendered, labels and metadata don't count: a change of those neither repeats a prompt nor
+            leaves one out.
 
     Raises:
         DataError: see ``read_rows``; or no record is left.
@@ -232,8 +244,12 @@ class Dataset:
         self._template_kwargs = apply_chat_template_kwargs or {}
         self._apply_chat_template = apply_chat_template
         keys = RecordKeys(prompt_key, label_key, tool_key, metadata_key)
-        samples = [self._build_sample(row) for row in read_rows(path, keys)]
+        samples, digests = [], {}
+        for row in read_rows(path, keys):
+            samples.append(self._build_sample(row))
+            digests[id(samples[-1])] = _digest(json.dumps(row.prompt, default=repr).encode())
         self.origin_samples = filter_long_prompt(samples, tokenizer, processor, max_length)
+        self.fingerprint = _digest(b"".join(digests[id(sample)] for sample in self.origin_samples)).hex()
         self.num_too_long = len(samples) - len(self.origin_samples)
         if not self.origin_samples:
             raise DataError(f"{path}: no prompt of at most {max_length} tokens among {len(samples)} records")
@@ -262,13 +278,6 @@ class Dataset:
         random.Random(self._seed + epoch).shuffle(order)
         self.samples = [self.origin_samples[i] for i in order]
         self._epoch = epoch
-
-    def fingerprint(self) -> str:
-        """16 hex digits that follow from prompts, labels and metadata in file order."""
-        digest = hashlib.blake2b(digest_size=8)
-        for sample in self.origin_samples:
-            digest.update(json.dumps([sample.prompt, sample.label, sample.metadata], default=repr).encode())
-        return digest.hexdigest()
 
     def _build_sample(self, row: Row) -> Sample:
         rendered = self._apply_chat_template

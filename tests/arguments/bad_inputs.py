@@ -104,8 +104,10 @@ def bad_custom_configs() -> Iterator[BadInput]:
         if spec.dest not in ("custom_config_path", "rollout_engine"):
             yield _custom_config(f"{spec.dest} of another type", spec.dest, _of_another_type(spec))
     for spec in OPEN:
-        if len(spec.dest) > 4 and spec.dest[:-1] not in options:
-            yield _custom_config(f"{spec.dest} misspelt", spec.dest[:-1], "1")
+        word = max(spec.dest.split("_"), key=len)
+        misspelt = spec.dest.replace(word, word[:-1])
+        if len(word) >= 4 and len(spec.dest) > 6 and misspelt not in options:
+            yield _custom_config(f"{spec.dest} misspelt", misspelt, "1")
     for name in sorted(derived_names() - options):
         yield _custom_config(f"{name}, which is derived", name, "1")
 

@@ -153,10 +153,35 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
     assert isinstance(args.lr, float)
 
 
+OWN_KEYS = {
+    "max_tokens": "max_tokens_per_gpu",
+    "use_mis": "use_tis",
+    "rm_types": "rm_type",
+    "eval_top_n": "eval_top_k",
+    "partial_rollouts": "partial_rollout",
+    "rollout_max_context": "rollout_max_context_len",
+}
+
+
+def test_keys_of_ones_own_may_be_like_flags(words, notes, tmp_path):
+    path = tmp_path / "more.yaml"
+    path.write_text("".join(f"{key}: [own]\n" for key in OWN_KEYS) + "horizon: 3\n")
+    line = words(custom_config_path=path)
+    said = [
+        f"{key} is no flag and taken for a key of your own (did you mean {OWN_KEYS[key]}?)"
+        for key in OWN_KEYS
+    ]
+    assert notes(line) == [f"--custom-config-path {path}: {text}" for text in said]
+    args = validated_args(line)
+    assert args.horizon == 3 and all(getattr(args, key) == ["own"] for key in OWN_KEYS)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "no such file"),
+        ("rollout_batchsize: 4\n", r"rollout_batchsize is no flag \(did you mean rollout_batch_size\?"),
+        ("partail_rollout: 4\n", r"partail_rollout is no flag \(did you mean partial_rollout\?"),
         ("a: [", "not valid YAML"),
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),

@@ -126,16 +126,18 @@ def test_prompts_that_are_all_too_long_are_refused(words, refusal, data):
     assert validated_args(words(rollout_max_prompt_len=8, rollout_batch_size=1)).rollout_max_prompt_len == 8
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ("hi", "field 'input' is text (wanted: a list of messages; --input-key names the field)"),
-        ([USER], "field 'input' has no message of an assistant, so there is nothing to learn"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_for_sft(words, refusal, data, messages, said):
-    write(data, {"input": [USER, ANSWER]}, {"input": messages})
+def test_what_is_no_conversation_is_refused_for_sft(words, refusal, data):
+    write(data, {"input": [USER, ANSWER]}, {"input": "hi"})
+    said = "field 'input' is text (wanted: a list of messages; --input-key names the field)"
     assert refusal(words(**SFT)) == f"--prompt-data: {data}:2: {said}"
+
+
+def test_some_conversations_may_have_no_answer_to_learn_but_not_all(words, refusal, data):
+    write(data, {"input": [USER]}, {"input": [USER, ANSWER]}, {"input": [USER]})
+    validated_args(words(**SFT))
+    write(data, {"input": [USER]}, {"input": [USER, USER]})
+    said = "no message of an assistant in field 'input' of 2 records, so there is nothing to learn"
+    assert refusal(words(**SFT)) == f"--prompt-data: {data}: {said}"
 
 
 def test_a_conversation_that_the_mask_cannot_be_made_of_is_refused(words, refusal, data, altered_checkpoint):
@@ -167,3 +169,14 @@ def test_a_reward_that_compares_needs_labels(words, refusal):
 def test_user_code_may_read_what_engines_cannot(words, data):
     write(data, GOOD | {"input": [USER], "metadata": {"rm_type": "mine"}})
     validated_args(words(custom_generate_function_path="json.dumps", rollout_batch_size=1))
+
+
+@pytest.mark.parametrize("own", ["rm_type: random", "metadata_overrides: {rm_type: random}"])
+def test_the_type_of_an_eval_dataset_stands_in_for_that_of_its_records(words, refusal, tmp_path, own):
+    held_out = write(tmp_path / "held_out.jsonl", GOOD | {"metadata": {"rm_type": "olympiad"}})
+    config = tmp_path / "eval.yaml"
+    dataset = f"eval: {{datasets: [{{name: a, path: {held_out}, %s}}]}}\n"
+    config.write_text(dataset % own)
+    validated_args(words(eval_interval=1, eval_config=config))
+    config.write_text(dataset % "top_k: 5")
+    assert "rm_type of its metadata olympiad: unknown" in refusal(words(eval_interval=1, eval_config=config))

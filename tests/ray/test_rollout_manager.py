@@ -8,6 +8,7 @@ import pytest
 
 from slime.ray import fleet
 from slime.ray.rollout_manager import RolloutManager
+from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
 from slime.utils.types import Sample
 
@@ -27,6 +28,26 @@ class Source:
 def rollout_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
     seen.append(args)
     return []
+
+
+def evaluation_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    samples = [Sample(index=i, group_index=i, rollout_id=7) for i in range(3)]
+    return RolloutFnEvalOutput(data={"held_out": {"rewards": [1.0] * 3, "samples": samples}})
+
+
+def grouped_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
+    groups = [[Sample(index=i) for i in range(3)], [Sample(index=i) for i in (3, 4)]]
+    seen[:] = [*groups[0], *groups[1]]  # type: ignore[list-item]
+    return groups
+
+
+def say_nothing(*_: Any) -> bool:
+    return True
+
+
+def keep(rollout_id: int, args: Namespace, data: dict[str, Any], extra_metrics: Any) -> bool:
+    seen.append(data)  # type: ignore[arg-type]
+    return True
 
 
 def exiting_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
@@ -141,3 +162,25 @@ def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -
     assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
     silent = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
     assert (silent.notices(), silent._data_metrics()) == ([], {})
+
+
+def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: dict[str, Any]) -> None:
+    own = dict(eval_function_path=f"{__name__}.evaluation_fn", save_debug_rollout_data=None)
+    log = f"{__name__}.keep"
+    flags |= own | {"custom_eval_rollout_log_function_path": log, "partial_rollout": False}
+    metrics = RolloutManager(Namespace(**flags), [], 0).eval(0)  # type: ignore[arg-type]
+    assert [*metrics] == ["perf/eval_time"]
+    assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]
+
+
+def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
+    flags |= dict(
+        rollout_function_path=f"{__name__}.grouped_fn",
+        custom_rollout_log_function_path=f"{__name__}.say_nothing",
+        n_samples_per_prompt=2,
+        save_debug_rollout_data=None,
+        save=None,
+        partial_rollout=False,
+    )
+    RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]

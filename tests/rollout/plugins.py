@@ -151,6 +151,14 @@ def replace_hook(args, sample, *, rollout_id, evaluation):
     return copied
 
 
+def grade_hook(args, sample, *, rollout_id, evaluation):
+    sample.reward = {"good": 1.0}[sample.reward]
+
+
+def spoil_hook(args, sample, *, rollout_id, evaluation):
+    sample.reward = "bad"
+
+
 def remove_short(args, groups):
     for group in groups:
         group[0].remove_sample = True

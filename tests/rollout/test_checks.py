@@ -38,6 +38,7 @@ def test_anything_else_is_named(samples, message):
 def test_one_object_for_two_samples_is_named():
     one = sample(4)
     with pytest.raises(
-        RolloutError, match=r"a.b returned one Sample object as its samples 0 and 2 \(sample 4 of"
+        RolloutError,
+        match=r"as its samples 0 and 2 \(sample 4 of group 0\), .* \(copy.deepcopy makes one\)",
     ):
         check_samples("a.b", [one, sample(5), one])

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,13 +76,46 @@ def test_a_missing_state_beside_a_checkpoint_is_refused(make_args):
     ("change", "message"),
     [
         ({"rollout_seed": 43}, r"--rollout-seed 43: would .* \(wanted: 42,"),
-        ({"rollout_shuffle": True}, r"--rollout-shuffle True: would .* \(wanted: False,"),
+        ({"rollout_shuffle": False}, r"--rollout-shuffle False: would .* \(wanted: True,"),
     ],
 )
 def test_another_seed_or_order_is_refused_at_resume(make_args, change, message):
-    RolloutDataSource(make_args()).save(0)
+    shuffled = {"rollout_shuffle": True}
+    RolloutDataSource(make_args(**shuffled)).save(0)
     with pytest.raises(ValueError, match=message):
-        RolloutDataSource(make_args(**change)).load(0)
+        RolloutDataSource(make_args(**shuffled | change)).load(0)
+
+
+def test_a_seed_that_orders_nothing_may_change_at_resume(make_args):
+    source = RolloutDataSource(make_args())
+    source.get_samples(3)
+    source.save(0)
+    resumed = RolloutDataSource(make_args(rollout_seed=43))
+    resumed.load(0)
+    assert prompts(resumed.get_samples(1)) == ["a3"]
+    with pytest.raises(ValueError, match="--rollout-shuffle True"):
+        RolloutDataSource(make_args(rollout_shuffle=True)).load(0)
+
+
+def test_seed_and_shuffle_mean_nothing_without_a_dataset(make_args):
+    own = {"rollout_global_dataset": False}
+    RolloutDataSource(make_args(**own)).save(0)
+    RolloutDataSource(make_args(**own, rollout_seed=43, rollout_shuffle=True)).load(0)
+
+
+def test_what_is_said_of_a_prompt_may_change_at_resume(make_args, tmp_path):
+    args = make_args()
+    source = RolloutDataSource(args)
+    source.get_samples(3)
+    source.save(0)
+    mended = tmp_path / "mended.jsonl"
+    rows = [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
+    rows = [row | {"label": f"new {row['label']}", "metadata": {"level": 1}} for row in rows]
+    mended.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = dict(prompt_data=str(mended), apply_chat_template=False, apply_chat_template_kwargs={"a": 1})
+    resumed = RolloutDataSource(make_args(**changes))
+    resumed.load(0)
+    assert prompts(resumed.get_samples(1)) == ["new a3"]
 
 
 def test_other_data_of_the_same_length_is_refused_at_resume(make_args, tmp_path):
@@ -91,7 +125,7 @@ def test_other_data_of_the_same_length_is_refused_at_resume(make_args, tmp_path)
     moved, changed = tmp_path / "moved.jsonl", tmp_path / "changed.jsonl"
     moved.write_text(text)
     RolloutDataSource(make_args(prompt_data=str(moved))).load(0)
-    changed.write_text(text.replace('"a3"', '"a4"'))
+    changed.write_text(text.replace('"q3"', '"q4"'))
     assert changed.read_text() != text
     with pytest.raises(
         ValueError,

@@ -44,10 +44,11 @@ def test_the_response_begins_at_the_first_trained_token(sft_args, tokenizer):
     assert source.ledger.trained == source.ledger.issued == 3
 
 
-def test_a_conversation_without_an_assistant_is_named(sft_args):
+def test_a_conversation_without_an_assistant_teaches_nothing(sft_args):
     args = sft_args([{"role": "user", "content": "hi"}])
-    with pytest.raises(RolloutError, match="sample 0 of group 0: no token to train on"):
-        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+    ((sample,), *_) = generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+    assert (sample.response_length, sample.loss_mask) == (1, [0])
+    assert len(sample.tokens) > 1
 
 
 def test_text_prompts_groups_and_evaluation_are_refused(make_args):

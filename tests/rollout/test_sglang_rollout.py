@@ -222,6 +222,13 @@ async def test_hooks_see_every_sample_and_may_replace_it(engine, make_args, make
             assert sample.metadata["replaced"] is True
 
 
+async def test_a_hook_may_make_numbers_of_what_generation_says(engine, make_args, make_source):
+    own = {"custom_generate_function_path": PLUGINS + "self_scored_generate"}
+    args = make_args(**own, rollout_sample_hook_path=[PLUGINS + "grade_hook"])
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert {sample.reward for group in output.samples for sample in group} == {1.0}
+
+
 async def test_batch_hooks_run_and_what_they_fetch_is_accounted_for(engine, make_args, make_source):
     args = make_args(
         rollout_sample_filter_path=PLUGINS + "remove_short",
@@ -286,6 +293,13 @@ async def test_any_object_with_the_methods_is_a_data_source(engine, make_args):
         (
             {"custom_generate_function_path": PLUGINS + "self_scored_generate"},
             r"plugins\.self_scored_generate returned 'good' for sample \d of group \d, expected",
+        ),
+        (
+            {
+                "custom_generate_function_path": PLUGINS + "anew_generate",
+                "rollout_sample_hook_path": [PLUGINS + "spoil_hook"],
+            },
+            r"plugins\.anew_generate and \S+plugins\.spoil_hook returned 'bad' for sample \d of group \d",
         ),
         (
             {"custom_rm_path": PLUGINS + "text_rm"},

@@ -9,11 +9,12 @@ from slime.training.conversion import (
     convert_samples_to_train_data,
     fill_rollout_ids,
     flatten_samples,
+    in_order,
     left_out,
     samples_to_train_data,
     split_train_data_by_dp,
 )
-from slime.training.rewards import post_process_rewards
+from slime.training.rewards import name_groups, post_process_rewards
 from slime.utils.types import Sample
 
 
@@ -27,6 +28,7 @@ def train_args(**overrides):
         reward_key=None,
         custom_reward_post_process_path=None,
         custom_convert_samples_to_train_data_path=None,
+        custom_advantage_function_path=None,
         global_batch_size=4,
         micro_batch_size=1,
         use_dynamic_batch_size=False,
@@ -147,8 +149,37 @@ def test_regular_groups_are_normalised_to_the_last_bit_as_by_one_matrix(size, na
     assert processed(samples, **flags) == wanted.flatten().tolist()
 
 
+def test_groups_without_a_number_are_the_lists_in_which_they_came():
+    samples = make_samples([1.0, 2.0, 6.0, 0.0, 4.0])
+    name_groups(train_args(), [samples[:3], [[samples[3]], samples[4:]]], samples)
+    assert [sample.group_index for sample in samples] == [0, 0, 0, 1, 1]
+    assert processed(samples, grpo_std_normalization=False) == [-2.0, -1.0, 3.0, -2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda samples: samples,
+        lambda samples: [[sample] for sample in samples],
+        lambda samples: [samples[:2], *samples[2:]],
+    ],
+)
+def test_lists_that_tell_no_groups_name_none(nest):
+    samples = make_samples([1.0, 2.0, 6.0])
+    name_groups(train_args(), nest(samples), samples)
+    assert {sample.group_index for sample in samples} == {None}
+    regular, named = make_samples([0.0] * 4), in_groups([1.0, 0.0, 5.0])
+    named[0].group_index = None
+    for others in (regular, named):
+        before = [sample.group_index for sample in others]
+        name_groups(train_args(), [others], others)
+        assert [sample.group_index for sample in others] == before
+
+
 def test_samples_without_a_group_are_refused_unless_groups_follow_one_another():
-    with pytest.raises(BatchError, match=r"samples \[0, 1, 2\] have no group_index.* rollout of 4, found 3"):
+    with pytest.raises(
+        BatchError, match=r"samples \[0, 1, 2\] have no group_index.*: set one number on .* of 4, found 3"
+    ):
         processed(make_samples([1.0, 2.0, 6.0]))
     samples = in_groups([1.0, 0.0], [1.0, 0.0])
     samples[2].group_index = None
@@ -214,6 +245,29 @@ def test_what_user_code_makes_of_a_batch_is_checked_and_the_code_is_named(option
     path = f"{__name__}.{function}"
     with pytest.raises(BatchError, match=f"{path}: {message}"):
         samples_to_train_data(train_args(**{option: path}), make_samples([0.0] * 4))
+
+
+def array_convert(args, samples):
+    batch = convert_samples_to_train_data(samples, [0.0] * 4, [0.0] * 4)
+    return batch | {"sample_indices": np.arange(7, 11), "rewards": np.zeros(4)}
+
+
+def list_convert(args, samples):
+    return array_convert(args, samples) | {"rewards": [[0.5, 1.0], [0.0], [], [1.0]]}
+
+
+def test_indices_of_samples_may_be_an_array():
+    args = train_args(custom_convert_samples_to_train_data_path=f"{__name__}.array_convert")
+    assert samples_to_train_data(args, make_samples([0.0] * 4))["sample_indices"].tolist() == [7, 8, 9, 10]
+
+
+def test_advantages_of_ones_own_may_have_a_reward_per_turn():
+    path = f"{__name__}.list_convert"
+    args = train_args(custom_convert_samples_to_train_data_path=path)
+    with pytest.raises(BatchError, match=rf"{path}: sample 7: reward \[0.5, 1.0\], wanted a finite number"):
+        samples_to_train_data(args, make_samples([0.0] * 4))
+    args.custom_advantage_function_path = "mine.advantages"
+    assert samples_to_train_data(args, make_samples([0.0] * 4))["rewards"][0] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("value", [0.5, -1, 2, float("nan")])
@@ -351,6 +405,12 @@ def test_two_executions_with_one_rollout_id_are_refused(nest):
         sample.rollout_id = 3
     with pytest.raises(BatchError, match="rollout id 3 is that of another execution too"):
         flatten_samples(nest(*samples))
+
+
+def test_an_evaluation_is_flattened_whatever_its_ids():
+    a, b, c, d = make_samples([0.0] * 4)
+    a.rollout_id = b.rollout_id = d.rollout_id = 3
+    assert in_order([[a, [b, c]], d]) == [a, b, c, d]
 
 
 def test_a_recording_tells_executions_by_group_and_id():

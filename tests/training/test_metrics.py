@@ -25,3 +25,13 @@ def test_a_rollout_is_averaged_over_tokens_then_rollouts():
         "rollout/raw_reward": 1.0,
         "rollout/truncated": pytest.approx(1 / 3),
     }
+
+
+def test_rewards_that_are_no_numbers_have_no_average():
+    data = {
+        "tokens": [torch.zeros(4), torch.zeros(3)],
+        "rewards": [[0.5, 1.0], [0.0]],
+        "raw_reward": [1.0, 3.0],
+        "local_raw_reward": [1.0, 3.0],
+    }
+    assert rollout_metrics(data, num_rollouts=2, group=None) == {"rollout/raw_reward": 2.0}

@@ -2,6 +2,7 @@
 
 import torch
 
+from slime.training.batch import select
 from slime.training.conversion import convert_samples_to_train_data
 from slime.training.micro_batches import tensorize
 from slime.training.staleness import staleness_metrics
@@ -9,11 +10,15 @@ from slime.utils.types import Sample
 from tests.megatron_harness import run_ranks
 
 
-def _shard(*samples):
-    batch = convert_samples_to_train_data(list(samples), [0.0] * len(samples), [0.0] * len(samples))
-    partition = [*range(len(samples))]
-    shard = batch | {"total_lengths": [len(s.tokens) for s in samples], "partition": partition}
-    return tensorize(shard, torch.device("cpu"))
+def _batch(*samples):
+    return convert_samples_to_train_data(list(samples), [0.0] * len(samples), [0.0] * len(samples))
+
+
+def _shard(*samples, partition=None):
+    batch = _batch(*samples)
+    partition = [*range(len(samples))] if partition is None else partition
+    whole = {"total_lengths": [len(s.tokens) for s in samples], "raw_reward": batch["raw_reward"]}
+    return tensorize(select(batch, partition) | whole | {"partition": partition}, torch.device("cpu"))
 
 
 def _sample(spans, mask):
@@ -40,10 +45,16 @@ def test_tokens_of_nobody_have_no_age():
     assert staleness_metrics({"loss_masks": []}, 5, None) == {}
 
 
+def test_where_no_version_is_known_nothing_is_carried_per_token():
+    assert "token_versions" not in _batch(_sample([], [1, 1]), _sample([(None, 1), ("default", 1)], [1, 1]))
+    some = _batch(_sample([], [1, 1]), _sample([("3", 1)], [1]), _sample([], []))
+    assert some["token_versions"] == [[-1, -1], [3], []]
+
+
 def _of_rank(rank):
     torch.distributed.init_process_group("gloo", rank=rank, world_size=3)
-    spans = ([("4", 2)], [("1", 1)], [])[rank]
-    shard = _shard(_sample(spans, [1] * (2, 1, 1)[rank]))
+    samples = [_sample([("4", 2)], [1, 1]), _sample([("1", 1)], [1]), _sample([], [1])]
+    shard = _shard(*samples, partition=[rank])
     return staleness_metrics(shard, 4, torch.distributed.group.WORLD)
 
 

@@ -124,6 +124,11 @@ def test_a_missing_or_foreign_file_is_an_error(tmp_path):
             r":1: {'role': 'user'} in field 'text' is no message with content",
         ),
         (
+            {"text": [{"role": "assistant", "content": None, "tool_calls": None, "name": ""}]},
+            {},
+            r"'name': ''} in field 'text' is no message with content",
+        ),
+        (
             {"text": [{"role": "user", "content": 5}]},
             {},
             r"'content': 5} in field 'text' is no message with cont",
@@ -140,8 +145,16 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, record, options, messag
         Dataset(write_lines(tmp_path, record), tokenizer, **options)
 
 
-def test_a_call_of_a_tool_needs_no_content(tmp_path, tokenizer):
-    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": None, "tool_calls": [{"name": "f"}]},
+        {"content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"reasoning_content": "2 is even"},
+    ],
+)
+def test_another_field_may_stand_in_for_content(tmp_path, tokenizer, fields):
+    call = {"role": "assistant"} | fields
     path = write_lines(tmp_path, {"text": [{"role": "user", "content": "hi"}, call]})
     assert Dataset(path, tokenizer)[0].prompt[1] == call
 
