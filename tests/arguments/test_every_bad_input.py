@@ -9,6 +9,8 @@ import pytest
 
 from tests.arguments.bad_inputs import COMMAND_LINES, CONFIG_VALUES, MODELS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch):
