@@ -68,6 +68,8 @@ def make_args(checkpoint: Path) -> Namespace:
         pipeline_model_parallel_size=1,
         seed=1,
         update_weight_buffer_size=BUCKET_BYTES,
+        distributed_timeout_minutes=10,
+        check_weight_update_equal=False,
     )
 
 

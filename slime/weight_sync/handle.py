@@ -77,15 +77,12 @@ class HandleTransport(Transport):
                 )
             except Exception as error:
                 failure = error
-        if failure is not None:
-            self.finish()
         self._share_outcome(failure)
         collect_handles()
         return flat.flattened_tensor.nbytes
 
     def finish(self) -> None:
-        """Lets go of the last bucket: a shared-memory file stays on the machine if this process is killed."""
-        self._buffer = FlatBuffer()
+        """Keeps the memory for the next update; the run's reaper removes its file after a kill."""
 
     def disconnect(self) -> None:
         if self._engine is not None:

@@ -58,6 +58,7 @@ def _sync(rank, args, endpoint):
     try:
         update.run(4)
     finally:
+        update.disconnect()
         if left := list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")):
             raise RuntimeError(f"left behind: {left}")
 
@@ -76,7 +77,7 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
-def test_no_shared_memory_is_left_after_an_update(engine, tmp_path):
+def test_no_shared_memory_is_left_when_engines_are_disconnected(engine, tmp_path):
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     run_ranks(_sync, 2, args, _endpoint(engine))
 
