@@ -155,7 +155,7 @@ def bare_executor(path: str) -> Executor:
     config = ModelConfig.from_directory(path)
     parameters = Parameters(config)
     load_checkpoint(parameters, path)
-    context = config.max_position_embeddings
+    context = config.shape.max_position_embeddings
     return Executor(CausalLM(config, parameters, context), KVCache(config, REQUESTS, context))
 
 
@@ -171,9 +171,9 @@ def measure_size(size: str, rounds: int, new_tokens: int) -> dict[str, Any]:
         model.save_pretrained(path)
         executor, server = bare_executor(path), Server(path)
         try:
-            server.wave(make_prompts(config.shape.vocab_size, 99), min(new_tokens, 4))
+            server.wave(make_prompts(config.vocab_size, 99), min(new_tokens, 4))
             for index in range(rounds):
-                prompts = make_prompts(config.shape.vocab_size, index)
+                prompts = make_prompts(config.vocab_size, index)
                 tokens = REQUESTS * new_tokens
                 contestants = {
                     "engine": (server.cpu_seconds, lambda p=prompts: server.wave(p, new_tokens)),
