@@ -167,10 +167,11 @@ def main() -> None:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     results = {size: measure(size, options.steps) for size in options.sizes}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(json.dumps(results, indent=2))
 
 

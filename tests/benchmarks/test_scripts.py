@@ -1,0 +1,31 @@
+"""The benchmarks can be run, at their smallest; what they measure there means nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {
+    "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
+    "trainer_packing": ["--size", "0.5M", "--repeats", "1"],
+    "weight_sync": ["--sizes", "10M", "--repeats", "1"],
+    "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=pytest.mark.cluster if name == "grpo_step" else ()) for name in SCRIPTS],
+)
+def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    command = [sys.executable, f"benchmarks/{script}.py", *SCRIPTS[script], "--output", str(output)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=170)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert json.loads(output.read_text())
