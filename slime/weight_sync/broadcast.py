@@ -87,8 +87,6 @@ class BroadcastTransport(Transport):
             self._broadcast(flat.flattened_tensor, answers)
         return flat.flattened_tensor.nbytes
 
-    def finish(self) -> None: ...
-
     def disconnect(self) -> None:
         if name := self._group_name:
             self._engines.each(lambda client: client.destroy_weights_update_group(name))

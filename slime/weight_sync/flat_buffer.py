@@ -7,10 +7,11 @@ from slime.utils.tensor_bucket import FlattenedTensorBucket, layout
 
 
 class FlatBuffer:
-    """Flattens the buckets of an update into memory that is kept between them.
+    """Flattens buckets into memory that is kept between them, and between updates.
 
-    On the host, touching fresh pages costs ten times as much as the copy itself. Device memory is not kept:
-    there the allocator does that, and an engine on the same device may need it.
+    On the host, touching fresh pages costs ten times as much as the copy itself. Once shared with an engine
+    that memory is a file, which the run's reaper removes if this process is killed. Device memory is not
+    kept: there the allocator does that, and an engine on the same device may need it.
     """
 
     def __init__(self) -> None:

@@ -81,9 +81,6 @@ class HandleTransport(Transport):
         collect_handles()
         return flat.flattened_tensor.nbytes
 
-    def finish(self) -> None:
-        """Keeps the memory for the next update; the run's reaper removes its file after a kill."""
-
     def disconnect(self) -> None:
         if self._engine is not None:
             self._engine.close()
