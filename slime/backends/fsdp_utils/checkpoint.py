@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from slime.arguments.fsdp import FORMAT
 from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.random_state import load_random_state, save_random_state
@@ -35,7 +36,6 @@ from slime.training.checkpoint_dir import (
 )
 from slime.training.checkpoint_errors import explained
 
-FORMAT = "fsdp_dcp"
 Tensors = dict[str, torch.Tensor]
 Swap = Callable[[], AbstractContextManager[None]]
 """Puts another version in the place of the trained weights; leaving it undoes that."""
