@@ -75,14 +75,15 @@ def _precision(args: Namespace | None) -> MixedPrecisionPolicy:
 
 
 def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Layers, and embeddings that share their weight with nothing."""
+    """The outermost layers, and embeddings that share their weight with nothing."""
     names = set(model._no_split_modules or ())
     tied = model.config.get_text_config().tie_word_embeddings
-    return [
-        module
-        for module in model.modules()
-        if type(module).__name__ in names or (isinstance(module, torch.nn.Embedding) and not tied)
-    ]
+    units: dict[str, torch.nn.Module] = {}
+    for path, module in model.named_modules():
+        wanted = type(module).__name__ in names or (isinstance(module, torch.nn.Embedding) and not tied)
+        if wanted and not any(path.startswith(f"{outer}.") for outer in units):
+            units[path] = module
+    return list(units.values())
 
 
 def freeze(args: Namespace, model: torch.nn.Module) -> None:
