@@ -103,7 +103,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         return
     for name, instead in _REFUSED.items():
         value = getattr(args, name, None)
-        if value not in (None, False, 1, "adam"):
+        if value is True or value not in (None, False, 1, "adam"):
             shown = "" if value is True else f" {value}"
             yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
     if args.advantage_estimator == "ppo":

@@ -181,11 +181,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ValueError: another trainer wrote it.
     """
     content: dict[str, Any] = json.loads((path / "metadata.json").read_text())
-    if content.get("sharded_backend") != FORMAT:
-        found = f"checkpoint {path}: its format is {content.get('sharded_backend')!r}"
-        raise ValueError(
-            f"checkpoint {path}: its format is {found!r}, wanted {FORMAT!r} of --train-backend fsdp"
-        )
+    if (found := content.get("sharded_backend")) != FORMAT:
+        wanted = f"wanted {FORMAT!r} of --train-backend fsdp"
+        raise ValueError(f"checkpoint {path}: its format is {found!r}, {wanted}")
     return content
 
 

@@ -26,13 +26,20 @@ def save_random_state(directory: Path, rank: int) -> None:
 
 
 def load_random_state(directory: Path, rank: int) -> None:
-    """What `save_random_state` has written there; nothing if it has not."""
+    """What `save_random_state` has written there; nothing if it has not.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
     file = _file(directory, rank)
     if not file.is_file():
         return
-    state = torch.load(file, weights_only=True)
+    try:
+        state = torch.load(file, weights_only=True)
+        kind, keys, *rest = state["numpy"]
+    except Exception as error:  # a malformed file can raise anything
+        raise ValueError(f"{file}: not the random state of a rank ({type(error).__name__})") from error
     random.setstate(state["python"])
-    kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["device"] is not None and has_gpu():
