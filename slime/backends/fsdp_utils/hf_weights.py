@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from slime.backends.fsdp_utils.model import named_tensors
 from slime.training.backend import NamedTensors
@@ -29,7 +28,8 @@ class FsdpHfTensors:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self.ranks = frozenset(range(dist.get_world_size()))
-        self._converts = bool(get_model_conversion_mapping(model, add_legacy=False))
+        self._converts = bool(model._weight_conversions)
+        self._joins = any(isinstance(each, WeightConverter) for each in model._weight_conversions)
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes``; what fits in none, or must stay together, comes alone."""
@@ -47,7 +47,7 @@ class FsdpHfTensors:
 
     def _units(self) -> Iterator[NamedTensors]:
         """Tensors that a conversion may join stay together: those of a layer."""
-        if not self._converts:
+        if not self._joins:
             yield from ([pair] for pair in named_tensors(self._model))
             return
         for _, pairs in groupby(named_tensors(self._model), lambda pair: _layer_of(pair[0])):

@@ -10,6 +10,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
 
@@ -25,6 +27,12 @@ def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     model.tie_weights()
+    # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
+    model._weight_conversions = [
+        conversion
+        for conversion in get_model_conversion_mapping(model, add_legacy=False)
+        if not isinstance(conversion, PrefixChange)
+    ]
     freeze(args, model)
     if args.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
