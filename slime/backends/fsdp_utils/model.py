@@ -21,18 +21,7 @@ def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
     Raises:
         ValueError: gradient checkpointing or freezing that the model does not offer.
     """
-    config = _config(args)
-    options = {"trust_remote_code": args.trust_remote_code, "attn_implementation": "eager"}
-    # Memory that is reserved and not touched: a rank fills and keeps no more than its shard.
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
-    model.tie_weights()
-    # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
-    model._weight_conversions = [
-        conversion
-        for conversion in get_model_conversion_mapping(model, add_legacy=False)
-        if not isinstance(conversion, PrefixChange)
-    ]
+    model = empty_model(args.hf_checkpoint, args.trust_remote_code)
     freeze(args, model)
     if args.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
@@ -42,14 +31,29 @@ def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
     return model
 
 
-def _config(args: Namespace) -> PretrainedConfig:
-    """That of the checkpoint without dropout: old and new log-probs are of the same network."""
-    config = AutoConfig.from_pretrained(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
+def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The whole model of a Hugging Face directory on the host, in memory that is reserved and not touched."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    _drop_dropout(config)
+    options = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    model.tie_weights()
+    # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
+    model._weight_conversions = [
+        conversion
+        for conversion in get_model_conversion_mapping(model, add_legacy=False)
+        if not isinstance(conversion, PrefixChange)
+    ]
+    return model
+
+
+def _drop_dropout(config: PretrainedConfig) -> None:
+    """Old and new log-probs have to be of the same network."""
     for name, value in list(vars(config).items()):
         if re.search("dropout|pdrop", name) and isinstance(value, float):
             setattr(config, name, 0.0)
     config.use_cache = False
-    return config
 
 
 def apply_fsdp2(
