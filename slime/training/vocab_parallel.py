@@ -80,14 +80,29 @@ class _Slice:
             scaled[:, self.real :] = _NEVER
             yield here, scaled
 
-    def maxima(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor | None:
-        """[N], of each row over all slices; None where this slice is all, and `chunks` will show them."""
+    def reduce(self, largest: torch.Tensor, sums: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+        """Over the slices, in place.
+
+        Args:
+            largest: [N], the maximum of each row in its slice.
+            sums: [3, N], S, the sum of e^z z and z_target of `_LogProbEntropy`, z relative to that maximum.
+            mine: [N], whether the target is in the slice.
+
+        Returns:
+            [N], e to the slice's maximum less that of all.
+        """
         if self.tp_group is None:
-            return None
-        largest = [z.amax(-1) for _, z in self.chunks(logits, rows)]
-        found = torch.cat([*largest, logits.new_empty(0)])
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.tp_group)
-        return found
+            return torch.ones_like(largest)
+        shift = largest.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.tp_group)
+        shift -= largest
+        scale = shift.exp()
+        total, weighted, z_target = sums
+        weighted.addcmul_(shift, total).mul_(scale)
+        total *= scale
+        z_target.add_(shift).mul_(mine)
+        dist.all_reduce(sums, group=self.tp_group)
+        return scale
 
 
 class _LogProbEntropy(torch.autograd.Function):
@@ -95,6 +110,9 @@ class _LogProbEntropy(torch.autograd.Function):
 
     log p_target = z_target - log S;  H = log S - sum p z.
     Gradients: (1_target - p) for log p_target;  p (sum p z - z) for H.
+
+    q is the softmax of a slice as torch computes it, in one go, of which p is a multiple. In float32 its sum
+    of e^z is coarse where the vocabulary is large; that the sum of q is not quite 1 makes up for it.
     """
 
     @staticmethod
@@ -108,25 +126,24 @@ class _LogProbEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         mine = (targets >= 0) & (targets < logits.size(-1))
         local = targets.where(mine, 0)
-        # S, the sum of e^z z, and z_target.
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        sums = torch.empty(3, len(rows), dtype=dtype, device=logits.device)
-        known = part.maxima(logits, rows)
-        largest = torch.empty_like(sums[0]) if known is None else known
+        values = torch.empty(5, len(rows), dtype=dtype, device=logits.device)
+        largest, unit, sums = values[0], values[1], values[2:]
         for here, z in part.chunks(logits, rows):
-            if known is None:
-                largest[here] = z.amax(-1)
+            largest[here] = z.amax(-1)
             z -= largest[here, None]
-            sums[2, here] = z.gather(-1, local[here, None])[:, 0] * mine[here]
-            exp = z.exp()
-            sums[0, here] = exp.sum(-1)
-            sums[1, here] = torch.linalg.vecdot(exp, z)
-        if part.tp_group is not None:
-            dist.all_reduce(sums, group=part.tp_group)
+            q = z.softmax(-1)
+            unit[here] = q.amax(-1)  # where e^z is 1
+            sums[0, here] = q.sum(-1)
+            sums[1, here] = torch.linalg.vecdot(q, z)
+            sums[2, here] = z.gather(-1, local[here, None])[:, 0]
+        sums[:2] /= unit
+        scale = part.reduce(largest, sums, mine)
         total, weighted, z_target = sums
         log_total, mean_z = total.log(), weighted / total
         entropy = log_total - mean_z
-        ctx.save_for_backward(logits, rows, local, mine, largest, total, mean_z)
+        p_of_q = scale / (unit * total)
+        ctx.save_for_backward(logits, rows, local, mine, largest, mean_z, p_of_q)
         ctx.part, ctx.entropy_gradient = part, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -135,21 +152,18 @@ class _LogProbEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, log_prob_gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> Any:
-        logits, rows, local, mine, largest, total, mean_z = ctx.saved_tensors
+        logits, rows, local, mine, largest, mean_z, p_of_q = ctx.saved_tensors
         gradient = torch.zeros_like(logits)
-        of_target = log_prob_gradient * mine
+        of_target = log_prob_gradient * mine / ctx.part.temperature
+        of_p = log_prob_gradient * -p_of_q / ctx.part.temperature
+        of_entropy = entropy_gradient * -p_of_q / ctx.part.temperature
         for here, z in ctx.part.chunks(logits, rows):
-            z -= largest[here, None]
+            q = z.softmax(-1)
             if ctx.entropy_gradient:
-                p = z.exp().div_(total[here, None])
-                of_entropy = z.sub_(mean_z[here, None]).mul_(p).mul_(-entropy_gradient[here, None])
+                z.sub_(largest[here, None]).sub_(mean_z[here, None]).mul_(of_entropy[here, None])
+                q *= z.add_(of_p[here, None])
             else:
-                p = z.exp_().div_(total[here, None])
-            p *= -log_prob_gradient[here, None]
-            p.scatter_add_(-1, local[here, None], of_target[here, None])
-            if ctx.entropy_gradient:
-                p += of_entropy
-            if ctx.part.temperature != 1:
-                p /= ctx.part.temperature
-            gradient.index_add_(0, rows[here], p.to(logits.dtype))
+                q *= of_p[here, None]
+            q.scatter_add_(-1, local[here, None], of_target[here, None])
+            gradient.index_add_(0, rows[here], q.to(logits.dtype))
         return gradient, None, None, None, None

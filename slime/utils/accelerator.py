@@ -69,4 +69,4 @@ def has_packed_attention(query: torch.Tensor) -> bool:
 
 def chunk_elements() -> int:
     """Elements at a time of work that can be cut: they stay in a CPU's cache, and keep a GPU busy."""
-    return 1 << 25 if has_gpu() else 1 << 20
+    return 1 << 25 if has_gpu() else 1 << 19
