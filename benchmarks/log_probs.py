@@ -1,6 +1,6 @@
 """Log-probs and entropies of a large vocabulary against ``log_softmax`` and ``gather`` under autograd.
 
-    python benchmarks/log_probs.py [--rows 512] [--repeats 7]
+    python benchmarks/log_probs.py [--rows 384] [--repeats 7]
 
 Forward and backward of float32 logits, one thread per process, on the whole vocabulary and on halves of it
 in two processes (TP 2). The other side computes ``log_softmax``, gathers, and takes the entropy of the
@@ -143,7 +143,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rows", type=int, default=512, help="at the large vocabulary; as many logits elsewhere"
+        "--rows", type=int, default=384, help="at the large vocabulary; as many logits elsewhere"
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULTS)
