@@ -13,6 +13,7 @@ _FLAGS = {
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
     **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
+    **dict(lambd=1.0, value_clip=0.2),
     **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
     **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
     **dict(use_tis=False, tis_clip=2.0, tis_clip_low=0.0, custom_tis_function_path=None),
