@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from slime.arguments.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 
@@ -34,6 +35,13 @@ _FLAGS = {
 def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
     return make_args(hf_checkpoint, **{**_FLAGS, **overrides})
+
+
+def critic_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
+    """The ``args`` of a critic on two PPO steps per rollout; its own flags in the form they are given in."""
+    of_its_own = dict(critic_lr=2e-3, critic_lr_warmup_iters=0, critic_load=None, critic_save=None)
+    ppo = dict(advantage_estimator="ppo", global_batch_size=4, critic_resumes=False, no_load_optim=None)
+    return of_critic(trainer_args(hf_checkpoint, **{**ppo, **of_its_own, **overrides}))
 
 
 def random_rollout(vocab_size: int, num_samples: int = 8, seed: int = 0) -> dict:

@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from slime.arguments.critic import of_critic
 from slime.backends.megatron_utils.named_params import named_params
 from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import random_rollout, split, trainer_args
+from tests.trainer_batches import critic_args, random_rollout, split
 
 LAYOUTS = {
     "1 process": (1, {}),
@@ -20,9 +19,7 @@ LAYOUTS = {
 }
 CLIP, GAMMA, LAMBDA = 0.02, 0.98, 0.9
 # Two steps of 4 samples: in the second one values have moved, so clipping matters.
-PPO = dict(advantage_estimator="ppo", value_clip=CLIP, gamma=GAMMA, lambd=LAMBDA, global_batch_size=4)
-PPO |= dict(clip_grad=1.0, critic_lr=2e-3, critic_lr_warmup_iters=0, critic_load=None, critic_save=None)
-PPO |= dict(critic_resumes=False)
+PPO = dict(value_clip=CLIP, gamma=GAMMA, lambd=LAMBDA, clip_grad=1.0)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
@@ -95,7 +92,7 @@ def _transformers_steps(checkpoint, rollout):
 
 
 def _critic_steps(rank, args, rollout):
-    worker = TrainWorker(of_critic(args), "critic")
+    worker = TrainWorker(args, "critic")
     worker.start()
     shard = split(args, rollout, worker.parallel_config())
     report, trained = worker.train_shard(0, shard)
@@ -110,7 +107,7 @@ def _critic_steps(rank, args, rollout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_steps_agree_with_transformers(layout, checkpoint, rollout, reference):
     world_size, overrides = LAYOUTS[layout]
-    results = run_ranks(_critic_steps, world_size, trainer_args(checkpoint, **PPO, **overrides), rollout)
+    results = run_ranks(_critic_steps, world_size, critic_args(checkpoint, **PPO, **overrides), rollout)
     (report,) = [result["report"] for result in results if result["report"]]
     for step, expected in zip(report["train"], reference["steps"], strict=True):
         found = {name: step[f"train/critic-{name}"] for name in expected}
