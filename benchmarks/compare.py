@@ -31,6 +31,7 @@ class Ratios:
 
 RATIOS: dict[str, Ratios] = {
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
+    "gae": Ratios("ratio/chunked/cpu_s"),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),
     "weight_sync": Ratios("sizes/*/*/share_of_plain_copy"),
