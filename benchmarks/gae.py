@@ -4,8 +4,8 @@
 
 Rewards and values [batch, length] in float32, on as many threads as torch takes. The loop is `vanilla_gae`,
 which goes from the last token to the first with operations over the batch. The floor is the sum of the two
-inputs written to two new tensors: no method reads and writes less. Prints and writes JSON: the best seconds of
-the repeats, which take turns; how many times the loop takes as long as the other two (target: 50 for
+inputs written to two new tensors: no method reads and writes less. Prints and writes JSON: the best seconds
+of the repeats, which take turns; how many times the loop takes as long as the other two (target: 50 for
 chunks, which needs a floor above that); and the largest difference of an advantage.
 """
 
