@@ -23,6 +23,7 @@ from megatron.core.utils import unwrap_model
 
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
 from slime.backends.megatron_utils.step import TrainState
+from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
 from slime.training.checkpoint_dir import (
     MARKER,
     find_checkpoint,
@@ -151,6 +152,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
             f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
         )
     template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
+    template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
     _load_model(state, loaded["model"])
     if with_optimizer:
@@ -165,7 +167,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    loaded = _load({"model": model_state(state)}, path)
+    loaded = _load({"model": without_foreign_head(model_state(state), path)}, path)
     _load_model(state, loaded["model"])
 
 
@@ -180,7 +182,8 @@ def model_state(state: TrainState) -> dict[str, Any]:
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    unwrap_model(state.model)[0].load_state_dict(weights)
+    model = unwrap_model(state.model)[0]
+    model.load_state_dict({**kept_head(model), **weights})
 
 
 def _sharded_state(
