@@ -10,6 +10,7 @@ from typing import Any, Literal
 from slime.arguments.concern import Concern
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
+from slime.models import HfConfigError, read_shape
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,19 @@ def contradictions(args: Namespace) -> Iterator[str]:
             yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
     if args.advantage_estimator == "ppo":
         yield "--advantage-estimator ppo: not supported with --train-backend fsdp (it has no critic)"
+    yield from _not_served(args)
     if not args.decoupled_weight_decay:
         yield "--no-decoupled-weight-decay: not supported with --train-backend fsdp (leave it out)"
+
+
+def _not_served(args: Namespace) -> Iterator[str]:
+    """An architecture that this trainer takes and the embedded engine does not."""
+    if args.rollout_engine != "embedded" or args.debug_train_only or args.rollout_external:
+        return
+    try:
+        read_shape(args.hf_checkpoint)
+    except HfConfigError as error:
+        yield f"--hf-checkpoint {args.hf_checkpoint}: the embedded engine cannot serve it: {error}"
 
 
 def missing(args: Namespace) -> Iterator[str]:
