@@ -14,7 +14,7 @@ SFT = {"loss_type": "sft_loss", "compute_advantages_and_returns": False, "calcul
 
 
 def plain_step(path, rollout):
-    """Negative log-likelihood per trained token, clipped, AdamW without decay of vectors; sample by sample."""
+    """Negative log-likelihood per token, clipped, AdamW without decay of vectors; sample by sample."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
