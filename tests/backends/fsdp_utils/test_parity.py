@@ -17,7 +17,8 @@ LOSS = {"entropy_coef": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_tis
 BATCHES = {
     "dynamic": {},
     "micro-batch 1": {"use_dynamic_batch_size": False, "micro_batch_size": 1},
-    "micro-batch 2": {"use_dynamic_batch_size": False, "micro_batch_size": 2},
+    # So much decay that it shows which parameters decay.
+    "micro-batch 2": {"use_dynamic_batch_size": False, "micro_batch_size": 2, "weight_decay": 5.0},
     "per token": {"calculate_per_token_loss": True, "lr_decay_style": "cosine", "lr_warmup_iters": 1},
     "two steps": {"global_batch_size": 4, "advantage_estimator": "gspo", "clip_grad": 0.0},
 }
