@@ -57,7 +57,7 @@ class ModelShape:
 class ShapeArgs:
     """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
 
-    The four about experts are read for mixtures of experts only; see `MoeShape`.
+    The four about experts are 0 for dense models; see `MoeShape`.
     """
 
     model_type: str

@@ -48,7 +48,10 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
     architectures and packed batches demand comes last.
     """
     values = {}
+    has_experts = bool(getattr(args, "num_experts", 0))
     for name in (f.name for f in fields(TransformerConfig) if f.init):
+        if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
+            continue  # megatron-core refuses a dense model with their sizes
         value = getattr(args, _FLAG_OF.get(name, name), None)
         if value is not None:
             values[name] = value
@@ -69,7 +72,7 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
 
 def _expert_values(args: Namespace) -> dict[str, Any]:
     """Lists of one are values: megatron-core knows several ways to balance experts at once, we one."""
-    if not getattr(args, "num_experts", None):
+    if not getattr(args, "num_experts", 0):
         return {}
     kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
     return {

@@ -1,6 +1,6 @@
 """Mixtures of experts: megatron-core's layer, where packed batches of RL need it otherwise."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -110,13 +110,14 @@ def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tens
 
 
 @contextmanager
-def router_losses(config: TransformerConfig, weight: float) -> Iterator[None]:
+def router_losses(model: Sequence[torch.nn.Module], weight: float) -> Iterator[None]:
     """Around a step's passes: what the losses of routers weigh beside that of the policy.
 
     megatron-core scales their gradients by 1 / (micro-batches x data-parallel ranks), or, with
     ``--calculate-per-token-loss``, by 1 / (tokens of the whole step), where ``weight`` must be that
     quotient of the two.
     """
+    config = get_model_config(model[0])
     before = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
     config.moe_aux_loss_coeff = before[0] * weight
     config.moe_z_loss_coeff = before[1] and before[1] * weight
@@ -126,8 +127,9 @@ def router_losses(config: TransformerConfig, weight: float) -> Iterator[None]:
         config.moe_aux_loss_coeff, config.moe_z_loss_coeff = before
 
 
-def router_metrics(config: TransformerConfig, num_microbatches: int) -> dict[str, float]:
+def router_metrics(model: Sequence[torch.nn.Module], num_microbatches: int) -> dict[str, float]:
     """Collective. Means over layers and micro-batches since the last call, not yet times coefficients."""
+    config = get_model_config(model[0])
     if not config.num_moe_experts:
         return {}
     coefficients = {"load_balancing_loss": config.moe_aux_loss_coeff, "z_loss": config.moe_z_loss_coeff}

@@ -194,9 +194,8 @@ def train_one_step(
             loss,
         )
 
-    config = get_model_config(state.model[0])
-    weight = _router_loss_weight(args, data, num_microbatches, context) if config.num_moe_experts else 1.0
-    with explained_gradients(state.model), router_losses(config, weight):
+    weight = _router_loss_weight(args, data, num_microbatches, context)
+    with explained_gradients(state.model), router_losses(state.model, weight):
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
@@ -204,7 +203,7 @@ def train_one_step(
         state.scheduler.step(increment=step_global_batch_size)
     elif refuses_nan(args):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
-    of_routers = router_metrics(config, num_microbatches)
+    of_routers = router_metrics(state.model, num_microbatches)
     if not context.is_last_stage:
         return {}
     per_token = args.calculate_per_token_loss
@@ -225,7 +224,7 @@ def _router_loss_weight(
     args: Namespace, data: DataIterator, num_microbatches: int, context: ParallelContext
 ) -> float:
     """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it."""
-    if not args.calculate_per_token_loss:
+    if not args.calculate_per_token_loss or not getattr(args, "num_experts", 0):
         return 1.0
     tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
     tokens = tokens.to(torch.cuda.current_device())
