@@ -215,8 +215,7 @@ def train_one_step(
         metrics["grad_norm"] = float(grad_norm)
     if num_zeros is not None:
         metrics["num_zeros_in_grad"] = float(num_zeros)
-    metrics.update(of_routers)
-    metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
+    metrics.update(of_routers, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
 
 
