@@ -10,6 +10,8 @@ from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of
 
+_MOST_LAYERS = 100_000
+
 
 @dataclass(frozen=True)
 class ExpertShapeArgs:
@@ -65,11 +67,11 @@ def layer_kinds(text: str, num_layers: int) -> tuple[int, ...]:
     """
     try:
         value = _evaluated(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         value = None
     if type(value) is int and value > 0:
         return tuple(int(layer % value == 0) for layer in range(num_layers))
-    if isinstance(value, list) and len(value) == num_layers and set(value) <= {0, 1}:
+    if isinstance(value, list) and len(value) == num_layers and all(kind in (0, 1) for kind in value):
         return tuple(value)
     raise UsageError(
         f"--moe-layer-freq {text}: wanted a number, or a list of a 0 or a 1 for each of {num_layers} layers"
@@ -85,8 +87,10 @@ def _evaluated(node: ast.expr) -> Any:
             return [_evaluated(element) for element in elements]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _list(_evaluated(left)) + _list(_evaluated(right))
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if times <= 100_000:
-            return _list(_evaluated(left)) * times
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            repeated = _list(_evaluated(left))
+            if len(repeated) * times <= _MOST_LAYERS:
+                return repeated * times
     raise ValueError("neither a number nor a list")
 
 
