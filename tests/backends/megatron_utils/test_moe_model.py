@@ -110,3 +110,31 @@ def test_logits_are_those_of_transformers_and_export_equals_import(tmp_path, lay
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "published"])
 def test_so_they_are_for_what_config_json_can_say(tmp_path, variant):
     _check(tmp_path, "EP 2" if variant == "every second layer" else "1 process", **VARIANTS[variant])
+
+
+def _copies(rank, args):
+    from slime.backends.megatron_utils.hf_weights import HfWeights
+
+    return sorted(HfWeights(args, _build(args)).ranks)
+
+
+def test_copies_of_the_model_are_exported_independently_of_each_other(tmp_path):
+    tiny_hf_model("qwen3_moe", num_hidden_layers=2).save_pretrained(tmp_path)
+    assert run_ranks(_copies, 4, moe_args(tmp_path, **EP2)) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+@torch.no_grad()
+def _double_router(rank, args):
+    from slime.backends.megatron_utils.data import _packed_seq_params
+
+    model, tokens = _build(args), torch.cat(_segments())[None]
+    return model[0](tokens, None, None, packed_seq_params=_packed_seq_params(LENGTHS, tokens.device))[0]
+
+
+def test_the_router_can_compute_in_float64(tmp_path):
+    model = tiny_hf_model("qwen3_moe")
+    model.save_pretrained(tmp_path)
+    (logits,) = run_ranks(_double_router, 1, moe_args(tmp_path, moe_router_dtype="fp64"))
+    with torch.no_grad():
+        expected = torch.cat([model(segment[None]).logits[0] for segment in _segments()])
+    assert (logits - expected).abs().max() < 1e-5

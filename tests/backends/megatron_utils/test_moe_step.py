@@ -120,12 +120,13 @@ def _megatron_step(rank, args, rollout):
     worker.start()
     shard = split(args, rollout, worker.parallel_config())
     report = worker.train_shard(0, shard)[0]
-    weights = {}
-    for bucket in HfWeights(args, worker.backend.state.model).buckets(1 << 30):
+    weights, tensors = {}, HfWeights(args, worker.backend.state.model)
+    for bucket in tensors.buckets(1 << 30):
         weights.update({name: tensor.clone() for name, tensor in bucket})
     micro_batches = [[shard["partition"][i] for i in members] for members in shard["micro_batch_indices"]]
     replica = worker.parallel_config()["dp_rank"]
-    return {"report": report, "weights": weights, "replica": replica, "micro_batches": micro_batches}
+    found = {"report": report, "weights": weights}
+    return {**found, "replica": replica, "micro_batches": micro_batches}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
