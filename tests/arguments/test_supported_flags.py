@@ -66,6 +66,14 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
         (["--context-parallel-size", "2"], "--context-parallel-size 2: not supported (wanted: 1)"),
         (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
+        (
+            ["--moe-layer-recompute"],
+            "--moe-layer-recompute: not supported (wanted: --recompute-granularity selective --recompute-mod",
+        ),
+        (
+            ["--moe-input-jitter-eps", "0.1"],
+            "--moe-input-jitter-eps 0.1: not supported (wanted: leave it out: ",
+        ),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
     ],
 )
