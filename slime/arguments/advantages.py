@@ -75,10 +75,7 @@ class AdvantageArgs:
 
 @dataclass(frozen=True)
 class DerivedAdvantages:
-    """Positive names of switches that say what is not.
-
-    Attributes:
-    """
+    """Positive names of switches that say what is not."""
 
     compute_advantages_and_returns: bool
     grpo_std_normalization: bool

@@ -39,7 +39,10 @@ class LossArgs:
     )
     recompute_loss_function: bool = flag(False, help="recompute the loss in backward to save memory")
     log_probs_chunk_size: int = flag(
-        -1, at_least=1, also=(0, -1), help="rows per chunk of the log-prob computation; 0 or less for all"
+        -1,
+        at_least=1,
+        also=(0, -1),
+        help="rows per chunk of the log-prob computation; 0 or less for as many as suit the device",
     )
     calculate_per_token_loss: bool = flag(False, help="mean over tokens instead of over samples")
 
