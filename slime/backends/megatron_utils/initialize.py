@@ -3,18 +3,15 @@
 import os
 import random
 from argparse import Namespace
-from datetime import timedelta
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 
 from slime.training.parallel import ParallelContext, set_current
-from slime.utils.accelerator import process_group_backend, set_device
-from slime.utils.distributed_utils import meeting_store
-from slime.utils.http_utils import is_loopback
+from slime.utils.accelerator import set_device
+from slime.utils.distributed_utils import join_process_group
 from slime.utils.misc import load_function
 
 
@@ -32,7 +29,7 @@ def init(args: Namespace) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be
         torch.use_deterministic_algorithms(True)
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    _init_process_group(args)
+    join_process_group(_timeout_minutes(args))
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
@@ -46,31 +43,6 @@ def init(args: Namespace) -> None:
 
 def _timeout_minutes(args: Namespace) -> int:
     return int(getattr(args, "distributed_timeout_minutes", None) or 10)
-
-
-def _init_process_group(args: Namespace) -> None:
-    if dist.is_initialized():
-        return
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    minutes = _timeout_minutes(args)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(minutes=minutes)
-    if is_loopback(host):
-        # Else gloo listens on the interface that the host's name leads to.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        dist.init_process_group(
-            process_group_backend(),
-            store=meeting_store(host, port, world_size, rank, timeout),
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-        )
-    except dist.DistError as error:
-        address = f"{host}:{port}"
-        raise RuntimeError(
-            f"trainer rank {rank} of {world_size}: no process group at {address} within {minutes} minutes"
-        ) from error
 
 
 def _set_seeds(seed: int) -> None:
