@@ -18,10 +18,6 @@ class ParallelArgs:
     num_virtual_stages_per_pipeline_rank: int | None = refused(
         help="virtual stages of a pipeline rank", same_as_default=(1,), wanted="1"
     )
-    expert_model_parallel_size: int = refused(1, help="expert parallel size", wanted="1")
-    expert_tensor_parallel_size: int | None = refused(
-        help="tensor parallel size of experts", same_as_default=(1,), wanted="1"
-    )
     context_parallel_size: int = refused(1, help="context parallel size", wanted="1")
     allgather_cp: bool = refused(False, help="contiguous context parallelism with gathered keys and values")
 

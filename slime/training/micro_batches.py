@@ -70,6 +70,10 @@ class DataIterator:
         self._next += 1
         return {key: take(self._batch[key], indices) for key in keys if key in self._batch}
 
+    def peek(self, key: str, count: int) -> list[list[Any]]:
+        """The values of a field in each of the next ``count`` micro-batches."""
+        return [take(self._batch[key], indices) for indices in self._indices[self._next : self._next + count]]
+
     def reset(self) -> "DataIterator":
         """Starts again at the first micro-batch; returns itself."""
         self._next = 0

@@ -67,7 +67,6 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
         (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
-        (["--expert-model-parallel-size", "2"], "--expert-model-parallel-size 2: not supported (wanted: 1)"),
     ],
 )
 def test_the_refusal_says_what_is_wanted(words, message):

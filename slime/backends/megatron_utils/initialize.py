@@ -33,6 +33,8 @@ def init(args: Namespace) -> None:
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        expert_model_parallel_size=getattr(args, "expert_model_parallel_size", 1),
+        expert_tensor_parallel_size=getattr(args, "expert_tensor_parallel_size", None),
         distributed_timeout_minutes=_timeout_minutes(args),
     )
     set_current(_parallel_context(getattr(args, "data_pad_size_multiplier", 1)))

@@ -10,12 +10,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.moe import MixtureOfExperts
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead
 from slime.models import family_of
@@ -72,7 +74,10 @@ def layer_spec(args: Namespace, config: TransformerConfig) -> TransformerBlockSu
         rotary_base=args.rotary_base,
         rope_scaling_factor=args.rope_scaling_factor if args.use_rope_scaling else None,
     )
-    for layer in block.layer_specs:
+    # Layers of a kind share one spec.
+    for layer in {id(spec): spec for spec in block.layer_specs}.values():
+        if layer.submodules.mlp.module is MoELayer:
+            layer.submodules.mlp = MixtureOfExperts
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         parts = layer.submodules.self_attention.submodules
         parts.core_attention = attention
@@ -107,9 +112,9 @@ def freeze_model_params(args: Namespace, model: torch.nn.Module) -> None:
 def _check_freezing(
     flag: str, patterns: Sequence[str], params: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
-    """Over all model-parallel ranks: a stage may have no match, and none may give up alone."""
+    """Over all ranks: one may have no match, and none may give up alone."""
     matches = [sum(_any_match([pattern], name) for name, _ in params) for pattern in patterns]
-    trained, *matches = _model_parallel_sum([sum(param.requires_grad for _, param in params), *matches])
+    trained, *matches = _sum_over_ranks([sum(param.requires_grad for _, param in params), *matches])
     for pattern, count in zip(patterns, matches, strict=True):
         if not count:
             raise ValueError(
@@ -127,9 +132,9 @@ def _names_to_match(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Para
         yield (_EMBEDDING if tied and name == "output_layer.weight" else name), param
 
 
-def _model_parallel_sum(counts: Sequence[int]) -> list[int]:
+def _sum_over_ranks(counts: Sequence[int]) -> list[int]:
     total = torch.tensor(counts, device=torch.cuda.current_device())
-    dist.all_reduce(total, group=mpu.get_model_parallel_group())
+    dist.all_reduce(total)
     return total.tolist()
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -19,6 +20,7 @@ from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
+from slime.backends.megatron_utils.moe import padding_mask, router_losses, router_metrics
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -28,7 +30,7 @@ from slime.backends.megatron_utils.optimizer import (
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.losses import LossFunction
-from slime.training.losses.scaling import loss_function
+from slime.training.losses.scaling import counted_tokens, loss_function
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.utils.misc import load_function
@@ -95,6 +97,7 @@ def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         position_ids=None,
         attention_mask=None,
         packed_seq_params=batch["packed_seq_params"],
+        padding_mask=padding_mask(model, batch),
     )
 
 
@@ -191,7 +194,8 @@ def train_one_step(
             loss,
         )
 
-    with explained_gradients(state.model):
+    weight = _router_loss_weight(args, data, num_microbatches, context)
+    with explained_gradients(state.model), router_losses(state.model, weight):
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
@@ -199,6 +203,7 @@ def train_one_step(
         state.scheduler.step(increment=step_global_batch_size)
     elif refuses_nan(args):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
+    of_routers = router_metrics(state.model, num_microbatches)
     if not context.is_last_stage:
         return {}
     per_token = args.calculate_per_token_loss
@@ -210,5 +215,17 @@ def train_one_step(
         metrics["grad_norm"] = float(grad_norm)
     if num_zeros is not None:
         metrics["num_zeros_in_grad"] = float(num_zeros)
-    metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
+    metrics.update(of_routers, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
+
+
+def _router_loss_weight(
+    args: Namespace, data: DataIterator, num_microbatches: int, context: ParallelContext
+) -> float:
+    """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it."""
+    if not args.calculate_per_token_loss or not getattr(args, "num_experts", 0):
+        return 1.0
+    tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
+    tokens = tokens.to(torch.cuda.current_device())
+    dist.all_reduce(tokens, group=context.dp_group)
+    return float(tokens) / (num_microbatches * context.dp_size)

@@ -1,6 +1,6 @@
 """A loss on its way into the backward pass of a trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,11 @@ def _described(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} {str(output)[:60]}"
 
 
+def counted_tokens(loss_masks: Sequence[torch.Tensor]) -> int:
+    """The tokens of a micro-batch that a loss per token is divided by."""
+    return sum(max(int(mask.sum()), 1) for mask in loss_masks)
+
+
 def loss_function(
     args: TrainingView,
     batch: Mapping[str, Any],
@@ -70,7 +75,7 @@ def loss_function(
         loss, metrics = checkpoint(checked(function), args, batch, logits, reducer, use_reentrant=False)
     else:
         loss, metrics = checked(function)(args, batch, logits, reducer)
-    tokens = sum(max(int(mask.sum()), 1) for mask in batch["loss_masks"])
+    tokens = counted_tokens(batch["loss_masks"])
     if not per_token:
         dp_size = (context or ParallelContext.current()).dp_size
         loss = loss * (num_microbatches / step_global_batch_size * dp_size)
