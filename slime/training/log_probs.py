@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from slime.arguments.views import TrainingView
+from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
@@ -25,16 +26,17 @@ def get_log_probs_and_entropy(
     """Log-prob of each response token under softmax(logits / rollout_temperature), and that row's entropy.
 
     Args:
-        logits: [1, T, V / tp], this rank's slice of the vocabulary.
+        logits: [1, T / cp, V / tp], this rank's rows and its slice of the vocabulary.
         batch: a micro-batch of `get_batch`.
         context: that of this rank, if not given.
         entropy_gradient: whether entropies are differentiated.
 
     Returns:
-        Per sample [R] float32 log-probs and entropies.
+        Per sample [R] float32 log-probs and entropies, whole ones on every context-parallel rank.
     """
     context = context or ParallelContext.current()
-    rows, targets = _response_rows(batch, logits.device)
+    responses = response_rows(batch, context, logits.device)
+    rows, targets = responses.local, responses.targets
     # At least one chunk, even of no rows: a micro-batch of empty responses still has to reach the logits.
     num_rows = max(len(rows), 1)
     chunk = args.log_probs_chunk_size if args.log_probs_chunk_size > 0 else num_rows
@@ -42,20 +44,8 @@ def get_log_probs_and_entropy(
         _of_rows(args, logits[0], rows[at : at + chunk], targets[at : at + chunk], context, entropy_gradient)
         for at in range(0, num_rows, chunk)
     ]
-    lengths = batch["response_lengths"]
-    log_probs, entropies = (torch.cat(part).split(lengths) for part in zip(*parts, strict=True))
-    return list(log_probs), list(entropies)
-
-
-def _response_rows(batch: Mapping[str, Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the packed logits that predict response tokens (P-1 ... L-2 of a sequence), and the tokens."""
-    rows, targets, start = [], [], 0
-    for tokens, response in zip(batch["unconcat_tokens"], batch["response_lengths"], strict=True):
-        end = start + len(tokens) - 1
-        rows.append(torch.arange(end - response, end, device=device))
-        targets.append(tokens[len(tokens) - response :])
-        start += len(tokens)
-    return torch.cat(rows), torch.cat(targets)
+    log_probs, entropies = (responses.gather(torch.cat(part)) for part in zip(*parts, strict=True))
+    return log_probs, entropies
 
 
 def _of_rows(

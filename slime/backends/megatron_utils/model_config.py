@@ -58,4 +58,7 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
     )
+    if args.virtual_pipeline_model_parallel_size:
+        # Stages send in both directions at once. In one batch that deadlocks at two stages, even on NCCL.
+        values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     return TransformerConfig(**values)

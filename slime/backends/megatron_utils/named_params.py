@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 _LAYERS = "decoder.layers."
 
@@ -20,7 +20,9 @@ def strip_param_name_prefix(name: str) -> str:
 def named_params(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """(global name, parameter) of all chunks: layers are numbered over the whole model, from 0."""
     for chunk in model:
-        offset = get_transformer_layer_offset(get_model_config(chunk))
+        offset = get_transformer_layer_offset(
+            get_model_config(chunk), getattr(unwrap_model(chunk), "vp_stage", None)
+        )
         for local_name, param in chunk.named_parameters():
             name = strip_param_name_prefix(local_name)
             if name.startswith(_LAYERS):

@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.backends.megatron_utils.layers import PackedLayout, _similar_lengths
+from slime.backends.megatron_utils.packed_layout import PackedLayout, similar_lengths
+from slime.training.context_parallel import Piece
 
 CPU = torch.device("cpu")
 
@@ -48,5 +49,5 @@ def test_equal_segments_need_no_reordering():
 
 
 def test_groups_start_with_the_longest():
-    groups = _similar_lengths([(0, 3), (3, 13), (13, 22)])
-    assert groups == [[(3, 13), (13, 22)], [(0, 3)]]
+    groups = similar_lengths([Piece(0, 0, 3), Piece(3, 3, 13), Piece(13, 13, 22)])
+    assert groups == [[(3, 3, 13), (13, 13, 22)], [(0, 0, 3)]]
