@@ -115,7 +115,7 @@ class ResponseRows:
     local: torch.Tensor
     targets: torch.Tensor
     lengths: list[int]
-    _gathering: "_Gathering | None" = None
+    _gathering: "Gathering | None" = None
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Values at the ``local`` rows of all ranks, per sample: [n, ...] to whole responses [R, ...].
@@ -123,18 +123,27 @@ class ResponseRows:
         Collective over the context-parallel group, and differentiable: see the top of this module.
         """
         if self._gathering is not None:
-            parts = _AllGather.apply(values, self._gathering.counts, self._gathering.group)
+            parts = AllGather.apply(values, self._gathering.counts, self._gathering.group)
             values = parts.index_select(0, self._gathering.places.to(parts.device))
         return list(values.split(self.lengths))
 
 
 @dataclass(frozen=True)
-class _Gathering:
+class Gathering:
     """``counts``: values that each rank gives. ``places``: where each row is in the padded parts of all."""
 
     counts: list[int]
     places: torch.Tensor
     group: dist.ProcessGroup
+
+    @classmethod
+    def of(cls, owner: torch.Tensor, size: int, group: dist.ProcessGroup) -> "Gathering":
+        """``owner``: [n] int64, the rank that has each row; every rank has its rows in this order."""
+        counts = torch.bincount(owner, minlength=size).tolist()
+        places = torch.empty_like(owner)
+        for rank, count in enumerate(counts):
+            places[owner == rank] = rank * max(counts) + torch.arange(count)
+        return cls(counts, places, group)
 
 
 def response_rows(batch: Mapping[str, Any], context: ParallelContext, device: torch.device) -> ResponseRows:
@@ -142,31 +151,23 @@ def response_rows(batch: Mapping[str, Any], context: ParallelContext, device: to
     sequences, lengths = batch["unconcat_tokens"], list(batch["response_lengths"])
     segments = [len(tokens) for tokens in sequences] if context.cp_size == 1 else batch["segment_lengths"]
     rows, targets, start = [], [], 0
+    where = device if context.cp_group is None else torch.device("cpu")
     for i, (tokens, response) in enumerate(zip(sequences, lengths, strict=True)):
         end = start + len(tokens) - 1
-        rows.append(torch.arange(end - response, end, device=device))
+        rows.append(torch.arange(end - response, end, device=where))
         targets.append(tokens[len(tokens) - response :])
         start += segments[i]
     row, target = torch.cat(rows), torch.cat(targets)
     if context.cp_group is None:
         return ResponseRows(row, target, lengths)
     slots = RowSplit.of(segments, context).slots
-    part, slot = len(slots) // context.cp_size, slots[row.cpu()]
+    part, slot = len(slots) // context.cp_size, slots[row]
     owner, here = slot // part, (slot // part == context.cp_rank).nonzero().flatten()
-    gathering = _gathering(owner, context.cp_size, context.cp_group)
+    gathering = Gathering.of(owner, context.cp_size, context.cp_group)
     return ResponseRows((slot % part)[here].to(device), target[here.to(device)], lengths, gathering)
 
 
-def _gathering(owner: torch.Tensor, size: int, group: dist.ProcessGroup) -> _Gathering:
-    """``owner``: [n] int64, the rank that has each row; every rank has its rows in this order."""
-    counts = torch.bincount(owner, minlength=size).tolist()
-    places = torch.empty_like(owner)
-    for rank, count in enumerate(counts):
-        places[owner == rank] = rank * max(counts) + torch.arange(count)
-    return _Gathering(counts, places, group)
-
-
-class _AllGather(torch.autograd.Function):
+class AllGather(torch.autograd.Function):
     """The parts of all ranks, each padded to the longest: [n, ...] to [size * max n, ...].
 
     Backwards each rank takes what belongs to its own part, without communication.

@@ -14,7 +14,23 @@ LAYOUTS = {
     "TP 2": (2, {"tensor_model_parallel_size": 2}),
     "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
     "DP 2": (2, {}),
+    "CP 2": (2, {"context_parallel_size": 2}),
+    "CP 2 contiguous": (2, {"context_parallel_size": 2, "allgather_cp": True}),
+    "CP 2 + recomputation": (
+        2,
+        {
+            **{"context_parallel_size": 2, "recompute_granularity": "full", "recompute_method": "uniform"},
+            **{"recompute_num_layers": 1, "recompute_loss_function": True, "log_probs_chunk_size": 8},
+        },
+    ),
+    "TP 2 + SP x CP 2": (
+        4,
+        {"tensor_model_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2},
+    ),
+    "PP 2 x CP 2": (4, {"pipeline_model_parallel_size": 2, "context_parallel_size": 2}),
+    "DP 2 x CP 2": (4, {"context_parallel_size": 2}),
     "DP 2 overlapped": (
         2,
         {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000},
