@@ -18,8 +18,8 @@ class ParallelArgs:
     num_layers_per_virtual_pipeline_stage: int | None = flag(
         above=0, help="layers of a virtual stage; each pipeline rank has several such stages"
     )
-    num_virtual_stages_per_pipeline_rank: int | None = flag(
-        above=0, help="virtual stages of a pipeline rank, in place of saying how many layers each has"
+    num_virtual_stages_per_pipeline_rank: int = flag(
+        1, above=0, help="virtual stages of a pipeline rank, in place of saying how many layers each has"
     )
     expert_model_parallel_size: int = refused(1, help="expert parallel size", wanted="1")
     expert_tensor_parallel_size: int | None = refused(
@@ -60,7 +60,7 @@ def derive(args: Namespace) -> None:
 
 def _virtual_stages(args: Namespace) -> int | None:
     """More than 1, or None."""
-    stages = args.num_virtual_stages_per_pipeline_rank or 1
+    stages = args.num_virtual_stages_per_pipeline_rank
     if layers := args.num_layers_per_virtual_pipeline_stage:
         in_all = args.pipeline_model_parallel_size * layers
         stages, rest = divmod(args.num_layers, in_all)
@@ -100,7 +100,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
 def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
     pp, virtual = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
     layers, stages = args.num_layers_per_virtual_pipeline_stage, args.num_virtual_stages_per_pipeline_rank
-    if layers and stages:
+    if layers and stages > 1:
         yield (
             "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank: "
             "only one of them at a time"
