@@ -135,7 +135,8 @@ def _correct_for_engine(
         response_lengths=batch["response_lengths"],
     )
     if corrected.shape != pg.shape:
-        raise ValueError(f"{path}: pg_loss {list(corrected.shape)}, wanted {list(pg.shape)} as given")
+        found, wanted = list(corrected.shape), list(pg.shape)
+        raise ValueError(f"--custom-tis-function-path {path}: pg_loss {found}, wanted {wanted} as given")
     return corrected, masks, {"ois": ratio_of(-ppo_kl), **metrics}
 
 
