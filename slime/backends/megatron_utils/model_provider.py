@@ -12,10 +12,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.named_params import named_params
+from slime.backends.megatron_utils.value_head import ValueHead
 from slime.models import family_of
 from slime.utils.misc import load_function
 
@@ -26,26 +28,29 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
     """The model chunks of this rank on its device: one for each of its virtual pipeline stages, or one.
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
-    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``.
+    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
+    value head in the place of the output layer.
 
     Raises:
-        ValueError: a role without a model, or freezing flags that leave nothing to train.
+        ValueError: freezing flags that leave nothing to train.
     """
-    if role != "actor":
-        raise ValueError(f"model role {role!r}: not supported (wanted: actor)")
     config = transformer_config_from_args(args)
     virtual = args.virtual_pipeline_model_parallel_size
-    chunks = [_chunk(args, config, stage) for stage in (range(virtual) if virtual else [None])]
+    chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
     freeze_model_params(args, chunks)
     return [chunk.to(torch.cuda.current_device()) for chunk in chunks]
 
 
-def _chunk(args: Namespace, config: TransformerConfig, vp_stage: int | None) -> torch.nn.Module:
+def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:
     first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     if getattr(args, "custom_model_provider_path", None):
-        return load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
-    return build_gpt(args, config, first, last, vp_stage)
+        model = load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
+    else:
+        model = build_gpt(args, config, first, last, vp_stage)
+    if role == "critic" and last:
+        model.output_layer = ValueHead(get_model_config(model), args.seed)
+    return model
 
 
 def build_gpt(
