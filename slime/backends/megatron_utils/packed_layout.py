@@ -102,29 +102,35 @@ class PackedLayout:
             self._rope[dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
         return self._rope[dtype]
 
-    @cached_property
+    @property
     def groups(self) -> list[SegmentGroup]:
         """The pieces as padded batches."""
-        starts = self._starts()
-        return [self._group(members, starts) for members in similar_lengths(self.pieces)]
+        return self._grouping[0]
 
-    @cached_property
+    @property
     def order(self) -> torch.Tensor | None:
         """[rows] int64, for each row its slot in the concatenated outputs of ``groups``.
 
         None if there is one group whose rows are this rank's rows, and its keys as well.
         """
-        slots, offset = torch.empty(self.num_rows, dtype=torch.int64), 0
-        starts = self._starts()
-        for group, members in zip(self.groups, similar_lengths(self.pieces), strict=True):
-            for i, piece in enumerate(members):
-                start, length = starts[piece], piece.end - piece.begin
-                slots[start : start + length] = torch.arange(length) + offset + i * group.length
-            offset += group.segments * group.length
-        in_place = len(self.groups) == 1 and offset == self.num_rows and self.slots is None
-        if in_place and torch.equal(slots, torch.arange(offset)):
-            return None
-        return slots.to(self.device)
+        return self._grouping[1]
+
+    @cached_property
+    def _grouping(self) -> tuple[list[SegmentGroup], torch.Tensor | None]:
+        lengths = [piece.end - piece.begin for piece in self.pieces]
+        starts = dict(zip(self.pieces, accumulate([0, *lengths[:-1]]), strict=True))
+        order, offset = torch.empty(self.num_rows, dtype=torch.int64), 0
+        groups = []
+        for members in similar_lengths(self.pieces):
+            first = torch.tensor([starts[piece] for piece in members])
+            length = torch.tensor([piece.end - piece.begin for piece in members])[:, None]
+            rows, real = _padded(first, length)
+            order[rows[real]] = real.flatten().nonzero().flatten() + offset
+            groups.append(self._group(members, rows.where(real, 0), length))
+            offset += rows.numel()
+        if len(groups) == 1 and self.slots is None and torch.equal(order, torch.arange(offset)):
+            return groups, None
+        return groups, order.to(self.device)
 
     @cached_property
     def varlen(self) -> Varlen:
@@ -139,32 +145,24 @@ class PackedLayout:
     def _boundaries(self, lengths: list[int]) -> torch.Tensor:
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
 
-    def _starts(self) -> dict[Piece, int]:
-        """The first of this rank's rows of each piece."""
-        lengths = [piece.end - piece.begin for piece in self.pieces]
-        return dict(zip(self.pieces, accumulate([0, *lengths[:-1]]), strict=True))
-
     def _gathered(self, rows: torch.Tensor) -> torch.Tensor:
         return (rows if self.slots is None else self.slots[rows]).to(self.device)
 
-    def _group(self, members: Sequence[Piece], starts: dict[Piece, int]) -> SegmentGroup:
-        queries = torch.tensor([piece.end - piece.begin for piece in members])[:, None]
+    def _group(self, members: Sequence[Piece], rows: torch.Tensor, queries: torch.Tensor) -> SegmentGroup:
         keys = torch.tensor([piece.end - piece.segment for piece in members])[:, None]
-        rows = _padded(torch.tensor([starts[piece] for piece in members]), queries)
-        key_rows = _padded(torch.tensor([piece.segment for piece in members]), keys)
-        length, width = int(queries.max()), int(keys.max())
-        mask = None
+        key_rows, real = _padded(torch.tensor([piece.segment for piece in members]), keys)
+        (segments, length), width, mask = rows.shape, key_rows.size(1), None
         if not torch.equal(queries, keys):
             last_seen = (keys - queries)[:, :, None] + torch.arange(length)[:, None]
             mask = (torch.arange(width) <= last_seen)[:, None].to(self.device)
-        key_rows = self._gathered(key_rows.flatten())
-        return SegmentGroup(rows.flatten().to(self.device), key_rows, len(members), length, width, mask)
+        gathered = self._gathered(key_rows.where(real, 0).flatten())
+        return SegmentGroup(rows.flatten().to(self.device), gathered, segments, length, width, mask)
 
 
-def _padded(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Rows from each start on, as many as the longest has; 0 where there are no more."""
+def _padded(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows from each start on, as many as the longest has, and which of them its length covers."""
     offsets = torch.arange(int(lengths.max()))
-    return (starts[:, None] + offsets).where(offsets < lengths, 0)
+    return starts[:, None] + offsets, offsets < lengths
 
 
 def similar_lengths(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -10,6 +10,7 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
 VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 LAYOUTS = {
     "1 process": (1, {}),
     "TP 2": (2, {"tensor_model_parallel_size": 2}),
@@ -17,6 +18,7 @@ LAYOUTS = {
     "PP 2": (2, {"pipeline_model_parallel_size": 2}),
     "PP 2 + VPP 2": (2, VPP2),
     "PP 2 + VPP 2, micro-batches of 2": (2, {**VPP2, "use_dynamic_batch_size": False, "micro_batch_size": 2}),
+    "PP 2 + VPP 2 overlapped": (2, {**VPP2, **OVERLAP}),
     "PP 2 + VPP 2 x CP 2": (4, {**VPP2, "context_parallel_size": 2}),
     "DP 2": (2, {}),
     "CP 2": (2, {"context_parallel_size": 2}),
@@ -32,12 +34,10 @@ LAYOUTS = {
         4,
         {"tensor_model_parallel_size": 2, "sequence_parallel": True, "context_parallel_size": 2},
     ),
+    "CP 2 overlapped": (2, {"context_parallel_size": 2, **OVERLAP}),
     "PP 2 x CP 2": (4, {"pipeline_model_parallel_size": 2, "context_parallel_size": 2}),
     "DP 2 x CP 2": (4, {"context_parallel_size": 2}),
-    "DP 2 overlapped": (
-        2,
-        {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000},
-    ),
+    "DP 2 overlapped": (2, OVERLAP),
 }
 # Old log-probs that differ from the new ones, so that ratios and clipping matter.
 LOSS = {"use_rollout_logprobs": True, "entropy_coef": 0.01}
