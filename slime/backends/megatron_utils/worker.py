@@ -97,9 +97,10 @@ class MegatronBackend:
     def parallel_config(self) -> dict[str, int]:
         return {
             "dp_size": self.context.dp_size,
-            "cp_size": 1,
-            "vpp_size": 1,
-            "microbatch_group_size_per_vp_stage": 1,
+            "cp_size": self.context.cp_size,
+            "vpp_size": len(self.state.model),
+            # megatron-core's default: a chunk computes as many micro-batches in a row as there are stages.
+            "microbatch_group_size_per_vp_stage": self._args.pipeline_model_parallel_size,
             "dp_rank": self.context.dp_rank,
         }
 

@@ -15,7 +15,9 @@ LAYOUTS = {
     "TP 2": (2, {"tensor_model_parallel_size": 2}),
     "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
     "DP 2": (2, {}),
+    "CP 2": (2, {"context_parallel_size": 2}),
 }
 CLIP, GAMMA, LAMBDA = 0.02, 0.98, 0.9
 # Two steps of 4 samples: in the second one values have moved, so clipping matters.
