@@ -104,6 +104,8 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "context_parallel_size": 1,
+        "allgather_cp": False,
+        "virtual_pipeline_model_parallel_size": None,
         "sequence_parallel": False,
         "seed": 1234,
         "distributed_timeout_minutes": 1,

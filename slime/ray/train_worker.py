@@ -28,7 +28,10 @@ from slime.utils.misc import load_function
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate
 
-BACKENDS = {"megatron": "slime.backends.megatron_utils.worker.MegatronBackend"}
+BACKENDS = {
+    "megatron": "slime.backends.megatron_utils.worker.MegatronBackend",
+    "fsdp": "slime.backends.fsdp_utils.worker.FSDPBackend",
+}
 """The class of each ``--train-backend``; imported in the trainer's own process only."""
 
 

@@ -227,6 +227,39 @@ CONTRADICTIONS = [
         dict(pipeline_model_parallel_size=2, actor_num_gpus_per_node=2),
         "--pipeline-model-parallel-size 2 does not divide num_layers 3 (config.json)",
     ),
+    (
+        dict(context_parallel_size=2),
+        "--tensor-model-parallel-size 1 x --pipeline-model-parallel-size 1 x --context-parallel-size 2: "
+        "does not divide 1 trainer GPUs",
+    ),
+    (
+        dict(context_parallel_size=2, actor_num_gpus_per_node=6),
+        "--global-batch-size 16: not a multiple of the data-parallel size 3",
+    ),
+    (
+        dict(num_virtual_stages_per_pipeline_rank=3),
+        "--num-virtual-stages-per-pipeline-rank 3: needs a pipeline",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=2, pipeline_model_parallel_size=3, actor_num_gpus_per_node=3
+        ),
+        "--num-layers-per-virtual-pipeline-stage 2 x --pipeline-model-parallel-size 3: does not divide",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=1,
+            num_virtual_stages_per_pipeline_rank=3,
+        ),
+        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank: only one",
+    ),
+    (
+        dict(
+            **dict(num_virtual_stages_per_pipeline_rank=2, pipeline_model_parallel_size=3),
+            actor_num_gpus_per_node=3,
+        ),
+        "--num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 3: does not divide",
+    ),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
     (dict(ci_test=True, loss_type="sft_loss"), "--ci-test: --loss-type sft_loss has no log-probs"),

@@ -280,6 +280,16 @@ def test_a_correction_of_the_users_decides_on_losses_and_masks_and_gets_no_gradi
     assert metrics["mine"] == pytest.approx(_masked_mean(micro_batch, plain), abs=1e-5)
 
 
+def correction_of_a_part(args, pg_loss, loss_masks, **_):
+    return pg_loss[:1], loss_masks, {}
+
+
+def test_a_correction_that_gives_back_a_part_is_refused_by_name():
+    path = f"{__name__}.correction_of_a_part"
+    with pytest.raises(ValueError, match=rf"{path}: pg_loss \[1\], wanted \[\d+\] as given"):
+        _loss(_args(use_tis=True, custom_tis_function_path=path))
+
+
 def _trainable():
     """A micro-batch with advantages, and logits."""
     batch, _ = _micro_batch()

@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/quickstart"), help="directory of results"
     )
+    parser.add_argument(
+        "--train-backend", choices=("megatron", "fsdp"), default="megatron", help="the trainer of both phases"
+    )
     args = parser.parse_args(argv)
     if args.seed < 0:
         parser.error(f"--seed {args.seed}: wanted 0 or more")
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with exclusive(lock, f"--output {args.output}"):
             prepare_output(layout.root)
-            run(layout, args.seed, Console())
+            run(layout, args.seed, Console(), args.train_backend)
     except (PhaseFailed, DirectoryUnusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -69,13 +72,13 @@ def prepare_output(root: Path) -> None:
     (root / MARKER).touch()
 
 
-def run(layout: Layout, seed: int, console: Console) -> None:
+def run(layout: Layout, seed: int, console: Console, backend: str = "megatron") -> None:
     """All phases, then the report and the summary."""
     start = time.monotonic()
     seconds: dict[str, float] = {}
     write_eval_config(layout)
     for phase in plan(layout, seed):
-        env = environment(layout, seed, phase)
+        env = environment(layout, seed, phase, backend)
         seconds[phase.name] = run_phase(phase, layout.logs / f"{phase.name}.log", env, console)
 
     # These need torch; importing them earlier would delay the first line on the screen.

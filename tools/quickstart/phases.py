@@ -74,10 +74,11 @@ def plan(layout: Layout, seed: int) -> list[Phase]:
     ]
 
 
-def environment(layout: Layout, seed: int, phase: Phase) -> dict[str, str]:
+def environment(layout: Layout, seed: int, phase: Phase, backend: str = "megatron") -> dict[str, str]:
     """What the scripts of the phases expect, ``python`` being the interpreter that runs the quickstart."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total), "PATH": path}
+    run = {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total)}
+    return {**run, "TRAIN_BACKEND": backend, "PATH": path}
 
 
 def write_eval_config(layout: Layout) -> None:

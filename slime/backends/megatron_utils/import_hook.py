@@ -29,7 +29,8 @@ def register() -> None:
 
 
 def _treat(module: types.ModuleType) -> None:
-    from slime.backends.megatron_utils import cpu_support, fused_adam, safe_checkpoint, without_te
+    from slime.backends.megatron_utils import cpu_support, fused_adam, without_te
+    from slime.utils import safe_checkpoint
 
     cpu_support.treat(module)
     if module.__name__ == "megatron.core.optimizer":

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 _LAYERS = "decoder.layers."
 _EXPERTS = "mlp.experts.local_experts."
@@ -23,7 +23,7 @@ def named_params(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.
     """(global name, parameter) of all chunks: layers and experts are those of the whole model, from 0."""
     for chunk in model:
         config = get_model_config(chunk)
-        offset = get_transformer_layer_offset(config)
+        offset = get_transformer_layer_offset(config, getattr(unwrap_model(chunk), "vp_stage", None))
         for local_name, param in chunk.named_parameters():
             name = strip_param_name_prefix(local_name)
             if name.startswith(_LAYERS):

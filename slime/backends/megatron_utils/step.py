@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,12 +70,18 @@ def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: M
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if getattr(args, "overlap_grad_reduce", False):
-        config.no_sync_func = model[0].no_sync
+        config.no_sync_func = _of_chunks([chunk.no_sync for chunk in model])
     if getattr(args, "overlap_param_gather", False) and getattr(args, "align_param_gather", False):
-        config.param_sync_func = model[0].start_param_sync
+        config.param_sync_func = _of_chunks([chunk.start_param_sync for chunk in model])
     if getattr(args, "overlap_param_gather", False):
         # Only training steps leave weights to be gathered; `overlapped_gathers` turns this on around them.
-        model[0].disable_forward_pre_hook(param_sync=False)
+        for chunk in model:
+            chunk.disable_forward_pre_hook(param_sync=False)
+
+
+def _of_chunks(functions: list[Callable]) -> Any:
+    """megatron-core wants the function itself where there is one chunk."""
+    return functions if len(functions) > 1 else functions[0]
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
 
 
 def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """Logits [1, T, V / tp] on the last pipeline stage, hidden states before it."""
+    """Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it."""
     return model(
         input_ids=batch["tokens"],
         position_ids=None,
@@ -104,10 +111,13 @@ def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 def _run_schedule(
     state: TrainState, forward_step: Callable, data: DataIterator, num_microbatches: int, **options: Any
 ) -> list[Any]:
-    """The results of the micro-batches; empty before the last pipeline stage."""
+    """The results of the micro-batches; empty before the last pipeline stage.
+
+    Each model chunk reads the same micro-batches, on its own.
+    """
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[data],
+        data_iterator=[data, *(copy(data) for _ in state.model[1:])],
         model=state.model,
         num_microbatches=num_microbatches,
         # Unused: packed batches have variable lengths.
@@ -141,7 +151,7 @@ def forward_only(
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, (), context.pad_multiple)
+        batch = get_batch(iterator, (), context.pad_multiple, context)
         return _forward(model, batch), partial(collect, batch)
 
     for chunk in state.model:
@@ -184,7 +194,7 @@ def train_one_step(
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, keys, context.pad_multiple)
+        batch = get_batch(iterator, keys, context.pad_multiple, context)
         return _forward(model, batch), partial(
             loss_function,
             view(args, TrainingView),

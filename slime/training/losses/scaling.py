@@ -57,13 +57,15 @@ def loss_function(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """The loss as megatron-core's schedule wants it: scaled such that its gradients come out as means.
 
-    megatron-core divides by ``num_microbatches`` and averages over the data-parallel group, or, with
-    ``--calculate-per-token-loss``, divides by the sum of all normalisers.
+    megatron-core divides by ``num_microbatches`` and averages over the ranks that share the weights, those of
+    the data-parallel and the context-parallel groups; or, with ``--calculate-per-token-loss``, divides their
+    sum by the sum of all normalisers. The ranks of a context-parallel group compute the same loss, and the
+    gradients of each are a part of its gradient.
 
     Args:
         step_global_batch_size: rollouts of this optimizer step over all ranks.
         function: the loss.
-        logits: [1, T, V / tp].
+        logits: [1, T / cp, V / tp].
 
     Returns:
         The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]},
@@ -76,9 +78,11 @@ def loss_function(
     else:
         loss, metrics = checked(function)(args, batch, logits, reducer)
     tokens = counted_tokens(batch["loss_masks"])
+    context = context or ParallelContext.current()
     if not per_token:
-        dp_size = (context or ParallelContext.current()).dp_size
-        loss = loss * (num_microbatches / step_global_batch_size * dp_size)
+        loss = loss * (num_microbatches / step_global_batch_size * context.dp_size)
+    if context.cp_size > 1:
+        loss = loss * context.cp_size
     values = [torch.tensor(float(tokens if per_token else 0), device=logits.device)]
     values += [metric.detach().float().reshape(()) for metric in metrics.values()]
     normaliser = torch.tensor(tokens if per_token else 1, dtype=torch.int, device=logits.device)
