@@ -11,6 +11,8 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+CP2 = {"context_parallel_size": 2}
+VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 ALL_GATHER = {"moe_token_dispatcher_type": "allgather"}
 PER_TOKEN = {"calculate_per_token_loss": True}
@@ -30,6 +32,10 @@ LAYOUTS = {
     "TP 2, EP 2": (2, TP2 | EP2 | ALL_TO_ALL | PER_TOKEN),
     "TP 2, EP 2, all-gather": (2, TP2 | EP2 | ALL_GATHER),
     "PP 2": (2, ALL_TO_ALL | {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, ALL_TO_ALL | VPP2),
+    "CP 2": (2, ALL_TO_ALL | CP2),
+    "CP 2, EP 2, contiguous": (2, EP2 | ALL_GATHER | CP2 | {"allgather_cp": True} | PER_TOKEN),
+    "CP 2 x TP 2, EP 2": (4, EP2 | TP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
     "EP 2 x DP 2": (4, EP2 | ALL_TO_ALL),
     "EP 2 x DP 2, all-gather": (4, EP2 | ALL_GATHER | PER_TOKEN),
     "EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | {"expert_model_parallel_size": 2}),
