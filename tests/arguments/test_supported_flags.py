@@ -64,7 +64,7 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
     [
         (["--advantage-estimator", "ppo"], "--advantage-estimator ppo: not supported (wanted: grpo or gspo"),
         (["--context-parallel-size", "2"], "--context-parallel-size 2: not supported (wanted: 1)"),
-        (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
+        (["--use-stateless-adam"], "--use-stateless-adam: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
         (["--expert-model-parallel-size", "2"], "--expert-model-parallel-size 2: not supported (wanted: 1)"),
