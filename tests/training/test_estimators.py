@@ -74,7 +74,8 @@ def test_dr_grpo_neither_divides_by_the_deviation_nor_by_the_length():
     batch = dict(total_lengths=[6, 2], response_lengths=[4, 1], loss_masks=masks)
     batch["rollout_mask_sums"] = torch.tensor([3.0, 1.0])
     per_token = torch.tensor([1.0, 2.0, float("inf"), 3.0, 5.0])
-    assert pg_reducer_of(args, batch, masks)(per_token).item() == pytest.approx((1 + 2 + 3 + 5) / 10)
+    reduce = pg_reducer_of(args, batch, masks, default=torch.sum)
+    assert reduce(per_token).item() == pytest.approx((1 + 2 + 3 + 5) / 10)
 
 
 def test_dapo_clips_higher_than_lower():

@@ -52,7 +52,7 @@ def policy_loss_function(
         reduce_pg = reducer_of(args, batch, masks)
     else:
         masks = batch["loss_masks"]
-    pg_loss = pg_reducer_of(args, batch, masks)(pg)
+    pg_loss = pg_reducer_of(args, batch, masks, reduce_pg)(pg)
     entropy = reduce(torch.cat(entropies))
     loss = pg_loss - args.entropy_coef * entropy
     metrics = {

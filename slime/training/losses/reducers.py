@@ -52,10 +52,12 @@ def reducer_of(
     )
 
 
-def pg_reducer_of(args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor]) -> Reducer:
+def pg_reducer_of(
+    args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor], default: Reducer
+) -> Reducer:
     """The reducer of the policy-gradient term alone, under the masks that a correction has left.
 
-    By default that of the other terms. ``--pg-loss-denominator`` N divides sums over a rollout by N, whatever
+    ``--pg-loss-denominator`` N divides sums over a rollout by N, whatever
     its length (Dr. GRPO, arXiv 2503.20783, sec. 3.2); a function of the user's decides for itself.
     """
     if args.custom_pg_loss_reducer_function_path:
@@ -67,4 +69,4 @@ def pg_reducer_of(args: TrainingView, batch: Mapping[str, Any], masks: Sequence[
     if args.pg_loss_denominator is not None:
         denominators = [args.pg_loss_denominator] * len(masks)
         return get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, denominators)
-    return reducer_of(args, batch, masks)
+    return default
