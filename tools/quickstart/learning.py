@@ -4,8 +4,8 @@
 
 The model, the data and the SFT phase are made once; a second run in the same directory takes them as they
 are. Then each algorithm practises in a directory of its own. Writes the curves as JSON: held-out accuracy and
-reward by rollout, and wall seconds. ``distillation`` comes last: the model that GRPO (or the first algorithm of
-``--only``) has made teaches the one that it was made from, with no reward of its own.
+reward by rollout, and wall seconds. ``distillation`` comes last: the model that GRPO (or the first algorithm
+of ``--only``) has made teaches the one that it was made from, with no reward of its own.
 """
 
 import argparse
