@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     prepare_start(start, args.seed, console)
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
+    losses = read_metrics(start.sft_metrics)["train"]
+    results["sft"] = {
+        "loss": _series({step: losses[step] for step in losses if step % 10 == 9}, "train/loss")
+    }
     for name in args.only:
         layout = branch(start, args.output.resolve() / name)
         flags = (
