@@ -12,23 +12,23 @@ from slime.utils.types import RolloutBatch
 def token_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """Discounted returns of the KL penalties and of the reward at the last trained token."""
     return get_reinforce_plus_plus_returns(
-        shard["rewards"], shard["kl"], shard["loss_masks"], kl_coef=args.kl_coef, gamma=args.gamma
+        shard["rewards"], shard["kl"], shard["loss_masks"], None, None, args.kl_coef, args.gamma
     )
 
 
 def baseline_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """The centred reward less the KL penalty of each token."""
-    return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], kl_coef=args.kl_coef)
+    return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], None, args.kl_coef)
 
 
 def get_reinforce_plus_plus_returns(
     rewards: Sequence[float] | torch.Tensor,
     kl: Sequence[torch.Tensor],
     loss_masks: Sequence[torch.Tensor],
-    response_lengths: Any = None,
-    total_lengths: Any = None,
-    kl_coef: float = 0.0,
-    gamma: float = 1.0,
+    response_lengths: Any,
+    total_lengths: Any,
+    kl_coef: float,
+    gamma: float,
 ) -> list[torch.Tensor]:
     """`reinforce_plus_plus_returns` of each sample. The lengths are not needed: responses come whole."""
     samples = zip(rewards, kl, loss_masks, strict=True)
@@ -41,8 +41,8 @@ def get_reinforce_plus_plus_returns(
 def get_reinforce_plus_plus_baseline_advantages(
     rewards: Sequence[float] | torch.Tensor,
     kl: Sequence[torch.Tensor],
-    loss_masks: Any = None,
-    kl_coef: float = 0.0,
+    loss_masks: Any,
+    kl_coef: float,
 ) -> list[torch.Tensor]:
     """A_t = r - kl_coef * kl_t, the reward r being centred on its group; masks change nothing."""
     return [float(reward) - kl_coef * penalty for reward, penalty in zip(rewards, kl, strict=True)]
