@@ -109,6 +109,7 @@ FIELDS: dict[str, Field] = {
     "log_probs": _response(),
     "ref_log_probs": _response(),
     "entropy": _response(in_loss=False),
+    "values": _response(),
     "kl": _response(in_loss=False),
     "opd_reverse_kl": _response(in_loss=False),
     "mean_weight": Field(Axis.SAMPLE, in_loss=True),

@@ -38,11 +38,10 @@ def add_mean_weights(args: TrainingView, batch: RolloutBatch, context: ParallelC
     )
     if context.dp_group is not None:
         dist.all_reduce(sums, group=context.dp_group)
-    means = [1.0] * len(weights)
+    means: dict[int, float] = {}
     for step, (total, count) in zip(steps, sums.tolist(), strict=True):
-        for i in step:
-            means[i] = mean_of(total, count)
-    batch["mean_weight"] = means
+        means |= dict.fromkeys(step, mean_of(total, count))
+    batch["mean_weight"] = [means[i] for i in range(len(weights))]
 
 
 def _steps(batch: RolloutBatch) -> Iterator[list[int]]:

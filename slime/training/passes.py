@@ -9,6 +9,7 @@ import torch
 from slime.arguments.views import TrainingView
 from slime.training.backend import Head, Outputs
 from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.values import get_values
 
 TRAINED = "actor"
 """The tag of the weights that are trained."""
@@ -48,6 +49,11 @@ def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mappi
     """``log_probs``, and ``entropy`` where it is asked for."""
     values, entropy = get_log_probs_and_entropy(args, logits, batch)
     return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
+
+
+def values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+    """``values`` of the responses, by a critic."""
+    return {"values": get_values(args, outputs, batch)}
 
 
 def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:
@@ -99,3 +105,4 @@ ACTOR_PASSES = (
     Pass("log_probs", OLD_ACTOR, "", log_probs_and_entropy, _of_old_actor),
     Pass("log_probs", TRAINED, "", log_probs_and_entropy, _of_trained),
 )
+CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda args, num_steps: True),)
