@@ -62,7 +62,6 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         num_steps == 1
         and args.loss_type == "policy_loss"
         and args.kl_coef == 0
-        and args.advantage_estimator != "gspo"
         and not args.get_mismatch_metrics
         and not args.use_rollout_entropy
         and not args.ci_test
