@@ -9,7 +9,13 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import critic_args, random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2}
-LAYOUTS = {"1 process": (1, {}), "PP 2": (2, {"pipeline_model_parallel_size": 2}), "DP 2": (2, {})}
+VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+LAYOUTS = {
+    "1 process": (1, {}),
+    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, VPP2),
+    "DP 2": (2, {}),
+}
 
 
 @pytest.fixture(scope="module")
