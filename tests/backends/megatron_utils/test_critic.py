@@ -114,10 +114,11 @@ def test_two_steps_agree_with_transformers(layout, checkpoint, rollout, referenc
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3_moe"])
 def test_so_do_other_families(family, rollout, tmp_path):
     checkpoint = save_tiny_hf(tmp_path, family)
-    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO), rollout)
+    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO, **experts), rollout)
     _expect(results, _transformers_steps(checkpoint, rollout))
 
 
