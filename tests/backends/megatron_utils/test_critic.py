@@ -184,3 +184,20 @@ def test_an_actor_with_values_takes_the_same_steps(layout, actor_reports):
     for mine, wanted in later:
         # Adam's first step moves a weight by the whole rate, whatever rounding says of a gradient near 0.
         assert mine == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"only_train_params_name_list": [r"layers\.3\."]},
+        {"freeze_params_name_list": [r"layers\.[0-2]\.", "embedding", "final_layernorm", "output_layer"]},
+    ],
+)
+def test_a_new_head_trains_whatever_is_frozen(flags, checkpoint, rollout):
+    (result,) = run_ranks(
+        _critic_steps, 1, critic_args(checkpoint, **PPO, **flags, global_batch_size=8), rollout
+    )
+    names = [name for name in result["weights"] if name.startswith("output_layer")]
+    head = torch.empty(1, 64).normal_(0, 0.02, generator=torch.Generator().manual_seed(1234))
+    assert len(names) == 2 and not torch.equal(result["weights"]["output_layer.weight"], head)
+    assert result["weights"]["output_layer.bias"] != 0
