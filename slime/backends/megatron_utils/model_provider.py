@@ -4,6 +4,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.moe import MixtureOfExperts
 from slime.backends.megatron_utils.named_params import named_params
-from slime.backends.megatron_utils.value_head import ValueHead
+from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
 from slime.utils.misc import load_function
 
@@ -32,7 +33,7 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
     caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
-    value head in the place of the output layer.
+    value head in the place of the output layer, which is new and always trains.
 
     Raises:
         ValueError: freezing flags that leave nothing to train.
@@ -41,6 +42,8 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
     virtual = args.virtual_pipeline_model_parallel_size
     chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
     freeze_model_params(args, chunks)
+    for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
+        head.requires_grad = True
     return [chunk.to(torch.cuda.current_device()) for chunk in chunks]
 
 
