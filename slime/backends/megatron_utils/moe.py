@@ -23,6 +23,9 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDisp
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config, unwrap_model
 
+from slime.training.context_parallel import padding_rows
+from slime.training.parallel import ParallelContext
+
 
 class Router(TopKRouter):
     """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
@@ -94,15 +97,14 @@ class MixtureOfExperts(MoELayer):
 
 
 def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:
-    """[1, T] bool, True where the row of a micro-batch is padding; None for dense models.
+    """[1, T / cp] bool, True where the row of a micro-batch is padding; None for dense models.
 
     Experts are chosen for padding too, but it must not count in the losses of routers.
     """
     config, tokens = get_model_config(model), batch["tokens"]
     if not config.num_moe_experts:
         return None
-    real = sum(map(len, batch["unconcat_tokens"]))
-    mask = torch.arange(tokens.size(1), device=tokens.device)[None] >= real
+    mask = padding_rows(batch, ParallelContext.current())[None].to(tokens.device)
     if config.sequence_parallel and not unwrap_model(model).pre_process:
         # megatron-core splits it over the ranks on the first pipeline stage only.
         mask = mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]

@@ -238,4 +238,5 @@ def _router_loss_weight(
     tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
     tokens = tokens.to(torch.cuda.current_device())
     dist.all_reduce(tokens, group=context.dp_group)
-    return float(tokens) / (num_microbatches * context.dp_size)
+    # Every rank of a context-parallel group counts the tokens of whole sequences.
+    return context.cp_size * float(tokens) / (num_microbatches * context.dp_size)

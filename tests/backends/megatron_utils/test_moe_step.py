@@ -16,6 +16,8 @@ ALL_GATHER = {"moe_token_dispatcher_type": "allgather"}
 PER_TOKEN = {"calculate_per_token_loss": True}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTED = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+CP2 = {"context_parallel_size": 2}
+VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 LAYOUTS = {
     "1 process": (1, ALL_TO_ALL),
     "1 process, loss per token": (1, ALL_GATHER | PER_TOKEN),
@@ -30,6 +32,12 @@ LAYOUTS = {
     "TP 2, EP 2": (2, TP2 | EP2 | ALL_TO_ALL | PER_TOKEN),
     "TP 2, EP 2, all-gather": (2, TP2 | EP2 | ALL_GATHER),
     "PP 2": (2, ALL_TO_ALL | {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, ALL_TO_ALL | VPP2),
+    "CP 2": (2, ALL_TO_ALL | CP2),
+    "CP 2, EP 2": (2, EP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
+    "CP 2, EP 2, all-gather": (2, EP2 | ALL_GATHER | CP2 | RECOMPUTED),
+    "CP 2, contiguous": (2, ALL_TO_ALL | CP2 | {"allgather_cp": True}),
+    "CP 2 x EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | CP2 | {"expert_model_parallel_size": 2}),
     "EP 2 x DP 2": (4, EP2 | ALL_TO_ALL),
     "EP 2 x DP 2, all-gather": (4, EP2 | ALL_GATHER | PER_TOKEN),
     "EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | {"expert_model_parallel_size": 2}),
