@@ -153,9 +153,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
             "a model with experts needs --sequence-parallel too"
         )
-    if args.context_parallel_size > 1:
-        size = args.context_parallel_size
-        yield f"--context-parallel-size {size}: not supported for a model with experts (wanted: 1)"
     if "moe_act" in (args.recompute_modules or ()):
         yield "--recompute-modules moe_act: not supported (wanted: moe)"
 
