@@ -293,6 +293,57 @@ CONTRADICTIONS = [
         "--kl-loss-type k3 with --kl-coef: has the wrong gradient in the reward (wanted: k1)",
     ),
     (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
+    (dict(tis_type="mis"), "--tis-type: needs --use-tis"),
+    (
+        dict(use_tis=True, tis_type="mis", custom_tis_function_path="os.getcwd"),
+        "--custom-tis-function-path and --tis-type mis: only one of them",
+    ),
+    (dict(use_tis=True, tis_clip_low=3), "--tis-clip-low 3.0: above --tis-clip 2.0"),
+    (
+        dict(use_tis=True, tis_type="mis", tis_lower_bound=3),
+        "--tis-lower-bound 3.0: above --tis-upper-bound 2.0",
+    ),
+    (
+        dict(use_tis=True, tis_type="mis", use_rs=True, rs_upper_bound=0.5, rs_lower_bound=1),
+        "--rs-lower-bound 1.0: above --rs-upper-bound 0.5",
+    ),
+    (dict(use_tis=True, tis_type="mis", rs_veto_threshold=0.1), "--rs-veto-threshold 0.1: needs --use-rs"),
+    (
+        dict(
+            **dict(use_tis=True, tis_type="mis", tis_batch_normalize=True, opsm_delta=0),
+            **dict(disable_compute_advantages_and_returns=True, rollout_data_postprocess_path="os.getcwd"),
+        ),
+        "--tis-batch-normalize: without advantages there is no pass",
+    ),
+    (
+        dict(pg_loss_denominator=9, calculate_per_token_loss=True),
+        "--pg-loss-denominator and --calculate-per-token-loss: only one of them",
+    ),
+    (dict(pg_loss_denominator=0.5), "--pg-loss-denominator 0.5: wanted 1 or more"),
+    (
+        dict(overlong_buffer_len=10**6),
+        "--overlong-buffer-len 1000000: above --rollout-max-response-len",
+    ),
+    (dict(use_opd=True), "--use-opd: needs --opd-type (sglang or megatron)"),
+    (dict(use_opd=True, opd_type="megatron"), "--opd-type megatron: needs --opd-teacher-load"),
+    (
+        dict(use_opd=True, opd_type="sglang", opd_teacher_load="/x"),
+        "--opd-teacher-load: needs --use-opd --opd-type megatron",
+    ),
+    (dict(opd_teacher_load="/x"), "--opd-teacher-load: needs --use-opd --opd-type megatron"),
+    (dict(opd_teacher_ckpt_step=1), "--opd-teacher-ckpt-step: needs --use-opd --opd-type megatron"),
+    (
+        dict(use_opd=True, opd_type="megatron", opd_teacher_load="/none"),
+        "--opd-teacher-load /none: no checkpoint there",
+    ),
+    (
+        dict(use_opd=True, opd_type="sglang", disable_compute_advantages_and_returns=True),
+        "--disable-compute-advantages-and-returns: the policy",
+    ),
+    (
+        dict(custom_rm_path="slime.rollout.on_policy_distillation.reward_func"),
+        "--custom-rm-path slime.rollout.on_policy_distillation.reward_func: needs --rm-url",
+    ),
     (
         dict(disable_compute_advantages_and_returns=True),
         "--disable-compute-advantages-and-returns: the policy",

@@ -76,6 +76,14 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
         (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
         (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
         (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
+        (dict(opd_type="sglang"), "--opd-type sglang: has no effect without --use-opd"),
+        (
+            dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),
+            "--opd-type sglang: engines give log-probs of prompts at temperature 1",
+        ),
+        (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
+        (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
+        (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),
         (dict(muon_momentum=0.9), "--muon-momentum 0.9: has no effect without --optimizer muon"),
         (
             dict(update_weight_delta_encoding="overwrite"),

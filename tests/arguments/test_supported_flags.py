@@ -63,7 +63,7 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
     ("words", "message"),
     [
         (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
-        (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
+        (["--use-stateless-adam"], "--use-stateless-adam: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
     ],

@@ -147,11 +147,11 @@ class Parameters:
         if self.flat.untyped_storage().nbytes() == 0:
             raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
 
-    def destination(self, name: str, shape: Iterable[int]) -> torch.Tensor | None:
+    def destination(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Where a tensor of a checkpoint goes; None for names that carry no weight of this model.
 
         Raises:
-            BadRequest: no such weight, or another shape.
+            BadRequest: no such weight, another shape, or numbers that are no floats.
         """
         target = self.named.get(name)
         if target is None:
@@ -162,12 +162,14 @@ class Parameters:
             )
         if tuple(shape) != tuple(target.shape):
             raise BadRequest(f"weight {name!r}: shape {list(shape)} (wanted: {list(target.shape)})")
+        if not dtype.is_floating_point:
+            raise BadRequest(f"weight {name!r}: {dtype} (wanted: a floating point dtype)")
         return target
 
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies tensors in under their HF names; nothing is copied if one of them does not fit."""
         self.require_memory()
-        placed = [(self.destination(name, tensor.shape), tensor) for name, tensor in tensors]
+        placed = [(self.destination(name, tensor.shape, tensor.dtype), tensor) for name, tensor in tensors]
         with torch.no_grad():
             for target, tensor in placed:
                 if target is not None:

@@ -248,5 +248,5 @@ def test_a_model_whose_logits_are_nan_gives_an_error_and_no_token(checkpoint, ne
     state.engine.scheduler.waiting.append(broken)
     run_all(state.engine.scheduler)
     assert broken.output_ids == []
-    assert broken.finish_reason["type"] == "abort" and broken.finish_reason["status_code"] == 500
+    assert broken.finish_reason["type"] == "abort" and broken.finish_reason["status_code"] == 400
     assert "NaN" in broken.finish_reason["message"]

