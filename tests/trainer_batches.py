@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from slime.arguments.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 
@@ -13,9 +14,13 @@ _FLAGS = {
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
     **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
+    **dict(lambd=1.0, value_clip=0.2),
     **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
     **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
     **dict(use_tis=False, tis_clip=2.0, tis_clip_low=0.0, custom_tis_function_path=None),
+    **dict(tis_function_path="slime.training.losses.corrections.vanilla_tis_function", tis_needs_mean=False),
+    **dict(use_rs=False, rs_veto_threshold=None, tis_batch_normalize=False, pg_loss_denominator=None),
+    **dict(overlong_buffer_len=None, use_opd=False, opd_type=None, opd_kl_coef=1.0, keep_old_actor=False),
     **dict(use_opsm=False, opsm_delta=1e-4, normalize_advantages=False, reset_optimizer_states=False),
     **dict(custom_pg_loss_reducer_function_path=None, custom_advantage_function_path=None),
     **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),
@@ -33,6 +38,13 @@ _FLAGS = {
 def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
     return make_args(hf_checkpoint, **{**_FLAGS, **overrides})
+
+
+def critic_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
+    """The ``args`` of a critic on two PPO steps per rollout; its own flags in the form they are given in."""
+    of_its_own = dict(critic_lr=2e-3, critic_lr_warmup_iters=0, critic_load=None, critic_save=None)
+    ppo = dict(advantage_estimator="ppo", global_batch_size=4, critic_resumes=False, no_load_optim=None)
+    return of_critic(trainer_args(hf_checkpoint, **{**ppo, **of_its_own, **overrides}))
 
 
 def random_rollout(vocab_size: int, num_samples: int = 8, seed: int = 0) -> dict:

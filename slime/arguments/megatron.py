@@ -74,7 +74,6 @@ SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {
     "hierarchical_context_parallel_sizes": ([1],),
     "moe_input_jitter_eps": (0.0,),
     "moe_shared_expert_intermediate_size": (0,),
-    "moe_z_loss_coeff": (0.0,),
     "optimizer_offload_fraction": (1.0,),  # Megatron-LM's own default; nothing is offloaded
 }
 # Numbers of optimizers that are refused.
@@ -147,4 +146,3 @@ class MegatronNames:
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     overlap_param_gather: bool
-    moe_router_topk: int

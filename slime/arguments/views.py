@@ -13,8 +13,10 @@ from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
 from slime.arguments.batches import BatchArgs, DerivedBatches
 from slime.arguments.checkpoints import CheckpointArgs
 from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
+from slime.arguments.critic import CriticArgs, DerivedCritic
 from slime.arguments.data import DataArgs, DerivedData
 from slime.arguments.debug import CiArgs, DebugArgs
+from slime.arguments.distillation import DistillationArgs
 from slime.arguments.engines import DerivedEngines, EngineArgs
 from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
 from slime.arguments.facts import Facts
@@ -24,7 +26,7 @@ from slime.arguments.kl import KlArgs
 from slime.arguments.loss import DerivedLoss, LossArgs
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.model_shape import DerivedModelShape
-from slime.arguments.off_policy import OffPolicyArgs
+from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
 from slime.arguments.precision import DerivedPrecision, PrecisionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
@@ -61,7 +63,9 @@ class TrainingView(
     KlArgs,
     DerivedAdvantages,
     AdvantageArgs,
+    DerivedOffPolicy,
     OffPolicyArgs,
+    DistillationArgs,
     HookArgs,
     DebugArgs,
     CiArgs,
@@ -133,6 +137,8 @@ class FleetView(
     TrainingView,
     TrackingView,
     FaultToleranceArgs,
+    DerivedCritic,
+    CriticArgs,
     DerivedEngines,
     EngineArgs,
     DerivedPrecision,

@@ -272,12 +272,24 @@ def correction_that_looks(args, pg_loss, train_log_probs, loss_masks, **_):
 
 def test_a_correction_of_the_users_decides_on_losses_and_masks_and_gets_no_gradients():
     path = f"{__name__}.correction_that_looks"
-    _, _, metrics, micro_batch, _ = _loss(_args(use_tis=True, custom_tis_function_path=path))
+    _, _, metrics, micro_batch, _ = _loss(
+        _args(use_tis=True, custom_tis_function_path=path, tis_function_path=path)
+    )
     plain = [-a for a in micro_batch["advantages"]]
     last = (plain[-1] * micro_batch["loss_masks"][-1]).sum() / micro_batch["loss_masks"][-1].sum()
     assert metrics["pg_loss"] == pytest.approx(3 * float(last), rel=1e-5)
     # Metrics of its own are over what is trained, whatever it masks.
     assert metrics["mine"] == pytest.approx(_masked_mean(micro_batch, plain), abs=1e-5)
+
+
+def correction_of_a_part(args, pg_loss, loss_masks, **_):
+    return pg_loss[:1], loss_masks, {}
+
+
+def test_a_correction_that_gives_back_a_part_is_refused_by_name():
+    path = f"{__name__}.correction_of_a_part"
+    with pytest.raises(ValueError, match=rf"{path}: pg_loss \[1\], wanted \[\d+\] as given"):
+        _loss(_args(use_tis=True, custom_tis_function_path=path))
 
 
 def _trainable():
