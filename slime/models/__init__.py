@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.models import llama, qwen2, qwen3
+from slime.models import llama, qwen2, qwen3, qwen3_moe
 from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
 from slime.models.flops import decoder_forward_flops
@@ -30,6 +30,7 @@ FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

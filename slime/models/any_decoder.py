@@ -40,4 +40,5 @@ def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str,
         "layernorm_epsilon": epsilon,
         "qk_layernorm": False,
         "add_qkv_bias": False,
+        **{"num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "moe_layer_freq": ()},
     }

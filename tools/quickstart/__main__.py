@@ -17,6 +17,7 @@ from rich.console import Console
 
 from slime.observability.jsonl import read_metrics
 from slime.processes.exclusive import DirectoryUnusable, exclusive
+from tools.quickstart.algorithms import ALGORITHMS
 from tools.quickstart.layout import Layout
 from tools.quickstart.phases import environment, plan, write_eval_config, write_summary
 from tools.quickstart.runner import PhaseFailed, run_phase
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--train-backend", choices=("megatron", "fsdp"), default="megatron", help="the trainer of both phases"
     )
+    parser.add_argument(
+        "--advantage-estimator", choices=ALGORITHMS, default="grpo", help="by which the model practises"
+    )
     args = parser.parse_args(argv)
     if args.seed < 0:
         parser.error(f"--seed {args.seed}: wanted 0 or more")
@@ -46,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with exclusive(lock, f"--output {args.output}"):
             prepare_output(layout.root)
-            run(layout, args.seed, Console(), args.train_backend)
+            run(layout, args.seed, Console(), args.train_backend, args.advantage_estimator)
     except (PhaseFailed, DirectoryUnusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -72,12 +76,14 @@ def prepare_output(root: Path) -> None:
     (root / MARKER).touch()
 
 
-def run(layout: Layout, seed: int, console: Console, backend: str = "megatron") -> None:
+def run(
+    layout: Layout, seed: int, console: Console, backend: str = "megatron", algorithm: str = "grpo"
+) -> None:
     """All phases, then the report and the summary."""
     start = time.monotonic()
     seconds: dict[str, float] = {}
     write_eval_config(layout)
-    for phase in plan(layout, seed):
+    for phase in plan(layout, seed, algorithm):
         env = environment(layout, seed, phase, backend)
         seconds[phase.name] = run_phase(phase, layout.logs / f"{phase.name}.log", env, console)
 

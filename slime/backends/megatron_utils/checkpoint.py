@@ -112,7 +112,7 @@ class CheckpointWriter:
     def _strategy(self) -> SaveShardedStrategy:
         """Who writes what: all data-parallel replicas a part, or the first one everything."""
         strategy = get_default_save_sharded_strategy()
-        group = mpu.get_data_parallel_group()
+        group = mpu.get_data_parallel_group(with_context_parallel=True)
         if getattr(self._args, "no_ckpt_fully_parallel_save", False) or group.size() == 1:
             return strategy
         return FullyParallelSaveStrategyWrapper(strategy, group)
@@ -177,13 +177,15 @@ def _load(template: dict[str, Any], path: str | Path) -> dict[str, Any]:
 
 
 def model_state(state: TrainState) -> dict[str, Any]:
-    """The sharded weights of the single model chunk."""
-    return unwrap_model(state.model)[0].sharded_state_dict(metadata=_METADATA)
+    """The sharded weights of the model; of several chunks under their numbers."""
+    weights = [chunk.sharded_state_dict(metadata=_METADATA) for chunk in unwrap_model(state.model)]
+    return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    model = unwrap_model(state.model)[0]
-    model.load_state_dict({**kept_head(model), **weights})
+    chunks = unwrap_model(state.model)
+    for i, chunk in enumerate(chunks):
+        chunk.load_state_dict({**kept_head(chunk), **(weights if len(chunks) == 1 else weights[str(i)])})
 
 
 def _sharded_state(
@@ -215,6 +217,7 @@ def _layout() -> list[int]:
         mpu.get_tensor_model_parallel_world_size(),
         mpu.get_pipeline_model_parallel_world_size(),
         mpu.get_data_parallel_world_size(),
+        *([cp] if (cp := mpu.get_context_parallel_world_size()) > 1 else []),
     ]
 
 
@@ -231,6 +234,7 @@ def _sharded_rng_state() -> ShardedObject:
         mpu.get_tensor_model_parallel_rank(),
         mpu.get_pipeline_model_parallel_rank(),
         mpu.get_data_parallel_rank(),
+        *([mpu.get_context_parallel_rank()] if mpu.get_context_parallel_world_size() > 1 else []),
     )
     return ShardedObject("rng", state, tuple(_layout()), position)
 

@@ -33,9 +33,13 @@ def init(args: Namespace) -> None:
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=getattr(args, "expert_model_parallel_size", 1),
+        expert_tensor_parallel_size=getattr(args, "expert_tensor_parallel_size", None),
         distributed_timeout_minutes=_timeout_minutes(args),
     )
-    set_current(_parallel_context(getattr(args, "data_pad_size_multiplier", 1)))
+    set_current(_parallel_context(args))
     _set_seeds(args.seed)
     if getattr(args, "custom_megatron_init_path", None):
         load_function(args.custom_megatron_init_path)(args)
@@ -54,9 +58,10 @@ def _set_seeds(seed: int) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
-def _parallel_context(data_pad_size_multiplier: int) -> ParallelContext:
+def _parallel_context(args: Namespace) -> ParallelContext:
     tp_size, dp_size = mpu.get_tensor_model_parallel_world_size(), mpu.get_data_parallel_world_size()
     tp_rank, dp_rank = mpu.get_tensor_model_parallel_rank(), mpu.get_data_parallel_rank()
+    cp_size, cp_rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
     last = mpu.is_pipeline_last_stage()
     return ParallelContext(
         tp_group=mpu.get_tensor_model_parallel_group() if tp_size > 1 else None,
@@ -65,7 +70,11 @@ def _parallel_context(data_pad_size_multiplier: int) -> ParallelContext:
         tp_rank=tp_rank,
         dp_rank=dp_rank,
         dp_size=dp_size,
+        cp_group=mpu.get_context_parallel_group() if cp_size > 1 else None,
+        cp_rank=cp_rank,
+        cp_size=cp_size,
+        contiguous_cp=args.allgather_cp,
         is_last_stage=last,
-        is_main=last and tp_rank == 0 and dp_rank == 0,
-        pad_multiple=tp_size * data_pad_size_multiplier,
+        is_main=last and tp_rank == dp_rank == cp_rank == 0,
+        pad_multiple=tp_size * getattr(args, "data_pad_size_multiplier", 1),
     )

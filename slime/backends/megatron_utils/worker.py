@@ -60,7 +60,7 @@ class MegatronBackend:
         if self._resumes:
             return self._resume()
         if not is_hf_checkpoint(args.load or "") and is_megatron_checkpoint(args.ref_load):
-            self._load_weights(args.ref_load)
+            self._load_weights(args.ref_load, getattr(args, "ref_ckpt_step", None))
             self.state.optimizer.reload_model_params()
         return Start()
 
@@ -76,7 +76,7 @@ class MegatronBackend:
         iteration, common = load_checkpoint(self._args, self.state, self._args.load)
         return Start() if self._args.finetune else Start(iteration + 1, common)
 
-    def load_version(self, tag: str, path: str) -> None:
+    def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
         saved = None
         if self._resumes:
@@ -84,22 +84,23 @@ class MegatronBackend:
         if saved is not None and saved.is_dir():
             load_model_only(self.state, saved)
         else:
-            self._load_weights(path)
+            self._load_weights(path, step)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
-    def _load_weights(self, path: str) -> None:
+    def _load_weights(self, path: str, step: int | None) -> None:
         if is_megatron_checkpoint(path):
-            load_model_only(self.state, find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1])
+            load_model_only(self.state, find_checkpoint(path, step)[1])
         else:
             load_hf_weights(view(self._args, ModelView), self.state.model, path)
 
     def parallel_config(self) -> dict[str, int]:
         return {
             "dp_size": self.context.dp_size,
-            "cp_size": 1,
-            "vpp_size": 1,
-            "microbatch_group_size_per_vp_stage": 1,
+            "cp_size": self.context.cp_size,
+            "vpp_size": len(self.state.model),
+            # megatron-core's default: a chunk computes as many micro-batches in a row as there are stages.
+            "microbatch_group_size_per_vp_stage": self._args.pipeline_model_parallel_size,
             "dp_rank": self.context.dp_rank,
         }
 
