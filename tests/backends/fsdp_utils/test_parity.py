@@ -91,8 +91,8 @@ def test_steps_equal_those_of_megatron_however_they_are_computed(variant, checkp
     assert_same(run_ranks(train, world_size, args, rollouts)[0], megatron("per token"))
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_other_families_and_untied_embeddings(model_type, tmp_path, rollouts):
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3_moe"])
+def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, rollouts):
     path = save_tiny_hf(tmp_path, model_type)
     (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS), rollouts[:1])
     assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
