@@ -130,7 +130,7 @@ def _not_served(args: Namespace) -> Iterator[str]:
 
 def missing(args: Namespace) -> Iterator[str]:
     """Checkpoints that the other trainer wrote."""
-    for name in ("load", "ref_load"):
+    for name in ("load", "ref_load", "opd_teacher_load"):
         path = getattr(args, name)
         found = checkpoint_format(path) if path is not None else None
         if found is not None and (found == FORMAT) != (args.train_backend == "fsdp"):

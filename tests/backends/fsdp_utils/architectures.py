@@ -61,3 +61,17 @@ def load(args: SimpleNamespace):
     model = build_model(args, mesh)
     load_hf_weights(args, model, args.hf_checkpoint)
     return model
+
+
+LENGTHS = [5, 11, 2, 7]
+
+
+def rows() -> list[torch.Tensor]:
+    """Sequences of various lengths."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(96, (length,), generator=generator) for length in LENGTHS]
+
+
+def packed_row() -> dict:
+    """The same in one row."""
+    return {"tokens": torch.cat(rows())[None], "segment_lengths": LENGTHS}

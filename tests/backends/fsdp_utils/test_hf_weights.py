@@ -1,5 +1,7 @@
 """What engines and exports get is what the checkpoint held, under its names, however it is sharded."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,38 +11,36 @@ from slime.ray.train_worker import TrainWorker
 from slime.training.hf_export import save_hf_model_to_path
 from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.backends.fsdp_utils.architectures import ARCHITECTURES, load, model_args, save
+from tests.backends.fsdp_utils.conftest import BUCKET
 from tests.megatron_harness import run_ranks, save_tiny_hf
 
 
-def _exported(rank, args, max_bytes):
-    model = load(args)
-    sizes, tensors = [], {}
-    for bucket in FsdpHfTensors(model, args.params_dtype).buckets(max_bytes):
-        sizes.append([tensor.nbytes for _, tensor in bucket])
-        tensors.update({name: tensor.clone() for name, tensor in bucket})
-    return {"sizes": sizes, "tensors": tensors}
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_tensors_are_those_of_the_checkpoint(architecture, tmp_path):
-    path = save(tmp_path, architecture)
-    wanted = load_file(tmp_path / "model.safetensors")
-    for result in run_ranks(_exported, 2, model_args(path), 20_000):
-        assert result["tensors"].keys() == wanted.keys()
+def test_tensors_are_those_of_the_checkpoint(architecture, computed):
+    path, results = computed(architecture)
+    wanted = load_file(Path(path) / "model.safetensors")
+    for result in results:
+        found = dict(pair for bucket in result["buckets"] for pair in bucket)
+        assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
-            assert torch.equal(result["tensors"][name], tensor), name
-        # An expert layer stays together, for a conversion may join its tensors.
-        assert all(sum(sizes) <= 20_000 or len(sizes) == 1 for sizes in result["sizes"]) or (
-            architecture == "Qwen3Moe"
-        )
-        assert len(result["sizes"]) > 1
+            assert torch.equal(found[name], tensor), name
+        assert len(result["buckets"]) > 1
+        for bucket in result["buckets"]:
+            # A layer of experts stays together, for a conversion may join its tensors.
+            fits = sum(tensor.nbytes for _, tensor in bucket) <= BUCKET
+            assert fits or len(bucket) == 1 or architecture == "Qwen3Moe"
+
+
+def _exported(rank, args):
+    (bucket,) = FsdpHfTensors(load(args), args.params_dtype).buckets(1 << 30)
+    return dict(bucket)
 
 
 def test_engines_get_the_format_that_is_trained_in(tmp_path):
     path = save(tmp_path, "Qwen3")
     wanted = load_file(tmp_path / "model.safetensors")
-    (result,) = run_ranks(_exported, 1, model_args(path, params_dtype=torch.bfloat16), 1 << 30)
-    assert all(torch.equal(result["tensors"][name], wanted[name].bfloat16()) for name in wanted)
+    (result,) = run_ranks(_exported, 1, model_args(path, params_dtype=torch.bfloat16))
+    assert all(torch.equal(result[name], wanted[name].bfloat16()) for name in wanted)
 
 
 def _export(rank, args, target):

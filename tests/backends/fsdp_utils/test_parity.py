@@ -94,7 +94,10 @@ def test_steps_equal_those_of_megatron_however_they_are_computed(variant, checkp
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3_moe"])
 def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, rollouts):
     path = save_tiny_hf(tmp_path, model_type)
-    (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS), rollouts[:1])
+    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS, **experts), rollouts[:1])
+    # A parameter group of megatron-core's for experts, at the same rate.
+    assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
     assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
 
 
