@@ -66,6 +66,7 @@ SGLANG_ARGS=(
 )
 
 MISC_ARGS=(
+    --train-backend "${TRAIN_BACKEND:-megatron}"
     --seed "$SEED"
     --metrics-file "$OUTPUT/metrics.jsonl"
 )

@@ -36,7 +36,10 @@ from slime.utils.misc import load_function
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate
 
-BACKENDS = {"megatron": "slime.backends.megatron_utils.worker.MegatronBackend"}
+BACKENDS = {
+    "megatron": "slime.backends.megatron_utils.worker.MegatronBackend",
+    "fsdp": "slime.backends.fsdp_utils.worker.FSDPBackend",
+}
 """The class of each ``--train-backend``; imported in the trainer's own process only."""
 
 
@@ -205,7 +208,11 @@ class TrainRayActor(TrainWorker):
     def init(self, master_addr: str, master_port: int) -> int:
         """Joins the others, builds and loads the model; returns the rollout id to start from."""
         os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
-        return self.start()
+        start = self.start()
+        # What is there now stays: collections that look through it again would take a quarter of a second.
+        gc.collect()
+        gc.freeze()
+        return start
 
     def train(
         self, rollout_id: int, data_refs: list[ray.ObjectRef], given: list[ray.ObjectRef] | None = None

@@ -64,7 +64,7 @@ def test_a_checkpoint_without_weights_is_refused(words, refusal, altered_checkpo
 
 def test_an_unsupported_model_type_is_refused_with_those_that_are(words, refusal, altered_checkpoint):
     message = refusal(words(hf_checkpoint=altered_checkpoint(model_type="gpt2")))
-    assert message.endswith("model_type 'gpt2' is not supported (wanted: llama, qwen2, qwen3)")
+    assert message.endswith("model_type 'gpt2' is not supported (wanted: llama, qwen2, qwen3, qwen3_moe)")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(words, refusal, altered_checkpoint):
@@ -226,6 +226,39 @@ CONTRADICTIONS = [
     (
         dict(pipeline_model_parallel_size=2, actor_num_gpus_per_node=2),
         "--pipeline-model-parallel-size 2 does not divide num_layers 3 (config.json)",
+    ),
+    (
+        dict(context_parallel_size=2),
+        "--tensor-model-parallel-size 1 x --pipeline-model-parallel-size 1 x --context-parallel-size 2: "
+        "does not divide 1 trainer GPUs",
+    ),
+    (
+        dict(context_parallel_size=2, actor_num_gpus_per_node=6),
+        "--global-batch-size 16: not a multiple of the data-parallel size 3",
+    ),
+    (
+        dict(num_virtual_stages_per_pipeline_rank=3),
+        "--num-virtual-stages-per-pipeline-rank 3: needs a pipeline",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=2, pipeline_model_parallel_size=3, actor_num_gpus_per_node=3
+        ),
+        "--num-layers-per-virtual-pipeline-stage 2 x --pipeline-model-parallel-size 3: does not divide",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=1,
+            num_virtual_stages_per_pipeline_rank=3,
+        ),
+        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank: only one",
+    ),
+    (
+        dict(
+            **dict(num_virtual_stages_per_pipeline_rank=2, pipeline_model_parallel_size=3),
+            actor_num_gpus_per_node=3,
+        ),
+        "--num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 3: does not divide",
     ),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),

@@ -31,13 +31,6 @@ def test_a_slip_is_guessed(word, meant):
 # Flags that other versions and projects know; the nearest of ours means something else.
 FOREIGN = [
     "--post-self-attn-layernorm",
-    "--critic-load",
-    "--critic-lr",
-    "--critic-lr-warmup-iters",
-    "--critic-num-gpus-per-node",
-    "--critic-num-nodes",
-    "--critic-save",
-    "--critic-train-only",
     "--disable-rollout-trim-samples",
     "--disable-weights-backuper",
     "--megatron-to-hf-mode",

@@ -76,10 +76,11 @@ def rl_phase(layout: Layout, algorithm: str, flags: Sequence[str], rollouts: int
     return Phase(algorithm, title, command, rollouts, lambda: rl_progress(layout.rl_metrics))
 
 
-def environment(layout: Layout, seed: int, phase: Phase) -> dict[str, str]:
+def environment(layout: Layout, seed: int, phase: Phase, backend: str = "megatron") -> dict[str, str]:
     """What the scripts of the phases expect, ``python`` being the interpreter that runs the quickstart."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total), "PATH": path}
+    run = {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total)}
+    return {**run, "TRAIN_BACKEND": backend, "PATH": path}
 
 
 def write_eval_config(layout: Layout) -> None:

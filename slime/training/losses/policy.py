@@ -34,7 +34,7 @@ def policy_loss_function(
     Args:
         batch: a micro-batch with ``advantages`` and, as far as they apply, ``log_probs``,
             ``rollout_log_probs`` and ``ref_log_probs``: per sample [R] float32.
-        logits: [1, T, V / tp].
+        logits: [1, T / cp, V / tp].
 
     Returns:
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
@@ -112,7 +112,8 @@ def _correct_for_engine(
     """Importance correction for the gap between trainer and engine, or its metrics alone.
 
     Raises:
-        ValueError: the batch has no log-probs of the engine.
+        ValueError: the batch has no log-probs of the engine, or a custom correction gives another number of
+            values than it got.
     """
     if "rollout_log_probs" not in batch:
         raise ValueError("--use-tis, --get-mismatch-metrics: the rollout has no log-probs of the engine")
@@ -127,6 +128,9 @@ def _correct_for_engine(
         response_lengths=batch["response_lengths"],
         **({"mean_weight": batch["mean_weight"]} if args.tis_needs_mean else {}),
     )
+    if corrected.shape != pg.shape:
+        found, wanted = list(corrected.shape), list(pg.shape)
+        raise ValueError(f"{args.tis_function_path}: pg_loss {found}, wanted {wanted} as given")
     metrics = {"ois": ratio_of(-ppo_kl), **metrics}
     if args.use_tis or args.custom_tis_function_path:
         return corrected, masks, metrics

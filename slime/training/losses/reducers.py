@@ -24,7 +24,8 @@ def get_sum_of_sample_mean(
 
     By default the sum over samples of (masked sum / max(denominator, 1)), where the denominator is
     ``sample_denoms`` (the mask total of the whole rollout a sample belongs to), else the sample's own mask
-    total. With ``calculate_per_token_loss`` the plain masked sum.
+    total. With ``calculate_per_token_loss`` the plain masked sum. The values are those of whole responses,
+    also under context parallelism; the function refuses another number of them with a ValueError.
     """
     masks = [mask.float() for mask in loss_masks]
     if not calculate_per_token_loss:
@@ -33,6 +34,8 @@ def get_sum_of_sample_mean(
     weights = torch.cat(masks)
 
     def reduce(values: torch.Tensor) -> torch.Tensor:
+        if values.shape != weights.shape:
+            raise ValueError(f"per-token values {list(values.shape)}: wanted {list(weights.shape)}")
         # Not by multiplication alone: what is not trained may be infinite.
         return torch.where(weights != 0, values * weights, 0.0).sum()
 

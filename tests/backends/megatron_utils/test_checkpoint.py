@@ -9,21 +9,18 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
-from slime.backends.megatron_utils.checkpoint import (
-    MARKER,
-    _publish,
-    find_checkpoint,
-    is_megatron_checkpoint,
-    iteration_dir,
-)
+from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
+from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir, publish
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2}
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True, "use_rollout_logprobs": True}
 PP2 = {"pipeline_model_parallel_size": 2}
+VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +71,10 @@ def rollouts():
         (2, {}),
         (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 3}),
         (1, {"async_save": True, "force_sync": False}),
+        (2, CP2),
+        (2, VPP2),
     ],
-    ids=["1 process", "DP 2", "moving reference", "async save"],
+    ids=["1 process", "DP 2", "moving reference", "async save", "CP 2", "VPP 2"],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
@@ -122,10 +121,11 @@ def test_random_state_goes_on(checkpoint, rollouts, tmp_path):
     assert after == before
 
 
-def test_checkpoint_of_tp_2_resumes_in_pp_2(checkpoint, rollouts, tmp_path):
+@pytest.mark.parametrize("layout", [PP2, VPP2, CP2], ids=["PP 2", "VPP 2", "CP 2"])
+def test_checkpoint_of_tp_2_resumes_in_another_layout(checkpoint, rollouts, tmp_path, layout):
     flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
     through = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **TP2), rollouts, 1)
-    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **PP2), rollouts, -1)
+    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **layout), rollouts, -1)
     before, after = _one(through, "steps")[2:], _one(resumed, "steps")
     for left, right in zip(before, after, strict=True):
         assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
@@ -139,7 +139,7 @@ def _save_then_die(rank, args, rollout):
     worker.start()
     worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
     worker.save_model(0)
-    checkpoint_module._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint_module.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     worker.save_model(1)
     return {}
 
@@ -170,7 +170,7 @@ def test_publishing_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
         temporary = tmp_path / "iter_0000002.tmp"
         temporary.mkdir()
         (temporary / "metadata.json").write_text(content)
-        _publish(temporary, iteration_dir(tmp_path, 2), 2)
+        publish(temporary, iteration_dir(tmp_path, 2), 2)
     assert (find_checkpoint(tmp_path)[1] / "metadata.json").read_text() == "new"
     assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["iter_0000002", MARKER]
 
