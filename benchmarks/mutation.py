@@ -37,6 +37,7 @@ _BATCHES = ("conversion", "batch", "schedule", "estimators", "reference")
 TESTS: dict[str, tuple[str, ...]] = {
     "slime/training/losses/policy.py": _FORMULAS,
     "slime/training/losses/corrections.py": _FORMULAS,
+    "slime/training/losses/mis.py": ("mis", "reference"),
     "slime/training/mean_weights.py": ("mis", "reference"),
     "slime/training/overlong.py": ("estimators",),
     "slime/training/losses/reducers.py": _FORMULAS,
