@@ -153,9 +153,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
             "a model with experts needs --sequence-parallel too"
         )
-    if args.context_parallel_size > 1:
-        size = args.context_parallel_size
-        yield f"--context-parallel-size {size}: not supported for a model with experts (wanted: 1)"
     if "moe_act" in (args.recompute_modules or ()):
         yield "--recompute-modules moe_act: not supported (wanted: moe)"
 
@@ -187,6 +184,9 @@ def _bad_losses(args: Namespace) -> Iterator[str]:
         yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
     elif len(coefficients) > 1:
         yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"
+    elif args.train_backend == "fsdp" and (any(coefficients) or args.moe_z_loss_coeff):
+        name = "--moe-aux-loss-coeff" if any(coefficients) else "--moe-z-loss-coeff"
+        yield f"{name}: not supported with --train-backend fsdp (wanted: 0)"
     elif kinds == ["none"] and any(coefficients):
         yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
 
