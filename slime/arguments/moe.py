@@ -184,6 +184,9 @@ def _bad_losses(args: Namespace) -> Iterator[str]:
         yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
     elif len(coefficients) > 1:
         yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"
+    elif args.train_backend == "fsdp" and (any(coefficients) or args.moe_z_loss_coeff):
+        name = "--moe-aux-loss-coeff" if any(coefficients) else "--moe-z-loss-coeff"
+        yield f"{name}: not supported with --train-backend fsdp (wanted: 0)"
     elif kinds == ["none"] and any(coefficients):
         yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
 

@@ -102,14 +102,6 @@ def row_multiple(context: ParallelContext, pad_multiple: int) -> int:
     return lcm(segment_multiple(context), pad_multiple * context.cp_size)
 
 
-def padding_rows(batch: Mapping[str, Any], context: ParallelContext) -> torch.Tensor:
-    """[T / cp] bool, True where this rank's part of a micro-batch of `packed_micro_batch` is padding."""
-    segments, real = batch["segment_lengths"], [len(tokens) for tokens in batch["unconcat_tokens"]]
-    real += [0] * (len(segments) - len(real))
-    row = torch.cat([torch.arange(s) >= r for s, r in zip(segments, real, strict=True)])
-    return RowSplit.of(segments, context).take(row)
-
-
 @dataclass(frozen=True)
 class ResponseRows:
     """The rows of this rank's logits that predict response tokens: P - 1 ... L - 2 of each sequence.

@@ -91,7 +91,8 @@ def packed_micro_batch(
     """The next micro-batch, its sequences packed into one row.
 
     Adds ``unconcat_tokens`` (the sequences), ``tokens`` ([1, T / cp] int64, this rank's part of the row),
-    ``segment_lengths`` (of all segments of the row, padding included) and ``full_loss_masks`` ([1, T / cp]).
+    ``segment_lengths`` (of all segments of the row, padding included), ``full_loss_masks`` ([1, T / cp]) and
+    ``padding_mask`` ([1, T / cp] bool, True for padding).
     Padding is token 0: at the end of sequences where context parallelism wants it, and one more segment that
     makes each rank's part a multiple of ``pad_multiple``.
 
@@ -102,19 +103,28 @@ def packed_micro_batch(
     batch = data.get_next([*keys, *(key for key in _PACKING if key not in keys)])
     sequences: list[torch.Tensor] = batch["tokens"]
     batch["unconcat_tokens"] = sequences
-    tokens, masks, lengths = [], [], []
+    tokens, masks, lengths, paddings = [], [], [], []
     for sequence, mask in zip(sequences, batch["loss_masks"], strict=True):
         total, padding = len(sequence), -len(sequence) % segment_multiple(context)
         tokens += [sequence, sequence.new_zeros(padding)]
         # The mask of the row whose logits predict the token, like the targets of the loss.
         masks += [mask.new_zeros(total - len(mask) - 1), mask, mask.new_zeros(1 + padding)]
         lengths.append(total + padding)
+        paddings.append(padding)
     if padding := -sum(lengths) % row_multiple(context, pad_multiple):
         tokens.append(sequences[0].new_zeros(padding))
         masks.append(batch["loss_masks"][0].new_zeros(padding))
         lengths.append(padding)
+        paddings.append(padding)
     split = RowSplit.of(lengths, context)
     batch["tokens"] = split.take(torch.cat(tokens))[None]
     batch["full_loss_masks"] = split.take(torch.cat(masks))[None]
+    batch["padding_mask"] = split.take(_padding_mask(lengths, paddings).to(sequences[0].device))[None]
     batch["segment_lengths"] = lengths
     return batch
+
+
+def _padding_mask(lengths: Sequence[int], paddings: Sequence[int]) -> torch.Tensor:
+    """[T] bool, True for the last tokens of each segment, as many as its padding has."""
+    pairs = zip(lengths, paddings, strict=True)
+    return torch.cat([torch.arange(length) >= length - padding for length, padding in pairs])

@@ -86,7 +86,6 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         num_steps == 1
         and args.loss_type == "policy_loss"
         and args.kl_coef == 0
-        and args.advantage_estimator != "gspo"
         and not args.get_mismatch_metrics
         and not args.tis_needs_mean
         and not args.use_opd

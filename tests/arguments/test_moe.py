@@ -122,6 +122,14 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
             {"moe_aux_loss_coeff": 0.1, "moe_router_load_balancing_type": "none"},
             "--moe-aux-loss-coeff 0.1: has no effect without aux_loss",
         ),
+        (
+            {"moe_aux_loss_coeff": 0.1, "train_backend": "fsdp"},
+            "--moe-aux-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
+        ),
+        (
+            {"moe_z_loss_coeff": 0.1, "train_backend": "fsdp"},
+            "--moe-z-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
+        ),
         ({"moe_token_dispatcher_type": "flex"}, "--moe-token-dispatcher-type flex: not supported"),
         ({"moe_router_score_function": "sigmoid"}, "--moe-router-score-function sigmoid: not supported"),
         (

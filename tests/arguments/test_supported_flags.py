@@ -65,6 +65,14 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
         (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
         (["--use-stateless-adam"], "--use-stateless-adam: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
+        (
+            ["--moe-layer-recompute"],
+            "--moe-layer-recompute: not supported (wanted: --recompute-granularity selective --recompute-mod",
+        ),
+        (
+            ["--moe-input-jitter-eps", "0.1"],
+            "--moe-input-jitter-eps 0.1: not supported (wanted: leave it out: ",
+        ),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
     ],
 )

@@ -20,9 +20,9 @@ def start(tmp_path_factory):
     return layout
 
 
-# One that differs in its advantages, and one that differs in its loss.
+# One that differs in its advantages, one that differs in its loss, and one with a second model.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "gspo"])
+@pytest.mark.parametrize("name", ["reinforce_plus_plus", "gspo", "ppo"])
 def test_practice_raises_held_out_accuracy(start, name) -> None:
     layout = branch(start, start.root.with_name(name))
     practise(layout, 0, ROLLOUTS, name, ALGORITHMS[name], Console())

@@ -169,8 +169,7 @@ def _kl(kind: str, policy: Vector, base: Vector) -> Vector:
 
 def _estimate(args: Namespace, samples: Sequence[_Sample], num_steps: int, margins: list[float]) -> None:
     """Log-probs of the policy before the step, according to trainer and engine, and advantages."""
-    needed = num_steps > 1 or args.advantage_estimator == "gspo" or args.kl_coef or args.use_rollout_entropy
-    needed = needed or args.tis_needs_mean
+    needed = num_steps > 1 or args.kl_coef or args.use_rollout_entropy or args.tis_needs_mean
     computed = args.get_mismatch_metrics or (needed and not args.use_rollout_logprobs)
     for s in samples:
         s.trainer = s.before if computed else s.new.detach()

@@ -21,5 +21,9 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "reinforce_plus_plus_baseline": (
         *("--advantage-estimator", "reinforce_plus_plus_baseline", "--normalize-advantages"),
     ),
+    "ppo": (
+        *("--advantage-estimator", "ppo", "--lambd", "0.95", "--normalize-advantages"),
+        *("--critic-lr", "1e-3", "--num-critic-only-steps", "1"),
+    ),
     "mis": ("--use-tis", "--tis-type", "mis", "--tis-level", "geometric", "--use-rs", *_TWO_STEPS),
 }

@@ -16,6 +16,7 @@ from tools.quickstart.learning import DISTILLATION, RESULTS
 PICTURES = {
     "group-relative": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
     "reinforce": ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    "ppo": ("ppo", "grpo"),
     "corrections": ("grpo", "mis"),
     "distillation": (DISTILLATION,),
     "sft": ("sft",),

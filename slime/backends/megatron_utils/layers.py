@@ -10,6 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.autograd.function import once_differentiable
 
 from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 from slime.utils.accelerator import has_packed_attention
@@ -40,9 +41,36 @@ class RMSNorm(torch.nn.Module):
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the halves of each head (RoFormer eq. 34, NeoX layout); x: [tokens, heads, dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    """Rotates the halves of each head (RoFormer eq. 34, NeoX layout).
+
+    Args:
+        x: [tokens, heads, dim].
+        cos, sin: [tokens, 1, dim] each, of the angles, which both halves share.
+    """
+    return _Rope.apply(x, cos, sin)
+
+
+class _Rope(torch.autograd.Function):
+    """Rotates by the angles, gradients the other way, and has halves in memory beside the result, no more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotated(gradient, cos, -sin), None, None
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotated = x * cos
+    half = x.size(-1) // 2
+    rotated[..., :half] -= x[..., half:] * sin[..., :half]
+    rotated[..., half:] += x[..., :half] * sin[..., half:]
+    return rotated
 
 
 class PackedAttention(MegatronModule):

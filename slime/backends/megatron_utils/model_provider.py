@@ -4,6 +4,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,11 @@ from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.moe import MixtureOfExperts
 from slime.backends.megatron_utils.named_params import named_params
-from slime.backends.megatron_utils.value_head import ValueHead
+from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
 from slime.utils.misc import load_function
 
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
@@ -31,7 +33,7 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
     caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
-    value head in the place of the output layer.
+    value head in the place of the output layer, which is new and always trains.
 
     Raises:
         ValueError: freezing flags that leave nothing to train.
@@ -40,6 +42,8 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
     virtual = args.virtual_pipeline_model_parallel_size
     chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
     freeze_model_params(args, chunks)
+    for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
+        head.requires_grad = True
     return [chunk.to(torch.cuda.current_device()) for chunk in chunks]
 
 
@@ -114,7 +118,8 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
     Where the output layer shares the embedding's weight, both copies go by the name of the embedding.
 
     Raises:
-        ValueError: both lists are given, a pattern matches nothing in the whole model, or nothing trains.
+        ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
+            first layer that trains does so on some expert-parallel ranks only.
     """
     only = getattr(args, "only_train_params_name_list", None)
     frozen = getattr(args, "freeze_params_name_list", None)
@@ -135,15 +140,30 @@ def _check_freezing(
 ) -> None:
     """Over all ranks: one may have no match, and none may give up alone."""
     matches = [sum(_any_match([pattern], name) for name, _ in params) for pattern in patterns]
-    trained, *matches = _sum_over_ranks([sum(param.requires_grad for _, param in params), *matches])
+    trained = [name for name, param in params if param.requires_grad]
+    total, apart, *matches = _sum_over_ranks([len(trained), not _begin_together(trained), *matches])
     for pattern, count in zip(patterns, matches, strict=True):
         if not count:
             raise ValueError(
                 f"{flag} {pattern!r}: matches no parameter (wanted: a regular expression for names such as "
                 "decoder.layers.0.mlp.linear_fc1.weight)"
             )
-    if not trained:
+    if not total:
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
+    if apart:
+        raise ValueError(
+            f"{flag} {' '.join(map(repr, patterns))}: the first layer that trains has an expert to train on "
+            "some ranks only (wanted: the same for all experts of a layer, or its router too)"
+        )
+
+
+def _begin_together(trained: Sequence[str]) -> bool:
+    """Whether backward passes end in the same layer on all expert-parallel ranks: they exchange gradients."""
+    layers = [int(match[1]) for name in trained if (match := _LAYER.match(name))]
+    first = -1 if _EMBEDDING in trained else min(layers, default=2**31)
+    ends = torch.tensor([first, -first], device=torch.cuda.current_device())
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=mpu.get_expert_model_parallel_group())
+    return int(ends.sum()) == 0
 
 
 def _names_to_match(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -23,9 +23,6 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDisp
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config, unwrap_model
 
-from slime.training.context_parallel import padding_rows
-from slime.training.parallel import ParallelContext
-
 
 class Router(TopKRouter):
     """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
@@ -97,14 +94,14 @@ class MixtureOfExperts(MoELayer):
 
 
 def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:
-    """[1, T / cp] bool, True where the row of a micro-batch is padding; None for dense models.
+    """[1, T] bool, True for padding, of the tokens that this rank routes; None for dense models.
 
     Experts are chosen for padding too, but it must not count in the losses of routers.
     """
-    config, tokens = get_model_config(model), batch["tokens"]
+    config = get_model_config(model)
     if not config.num_moe_experts:
         return None
-    mask = padding_rows(batch, ParallelContext.current())[None].to(tokens.device)
+    mask: torch.Tensor = batch["padding_mask"]
     if config.sequence_parallel and not unwrap_model(model).pre_process:
         # megatron-core splits it over the ranks on the first pipeline stage only.
         mask = mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]
@@ -116,8 +113,8 @@ def router_losses(model: Sequence[torch.nn.Module], weight: float) -> Iterator[N
     """Around a step's passes: what the losses of routers weigh beside that of the policy.
 
     megatron-core scales their gradients by 1 / (micro-batches x data-parallel ranks), or, with
-    ``--calculate-per-token-loss``, by 1 / (tokens of the whole step), where ``weight`` must be that
-    quotient of the two.
+    ``--calculate-per-token-loss``, by 1 / (tokens that all ranks have counted in the step), where ``weight``
+    must be the quotient of the two.
     """
     config = get_model_config(model[0])
     before = config.moe_aux_loss_coeff, config.moe_z_loss_coeff

@@ -232,11 +232,13 @@ def train_one_step(
 def _router_loss_weight(
     args: Namespace, data: DataIterator, num_microbatches: int, context: ParallelContext
 ) -> float:
-    """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it."""
+    """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it.
+
+    The ranks of a context-parallel group count the same tokens, each for itself.
+    """
     if not args.calculate_per_token_loss or not getattr(args, "num_experts", 0):
         return 1.0
     tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
     tokens = tokens.to(torch.cuda.current_device())
     dist.all_reduce(tokens, group=context.dp_group)
-    # Every rank of a context-parallel group counts the tokens of whole sequences.
-    return context.cp_size * float(tokens) / (num_microbatches * context.dp_size)
+    return float(tokens) * context.cp_size / (num_microbatches * context.dp_size)

@@ -114,10 +114,11 @@ def test_two_steps_agree_with_transformers(layout, checkpoint, rollout, referenc
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3_moe"])
 def test_so_do_other_families(family, rollout, tmp_path):
     checkpoint = save_tiny_hf(tmp_path, family)
-    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO), rollout)
+    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO, **experts), rollout)
     _expect(results, _transformers_steps(checkpoint, rollout))
 
 
@@ -183,3 +184,20 @@ def test_an_actor_with_values_takes_the_same_steps(layout, actor_reports):
     for mine, wanted in later:
         # Adam's first step moves a weight by the whole rate, whatever rounding says of a gradient near 0.
         assert mine == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"only_train_params_name_list": [r"layers\.3\."]},
+        {"freeze_params_name_list": [r"layers\.[0-2]\.", "embedding", "final_layernorm", "output_layer"]},
+    ],
+)
+def test_a_new_head_trains_whatever_is_frozen(flags, checkpoint, rollout):
+    (result,) = run_ranks(
+        _critic_steps, 1, critic_args(checkpoint, **PPO, **flags, global_batch_size=8), rollout
+    )
+    names = [name for name in result["weights"] if name.startswith("output_layer")]
+    head = torch.empty(1, 64).normal_(0, 0.02, generator=torch.Generator().manual_seed(1234))
+    assert len(names) == 2 and not torch.equal(result["weights"]["output_layer.weight"], head)
+    assert result["weights"]["output_layer.bias"] != 0

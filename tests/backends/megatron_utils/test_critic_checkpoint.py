@@ -74,6 +74,17 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path):
         assert torch.equal(weight, resumed["after"][name]), name
 
 
+def test_virtual_stages_take_the_trunk_of_an_actors_checkpoint(checkpoint, rollouts, tmp_path):
+    run_ranks(_run, 1, trainer_args(checkpoint, save=str(tmp_path)), "actor", {0: rollouts[0]}, True)
+    stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    (whole,) = run_ranks(_run, 1, critic_args(checkpoint, critic_load=str(tmp_path)), "critic", {}, False)
+    args = critic_args(checkpoint, critic_load=str(tmp_path), **stages)
+    parts = [result["before"] for result in run_ranks(_run, 2, args, "critic", {}, False)]
+    found = {name: weight for part in parts for name, weight in part.items()}
+    assert found.keys() == whole["before"].keys()
+    assert all(torch.equal(weight, whole["before"][name]) for name, weight in found.items())
+
+
 @pytest.mark.parametrize("flag", ["critic_load", "ref_load"])
 def test_the_trunk_comes_from_an_actors_checkpoint_and_the_head_is_new(checkpoint, rollouts, tmp_path, flag):
     actor_args = trainer_args(checkpoint, save=str(tmp_path))

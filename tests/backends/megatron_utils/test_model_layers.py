@@ -108,3 +108,14 @@ def test_attention_of_each_ranks_queries_is_that_of_the_whole_row(size, contiguo
         local = (split.take(x) for x in (query, key, value))
         found = attention._packed(*local, PackedLayout.of_split(split, CPU), has_kernel)
         torch.testing.assert_close(found.double(), split.take(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_rope_turns_pairs_of_halves_as_complex_numbers_and_gradients_back():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2, 6, generator=generator, dtype=torch.double, requires_grad=True)
+    angles = torch.randn(5, 1, 3, generator=generator, dtype=torch.double)
+    both = torch.cat([angles, angles], -1)
+    turned = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angles), angles)
+    expected = torch.cat([turned.real, turned.imag], -1)
+    torch.testing.assert_close(apply_rope(x, both.cos(), both.sin()), expected)
+    assert torch.autograd.gradcheck(apply_rope, (x, both.cos(), both.sin()))

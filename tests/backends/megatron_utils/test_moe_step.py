@@ -11,19 +11,21 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+CP2 = {"context_parallel_size": 2}
+VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 ALL_GATHER = {"moe_token_dispatcher_type": "allgather"}
 PER_TOKEN = {"calculate_per_token_loss": True}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTED = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
-CP2 = {"context_parallel_size": 2}
-VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 LAYOUTS = {
     "1 process": (1, ALL_TO_ALL),
     "1 process, loss per token": (1, ALL_GATHER | PER_TOKEN),
     "DP 2": (2, ALL_TO_ALL),
     "EP 2": (2, EP2 | ALL_TO_ALL | PER_TOKEN),
     "EP 2, all-gather": (2, EP2 | ALL_GATHER),
+    "EP 2, overlapped": (2, EP2 | ALL_TO_ALL | OVERLAP),
     "EP 2, recomputed": (2, EP2 | ALL_TO_ALL | RECOMPUTED),
     "EP 2, all-gather, experts recomputed": (2, EP2 | ALL_GATHER | SELECTED | PER_TOKEN),
     "ETP 2": (2, TP2 | ALL_TO_ALL),
@@ -34,10 +36,8 @@ LAYOUTS = {
     "PP 2": (2, ALL_TO_ALL | {"pipeline_model_parallel_size": 2}),
     "PP 2 + VPP 2": (2, ALL_TO_ALL | VPP2),
     "CP 2": (2, ALL_TO_ALL | CP2),
-    "CP 2, EP 2": (2, EP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
-    "CP 2, EP 2, all-gather": (2, EP2 | ALL_GATHER | CP2 | RECOMPUTED),
-    "CP 2, contiguous": (2, ALL_TO_ALL | CP2 | {"allgather_cp": True}),
-    "CP 2 x EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | CP2 | {"expert_model_parallel_size": 2}),
+    "CP 2, EP 2, contiguous": (2, EP2 | ALL_GATHER | CP2 | {"allgather_cp": True} | PER_TOKEN),
+    "CP 2 x TP 2, EP 2": (4, EP2 | TP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
     "EP 2 x DP 2": (4, EP2 | ALL_TO_ALL),
     "EP 2 x DP 2, all-gather": (4, EP2 | ALL_GATHER | PER_TOKEN),
     "EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | {"expert_model_parallel_size": 2}),
@@ -165,6 +165,18 @@ def test_one_step_agrees_with_transformers(layout, checkpoint, rollout, tmp_path
             torch.testing.assert_close(
                 weight, wanted[name], rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def test_losses_of_routers_are_scaled_as_the_policys_in_float16(checkpoint, rollout):
+    scale = dict(initial_loss_scale=2.0**10, min_loss_scale=1.0, loss_scale_window=1000, hysteresis=1)
+    flags = dict(params_dtype=torch.float16, fp16=True, loss_scale=None, global_batch_size=12, **scale)
+    args = trainer_args(checkpoint, use_rollout_logprobs=True, max_tokens_per_gpu=32, **flags, **ROUTER)
+    (result,) = run_ranks(_megatron_step, 1, args, rollout)
+    expected, _ = _transformers_step(checkpoint, args, rollout, result["micro_batches"])
+    (step,) = result["report"]["train"]
+    for name, value in expected.items():
+        assert step[name] == pytest.approx(value, rel=1e-2), name
+    assert step["train/skipped"] == 0
 
 
 def _fused(weights):
