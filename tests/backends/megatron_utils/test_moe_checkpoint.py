@@ -16,7 +16,6 @@ LAYOUTS = {
     "EP 2": (2, EP2),
     "ETP 2": (2, TP2),
     "TP 2, EP 2": (2, TP2 | EP2),
-    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
 }
 FLAGS = {
     **{"num_rollout": 4, "use_rollout_logprobs": True, "moe_router_load_balancing_type": ["aux_loss"]},
@@ -61,9 +60,7 @@ def _resumed(checkpoint, rollouts, path, saved_in, loaded_in):
     ("saved_in", "loaded_in"),
     [
         ("EP 2", "1 process"),
-        ("1 process", "EP 2"),
-        ("EP 2", "ETP 2"),
-        ("ETP 2", "PP 2"),
+        ("ETP 2", "EP 2"),
         ("TP 2, EP 2", "DP 2"),
     ],
 )
