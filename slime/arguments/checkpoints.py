@@ -44,7 +44,7 @@ class CheckpointArgs:
     pretrained_checkpoint: str | None = refused(
         help="checkpoint to fine-tune", wanted="use --load --finetune"
     )
-    exit_on_missing_checkpoint: bool = refused(False, help="stop when --load holds no checkpoint")
+    exit_on_missing_checkpoint: bool = flag(False, help="stop when --load holds no checkpoint")
     no_ckpt_fully_parallel_save: bool = flag(
         False,
         names=("--no-ckpt-fully-parallel-save", "--disable-ckpt-fully-parallel-save"),
@@ -84,6 +84,8 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load {args.load}: is no directory"
     elif args.load is not None and has_checkpoint(args.load):
         yield from bad_checkpoint(args, "load", args.ckpt_step)
+    elif args.load is not None and args.exit_on_missing_checkpoint:
+        yield f"--load {args.load}: no checkpoint there (--exit-on-missing-checkpoint)"
     elif args.ckpt_step is not None:
         yield f"--ckpt-step {args.ckpt_step}: there is no checkpoint (--load {args.load})"
     yield from bad_output(args, "save", is_directory=True)

@@ -104,6 +104,9 @@ ALWAYS_TRUE = {
     "train_backend",
     "transformer_impl",
     "seq_length",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "use_torch_optimizer_for_cpu_offload",
     "swiglu",
     "use_rotary_position_embeddings",
 }

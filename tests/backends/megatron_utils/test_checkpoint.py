@@ -74,8 +74,11 @@ def rollouts():
         (2, {}),
         (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 3}),
         (1, {"async_save": True, "force_sync": False}),
+        (2, {"optimizer": "sgd", "sgd_momentum": 0.9, "lr": 0.1}),
+        (1, {"use_stateless_adam": True}),
+        (2, {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
     ],
-    ids=["1 process", "DP 2", "moving reference", "async save"],
+    ids=["1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
