@@ -10,6 +10,7 @@ from slime.arguments.checkpoint_files import (
     CHECKPOINT_MARKER,
     bad_checkpoint,
     has_checkpoint,
+    is_release,
     unusable_weights,
 )
 from slime.arguments.concern import Concern
@@ -64,8 +65,9 @@ def notes(args: Namespace) -> Iterator[str]:
 
 
 def derive(args: Namespace) -> None:
-    """``--load`` that holds no checkpoint yet is a run that starts: weights come from elsewhere."""
-    if args.load is not None and (Path(args.load) / CHECKPOINT_MARKER).is_file():
+    """``--load`` that holds no checkpoint yet, or what a converter wrote, is a run that starts."""
+    converted = args.load is not None and args.ckpt_step is None and is_release(args.load)
+    if args.load is not None and (Path(args.load) / CHECKPOINT_MARKER).is_file() and not converted:
         return
     args.no_load_optim = args.no_load_rng = args.finetune = True
     if args.start_rollout_id is None:

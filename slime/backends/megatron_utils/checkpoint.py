@@ -24,12 +24,20 @@ from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy, SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
 from slime.backends.megatron_utils.checkpoint_errors import explained
+from slime.backends.megatron_utils.foreign_checkpoint import (
+    RELEASE,
+    NothingInCommon,
+    layer_naming,
+    read_common,
+    split_objects,
+)
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
+from slime.backends.megatron_utils.resume import load_optimizer, load_schedule
 from slime.backends.megatron_utils.step import TrainState
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -40,8 +48,6 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
-# What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
-_OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -56,19 +62,22 @@ def iteration_dir(root: str | Path, iteration: int) -> Path:
 def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Path]:
     """Iteration and directory of a checkpoint: of ``step``, else the one that the marker names.
 
+    What a converter wrote is iteration 0.
+
     Raises:
         FileNotFoundError: it is not there.
         ValueError: the marker does not hold a number.
     """
     if step is None:
         text = (Path(root) / MARKER).read_text().strip()
-        if not text.isdigit():
+        if not text.isdigit() and text != RELEASE:
             raise ValueError(f"{Path(root) / MARKER}: found {text!r}, wanted an iteration number")
-        step = int(text)
-    path = iteration_dir(root, step)
+        step = None if text == RELEASE else int(text)
+    path = Path(root) / RELEASE if step is None else iteration_dir(root, step)
     if not (path / "metadata.json").is_file():
-        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted iteration {step}")
-    return step, path
+        wanted = RELEASE if step is None else f"iteration {step}"
+        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted {wanted}")
+    return step or 0, path
 
 
 ModelContext = Callable[[], AbstractContextManager[dict[str, Any]]]
@@ -157,14 +166,27 @@ class CheckpointWriter:
 def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
     """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
 
-    Random state is left alone where the parallel layout differs from the one that saved it.
+    Random state is left alone where the parallel layout differs from the one that saved it. Of a checkpoint
+    that this trainer did not write only the weights can be loaded.
 
     Returns:
         The iteration, and the common values that were saved with it.
+
+    Raises:
+        ValueError: flags want more of the checkpoint than it has.
     """
     iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
     with_optimizer = not (args.finetune or getattr(args, "no_load_optim", False))
-    saved = dist_checkpointing.load_common_state_dict(str(path))
+    saved = read_common(path)
+    if saved is None:
+        if not args.finetune:
+            raise ValueError(
+                f"checkpoint {path}: was not written by this trainer, which can load its weights and nothing "
+                "else of it: wanted --finetune"
+            )
+        load_model_only(state, path)
+        state.optimizer.reload_model_params()
+        return iteration, {}
     common: dict[str, Any] = saved["common"]
     with_rng = not (args.finetune or getattr(args, "no_load_rng", False)) and common["layout"] == _layout()
     with_rng = with_rng and common["has_rng"]
@@ -176,8 +198,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     loaded = _load(template, path)
     _load_model(state, loaded["model"])
     if with_optimizer:
-        _load_optimizer(args, state, loaded["optimizer"])
-        _load_schedule(state, saved["scheduler"], root)
+        load_optimizer(args, state, loaded["optimizer"])
+        load_schedule(state, saved["scheduler"], root)
     else:
         state.optimizer.reload_model_params()
     if with_rng:
@@ -187,18 +209,21 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    loaded = _load({"model": model_state(state)}, path)
-    _load_model(state, loaded["model"])
+    tensors, others = split_objects(model_state(state, layer_naming(path)))
+    loaded = _load({"model": tensors}, path, NothingInCommon())
+    _load_model(state, {**loaded["model"], **others})
 
 
-def _load(template: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def _load(
+    template: dict[str, Any], path: str | Path, common: LoadCommonStrategy | None = None
+) -> dict[str, Any]:
     with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
-        return dist_checkpointing.load(template, str(path))
+        return dist_checkpointing.load(template, str(path), common_strategy=common)
 
 
-def model_state(state: TrainState) -> dict[str, Any]:
-    """The sharded weights of the single model chunk."""
-    return unwrap_model(state.model)[0].sharded_state_dict(metadata=_METADATA)
+def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The sharded weights of the single model chunk; ``naming`` is that of a checkpoint's layers."""
+    return unwrap_model(state.model)[0].sharded_state_dict(metadata={**_METADATA, **(naming or {})})
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
@@ -290,31 +315,3 @@ def _publish(temporary: Path, final: Path, iteration: int) -> None:
         os.fsync(file.fileno())
     partial_marker.replace(marker)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:
-    """Moments and step count are the checkpoint's, hyperparameters the flags' unless told otherwise.
-
-    megatron-core's schedule prefers the learning rates of a parameter group to its own.
-    """
-    of_flags = [
-        {key: group[key] for key in _OF_FLAGS if key in group} for group in state.optimizer.param_groups
-    ]
-    state.optimizer.load_state_dict(saved)
-    if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
-        for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
-            group.update(values)
-
-
-def _load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:
-    """megatron-core asserts that flags and checkpoint agree; the user should hear which flags decide."""
-    try:
-        state.scheduler.load_state_dict(saved)
-    except AssertionError as error:
-        raise ValueError(
-            f"--load {root}: its learning-rate schedule is not that of the flags ({error}); wanted: the same "
-            "flags and --num-rollout, --override-opt-param-scheduler for the flags' schedule or "
-            "--use-checkpoint-opt-param-scheduler for the checkpoint's"
-        ) from error
-    # It takes the decay of weights from the checkpoint only after it has set that of the groups.
-    state.scheduler.step(increment=0)

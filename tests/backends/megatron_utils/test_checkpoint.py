@@ -125,14 +125,23 @@ def test_random_state_goes_on(checkpoint, rollouts, tmp_path):
     assert after == before
 
 
-def test_checkpoint_of_tp_2_resumes_in_pp_2(checkpoint, rollouts, tmp_path):
-    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
-    through = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **TP2), rollouts, 1)
-    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **PP2), rollouts, -1)
-    before, after = _one(through, "steps")[2:], _one(resumed, "steps")
-    for left, right in zip(before, after, strict=True):
-        assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
-    for name, weight in through[0]["weights"].items():
+@pytest.fixture(scope="module")
+def written_at_tp_2(checkpoint, rollouts, tmp_path_factory):
+    """Where the second of four rollouts was saved, what all four reported, and the last weights."""
+    root = str(tmp_path_factory.mktemp("tp2"))
+    results = run_ranks(_run, 2, trainer_args(checkpoint, save=root, load=root, **FLAGS, **TP2), rollouts, 1)
+    return root, _one(results, "steps")[2:], results[0]["weights"]
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [(1, {}), (2, PP2), (2, {}), (4, {**TP2, **PP2})], ids=str)
+def test_what_tp_2_wrote_goes_on_in_another_layout(checkpoint, rollouts, written_at_tp_2, world_size, layout):
+    root, steps, weights = written_at_tp_2
+    args = trainer_args(checkpoint, load=root, **FLAGS, **layout)
+    resumed = run_ranks(_run, world_size, args, rollouts, -1)
+    for before, after in zip(steps, _one(resumed, "steps"), strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-6)
+        assert after["train/loss"] == pytest.approx(before["train/loss"], rel=1e-5, abs=1e-6)
+    for name, weight in weights.items():
         torch.testing.assert_close(resumed[0]["weights"][name], weight, rtol=0, atol=1e-4)
 
 
