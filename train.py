@@ -3,7 +3,7 @@
     python train.py --hf-checkpoint MODEL --prompt-data DATA.jsonl --rollout-batch-size 32 ...
 
 The same loop serves every layout: a side that shares no GPU ignores offload and onload, and a side
-that a debug mode leaves out ignores everything.
+that a debug mode leaves out ignores everything, as does the critic where no estimator needs one.
 """
 
 from argparse import Namespace
@@ -12,11 +12,13 @@ from slime.observability.run_log import RunLog
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
 from slime.ray.train_group import RayTrainGroup
-from slime.utils.misc import evaluates_at_start
+from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
 
-def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: RunLog) -> None:
+def train(
+    args: Namespace, actor: RayTrainGroup, critic: RayTrainGroup, rollout: RolloutGroup, log: RunLog
+) -> None:
     epoch = rollout.num_rollout_per_epoch
 
     def sync_weights() -> None:
@@ -35,12 +37,21 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
     for rollout_id in range(start, args.num_rollout):
         batch = rollout.generate(rollout_id)
 
-        rollout.offload()
-        actor.onload()
-        actor.train(rollout_id, batch)
+        saves = is_due(rollout_id, args.save_interval, epoch, args.num_rollout)
+        last = rollout_id == args.num_rollout - 1
 
-        if is_due(rollout_id, args.save_interval, epoch, args.num_rollout):
-            actor.save_model(rollout_id, force_sync=rollout_id == args.num_rollout - 1)
+        rollout.offload()
+        critic.onload()
+        values = critic.train(rollout_id, batch)
+        if saves:
+            critic.save_model(rollout_id, force_sync=last)
+        critic.offload()
+
+        actor.onload()
+        if trains_actor(args, rollout_id):
+            actor.train(rollout_id, batch, values)
+        if saves:
+            actor.save_model(rollout_id, force_sync=last)
 
         sync_weights()
 

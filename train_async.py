@@ -13,11 +13,13 @@ from slime.observability.run_log import RunLog
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
 from slime.ray.train_group import RayTrainGroup
-from slime.utils.misc import evaluates_at_start
+from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
 
-def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: RunLog) -> None:
+def train(
+    args: Namespace, actor: RayTrainGroup, critic: RayTrainGroup, rollout: RolloutGroup, log: RunLog
+) -> None:
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, args.num_rollout
 
@@ -25,6 +27,7 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
         return
 
     actor.update_weights()
+    actor.offload()
     if start > 0 and evaluates_at_start(args, start, epoch):
         rollout.eval(start)
     upcoming = rollout.async_generate(start)
@@ -34,15 +37,25 @@ def train(args: Namespace, actor: RayTrainGroup, rollout: RolloutGroup, log: Run
         if rollout_id + 1 < end:
             upcoming = rollout.async_generate(rollout_id + 1)
 
-        actor.train(rollout_id, batch)
+        saves = is_due(rollout_id, args.save_interval, epoch, end)
 
-        if is_due(rollout_id, args.save_interval, epoch, end):
+        critic.onload()
+        values = critic.train(rollout_id, batch)
+        if saves:
+            critic.save_model(rollout_id, force_sync=rollout_id == end - 1)
+        critic.offload()
+
+        actor.onload()
+        if trains_actor(args, rollout_id):
+            actor.train(rollout_id, batch, values)
+        if saves:
             actor.save_model(rollout_id, force_sync=rollout_id == end - 1)
 
         if (rollout_id + 1) % args.update_weights_interval == 0:
             # A rollout must not see two versions: let the one under way finish first.
             upcoming.result()
             actor.update_weights()
+        actor.offload()
 
         if is_due(rollout_id, args.eval_interval, epoch):
             upcoming.result()

@@ -31,7 +31,10 @@ class Ratios:
 
 RATIOS: dict[str, Ratios] = {
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
+    "gae": Ratios("ratio/chunked/cpu_s"),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
+    "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),
+    "schedule": Ratios("balanced FLOPs*/over_lower_bound/*", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),
     "weight_sync": Ratios("sizes/*/*/share_of_plain_copy"),
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from slime.arguments.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 
@@ -13,6 +14,7 @@ _FLAGS = {
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
     **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
+    **dict(lambd=1.0, value_clip=0.2),
     **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
     **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
     **dict(use_tis=False, tis_clip=2.0, tis_clip_low=0.0, custom_tis_function_path=None),
@@ -33,6 +35,13 @@ _FLAGS = {
 def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
     return make_args(hf_checkpoint, **{**_FLAGS, **overrides})
+
+
+def critic_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
+    """The ``args`` of a critic on two PPO steps per rollout; its own flags in the form they are given in."""
+    of_its_own = dict(critic_lr=2e-3, critic_lr_warmup_iters=0, critic_load=None, critic_save=None)
+    ppo = dict(advantage_estimator="ppo", global_batch_size=4, critic_resumes=False, no_load_optim=None)
+    return of_critic(trainer_args(hf_checkpoint, **{**ppo, **of_its_own, **overrides}))
 
 
 def random_rollout(vocab_size: int, num_samples: int = 8, seed: int = 0) -> dict:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, path_flag
 from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION
 
 
@@ -20,6 +20,7 @@ class Estimator:
         penalised: whether the reward has a KL to the reference model in it (``--kl-coef``).
         discounted: whether ``--gamma`` matters.
         whitened: whether advantages have to be whitened over the batch.
+        critic: whether it needs values.
     """
 
     returns: str
@@ -28,6 +29,7 @@ class Estimator:
     penalised: bool = False
     discounted: bool = False
     whitened: bool = False
+    critic: bool = False
 
 
 _GROUP_RELATIVE = Estimator(
@@ -44,6 +46,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_plus_plus_baseline": Estimator(
         f"{_REINFORCE}.baseline_returns", centred=True, penalised=True, whitened=True
     ),
+    "ppo": Estimator("slime.training.estimators.ppo.gae", penalised=True, discounted=True, critic=True),
 }
 """What ``--advantage-estimator`` names."""
 
@@ -52,9 +55,7 @@ ESTIMATORS: dict[str, Estimator] = {
 class AdvantageArgs:
     """From rewards to advantages."""
 
-    advantage_estimator: str = flag(
-        "grpo", choices=(*ESTIMATORS, "ppo"), supported=tuple(ESTIMATORS), help="how advantages are made"
-    )
+    advantage_estimator: str = flag("grpo", choices=tuple(ESTIMATORS), help="how advantages are made")
     disable_compute_advantages_and_returns: bool = flag(
         False, help="no advantages, as for SFT; sets compute_advantages_and_returns to False"
     )
@@ -62,7 +63,7 @@ class AdvantageArgs:
         "fn(args, rollout_data) sets advantages and returns"
     )
     gamma: float = flag(1.0, at_least=0, at_most=1, help="discount")
-    lambd: float = refused(1.0, help="lambda of GAE", idle_without="--advantage-estimator ppo")
+    lambd: float = flag(1.0, at_least=0, at_most=1, help="lambda of GAE, of --advantage-estimator ppo")
     normalize_advantages: bool = flag(False, help="whiten advantages over the batch")
     disable_grpo_std_normalization: bool = flag(
         False, help="do not divide by the group's standard deviation; sets grpo_std_normalization to False"
@@ -70,23 +71,15 @@ class AdvantageArgs:
     disable_rewards_normalization: bool = flag(
         False, help="train on raw rewards; sets rewards_normalization to False"
     )
-    num_critic_only_steps: int = refused(
-        0, help="rollouts before the actor starts to train", idle_without="--advantage-estimator ppo"
-    )
 
 
 @dataclass(frozen=True)
 class DerivedAdvantages:
-    """Positive names of switches that say what is not.
-
-    Attributes:
-        use_critic: whether the estimator needs values.
-    """
+    """Positive names of switches that say what is not."""
 
     compute_advantages_and_returns: bool
     grpo_std_normalization: bool
     rewards_normalization: bool
-    use_critic: bool
 
 
 def derive(args: Namespace) -> None:
@@ -94,7 +87,6 @@ def derive(args: Namespace) -> None:
     args.compute_advantages_and_returns = not args.disable_compute_advantages_and_returns
     args.rewards_normalization = not args.disable_rewards_normalization
     args.grpo_std_normalization = not args.disable_grpo_std_normalization and args.n_samples_per_prompt != 1
-    args.use_critic = False
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

@@ -5,27 +5,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, path_flag
 
 LOSSES = {
     "policy_loss": "slime.training.losses.policy.policy_loss_function",
     "sft_loss": "slime.training.losses.sft.sft_loss_function",
+    "value_loss": "slime.training.losses.value.value_loss_function",
 }
 """What ``--loss-type`` names, beside the user's own: fn(args, batch, logits, sum_of_sample_mean)."""
+# What a role has of its own, whatever --loss-type says.
+_OF_ROLES = ("value_loss",)
 
 
 @dataclass(frozen=True)
 class LossArgs:
     """The loss, how it is reduced, and how it is computed."""
 
-    loss_type: str = flag("policy_loss", choices=(*LOSSES, "custom_loss"), help="which loss")
+    loss_type: str = flag(
+        "policy_loss",
+        choices=(*(name for name in LOSSES if name not in _OF_ROLES), "custom_loss"),
+        help="which loss",
+    )
     custom_loss_function_path: str | None = path_flag("fn(args, batch, logits, sum_of_sample_mean)")
     eps_clip: float = flag(0.2, at_least=0, help="lower PPO clip range")
     eps_clip_high: float | None = flag(at_least=0, help="upper PPO clip range; default --eps-clip")
     eps_clip_c: float | None = flag(above=1, help="dual-clip constant, above 1")
-    value_clip: float = refused(
-        0.2, help="clip range of the value loss", idle_without="--advantage-estimator ppo"
-    )
+    value_clip: float = flag(0.2, at_least=0, help="how far a critic's values move without being clipped")
     entropy_coef: float = flag(
         0.0, at_least=-10, at_most=10, help="weight of the entropy bonus; below 0 a penalty"
     )
@@ -34,7 +39,10 @@ class LossArgs:
     )
     recompute_loss_function: bool = flag(False, help="recompute the loss in backward to save memory")
     log_probs_chunk_size: int = flag(
-        -1, at_least=1, also=(0, -1), help="rows per chunk of the log-prob computation; 0 or less for all"
+        -1,
+        at_least=1,
+        also=(0, -1),
+        help="rows per chunk of the log-prob computation; 0 or less for as many as suit the device",
     )
     calculate_per_token_loss: bool = flag(False, help="mean over tokens instead of over samples")
 

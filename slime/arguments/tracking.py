@@ -37,7 +37,9 @@ class TrackingArgs:
     )
     tb_experiment_name: str | None = flag(place=True, help="subdirectory of this run")
     log_multi_turn: bool = refused(False, help="log metrics of turns")
-    log_passrate: bool = flag(False, help="log pass@k")
+    log_passrate: bool = flag(
+        False, help="log pass@k: passrate/pass@k of rollouts, eval/<name>-pass@k of evaluations"
+    )
     log_reward_category: str | None = flag(help="count samples by this key of the reward")
     log_correct_samples: bool = refused(False, help="log length and entropy of correct samples")
 

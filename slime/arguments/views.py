@@ -13,6 +13,7 @@ from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
 from slime.arguments.batches import BatchArgs, DerivedBatches
 from slime.arguments.checkpoints import CheckpointArgs
 from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
+from slime.arguments.critic import CriticArgs, DerivedCritic
 from slime.arguments.data import DataArgs, DerivedData
 from slime.arguments.debug import CiArgs, DebugArgs
 from slime.arguments.engines import DerivedEngines, EngineArgs
@@ -133,6 +134,8 @@ class FleetView(
     TrainingView,
     TrackingView,
     FaultToleranceArgs,
+    DerivedCritic,
+    CriticArgs,
     DerivedEngines,
     EngineArgs,
     DerivedPrecision,

@@ -33,10 +33,7 @@ def compute_statistics(values: Sequence[float]) -> dict[str, float]:
 def compute_pass_rate(
     flat_rewards: Sequence[float], group_size: int, num_groups: int | None = None
 ) -> dict[str, float]:
-    """``pass@k`` for k = 1, 2, 4, ... up to the group size; empty for groups of one.
-
-    ``flat_rewards`` holds the groups one after the other; a sample counts as correct when its reward is 1.
-    Per group the unbiased estimator of Chen et al. 2021 (arXiv:2107.03374, eq. 1) is used.
+    """`pass_rate_of_groups` for groups of one size, which ``flat_rewards`` holds one after the other.
 
     Raises:
         ValueError: the rewards do not fill whole groups.
@@ -46,13 +43,23 @@ def compute_pass_rate(
     groups = len(flat_rewards) // group_size if num_groups is None else num_groups
     if groups == 0 or groups * group_size != len(flat_rewards):
         raise ValueError(f"{len(flat_rewards)} rewards do not fill {groups} groups of {group_size}")
-    correct = [
-        sum(reward == 1 for reward in flat_rewards[start : start + group_size])
-        for start in range(0, len(flat_rewards), group_size)
-    ]
-    exponents = range(int(math.log2(group_size)) + 1)
+    starts = range(0, len(flat_rewards), group_size)
+    return pass_rate_of_groups([flat_rewards[start : start + group_size] for start in starts])
+
+
+def pass_rate_of_groups(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """``pass@k`` for k = 1, 2, 4, ... up to the smallest group; empty where that has a single sample.
+
+    A sample counts as correct when its reward is 1. Per group the unbiased estimator of Chen et al. 2021
+    (arXiv:2107.03374, eq. 1) is used.
+    """
+    smallest = min(map(len, groups))
+    if smallest == 1:
+        return {}
+    correct = [(len(group), sum(reward == 1 for reward in group)) for group in groups]
+    exponents = range(int(math.log2(smallest)) + 1)
     return {
-        f"pass@{2**e}": statistics.fmean(_pass_at_k(group_size, right, 2**e) for right in correct)
+        f"pass@{2**e}": statistics.fmean(_pass_at_k(size, right, 2**e) for size, right in correct)
         for e in exponents
     }
 

@@ -12,6 +12,7 @@ from slime.observability.metric_utils import (
     compute_statistics,
     dict_add_prefix,
     has_repetition,
+    pass_rate_of_groups,
 )
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -36,7 +37,12 @@ def rollout_log_metrics(
         **(extra_metrics or {}),
         **dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/"),
         **dict_add_prefix(perf, "perf/"),
+        **(dict_add_prefix(_pass_rate(args, samples), "passrate/") if args.log_passrate else {}),
     }
+
+
+def _pass_rate(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
+    return pass_rate_of_groups(list(_rewards_by_group(samples, _rewards(args, samples)).values()))
 
 
 def eval_log_metrics(
@@ -88,7 +94,7 @@ def compute_metrics_from_samples(
     """
     lengths = [sample.effective_response_length for sample in samples]
     if rewards is None:
-        rewards = [_reward(args, sample) for sample in samples]
+        rewards = _rewards(args, samples)
     return {
         **dict_add_prefix(compute_statistics(lengths), "response_len/"),
         **_reward_metrics(rewards),
@@ -116,12 +122,17 @@ def _zero_std_metrics(
     """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
     if args.advantage_estimator == "ppo":
         return {}
-    groups: dict[int | None, list[Any]] = defaultdict(list)
-    for sample, reward in zip(samples, rewards, strict=False):  # a user's evaluation may score otherwise
-        groups[sample.group_index].append(reward)
+    groups = _rewards_by_group(samples, rewards)
     flat = [group[0] for group in groups.values() if group.count(group[0]) == len(group)]
     counts = Counter(str(round(reward, 1)) for reward in flat if isinstance(reward, Real))
     return {f"zero_std/count_{reward}": count for reward, count in counts.items()}
+
+
+def _rewards_by_group(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[int | None, list[Any]]:
+    groups: dict[int | None, list[Any]] = defaultdict(list)
+    for sample, reward in zip(samples, rewards, strict=False):  # a user's evaluation may score otherwise
+        groups[sample.group_index].append(reward)
+    return groups
 
 
 def _speculation_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
@@ -153,8 +164,9 @@ def _reward_category_metrics(args: TrackingView, samples: Sequence[Sample]) -> d
     return {f"error_cat/{category}": count / len(samples) for category, count in counts.items()}
 
 
-def _reward(args: TrackingView, sample: Sample) -> Any:
-    return sample.reward if sample.reward is None else sample.get_reward_value(args)
+def _rewards(args: TrackingView, samples: Sequence[Sample]) -> list[Any]:
+    """The number of each sample that ``--reward-key`` names; None where there is no reward."""
+    return [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
 
 
 def compute_perf_metrics_from_samples(

@@ -22,26 +22,31 @@ from slime.ray.waiting import wait_all, wait_one
 
 @dataclass(frozen=True)
 class Layout:
-    """GPU slots by role: the trainer owns the first ones, engines ``rollout`` from ``rollout_offset`` on."""
+    """GPU slots by role.
+
+    The actor owns the first ones, a critic the ``critic`` after them, or it shares the actor's; engines
+    ``rollout`` from ``rollout_offset`` on.
+    """
 
     trainer: int
     rollout: int
     rollout_offset: int
+    critic: int = 0
 
     @property
     def total(self) -> int:
-        return max(self.trainer, self.rollout_offset + self.rollout)
+        return max(self.trainer + self.critic, self.rollout_offset + self.rollout)
 
 
 def placement_layout(args: FleetView) -> Layout:
     """The slots that each role needs, from the flags alone."""
     trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
-    rollout = args.rollout_num_gpus or 0
+    rollout, critic = args.rollout_num_gpus or 0, args.critic_num_gpus
     if args.debug_train_only:
-        return Layout(trainer, rollout=0, rollout_offset=trainer)
+        return Layout(trainer, rollout=0, rollout_offset=trainer + critic, critic=critic)
     if args.debug_rollout_only:
         return Layout(trainer=0, rollout=rollout, rollout_offset=0)
-    return Layout(trainer, rollout, rollout_offset=0 if args.colocate else trainer)
+    return Layout(trainer, rollout, 0 if args.colocate else trainer + critic, critic)
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,16 @@ class Slots:
 
 @dataclass(frozen=True)
 class Placement:
-    """The slots of each role in one run."""
+    """The slots of each role in one run; a critic has none, some of its own or the actor's."""
 
     layout: Layout
     actor: Slots
     rollout: Slots
+    critic: Slots
+
+    def shares_gpus(self, critic: Slots) -> bool:
+        """Whether a critic is on GPUs of the actor or of engines."""
+        return bool({*critic.bundles} & {*self.actor.bundles, *self.rollout.bundles})
 
     def release(self) -> None:
         group = self.actor.group or self.rollout.group
@@ -113,10 +123,13 @@ def create_placement_groups(args: FleetView) -> Placement:
     """
     layout = placement_layout(args)
     slots = _reserve(layout.total, args.cluster_timeout)
+    actor = slots.slice(0, layout.trainer)
+    critic = slots.slice(layout.trainer, layout.trainer + layout.critic) if layout.critic else actor
     return Placement(
         layout=layout,
-        actor=slots.slice(0, layout.trainer),
+        actor=actor,
         rollout=slots.slice(layout.rollout_offset, layout.rollout_offset + layout.rollout),
+        critic=critic if args.use_critic else slots.slice(0, 0),
     )
 
 

@@ -23,7 +23,7 @@ Loop = Callable[..., None]
 
 
 def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: None) -> None:
-    """Parses the command line, runs ``loop(args, actor, rollout, log)`` and exits.
+    """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
 
     Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
     cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C, 143 after SIGTERM).
@@ -77,7 +77,7 @@ def _session(args: FleetView, loop: Loop) -> None:
                 _warn_if_done(groups.args, groups.actor.start_rollout_id)
                 tracker.add(ConsoleSink(groups.args))
                 log.start_loop()
-                loop(groups.args, groups.actor, groups.rollout, log)
+                loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
         finally:
             tracker.finish()
 

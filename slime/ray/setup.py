@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from slime.arguments.critic import of_critic
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
@@ -17,30 +18,40 @@ _STOP_TIMEOUT = 60.0  # seconds, of which engines have half to end by themselves
 
 @dataclass(frozen=True)
 class Groups:
-    """The two sides of a run, ready to work, and the flags with what has become known since."""
+    """The sides of a run, ready to work, and the flags with what has become known since."""
 
     args: FleetView
     actor: RayTrainGroup
+    critic: RayTrainGroup
     rollout: RolloutGroup
 
 
 @contextmanager
 def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
-    """Places, starts and connects both sides, and stops them on exit.
+    """Places, starts and connects all sides, and stops them on exit.
 
-    Engines and trainer start side by side, as each takes long: the first wait comes when all have
-    been started.
+    Engines and trainers start side by side, as each takes long: the first wait comes when all have
+    been started. A critic that shares GPUs starts its turns offloaded.
     """
     placement = create_placement_groups(args)
     rollout = RolloutGroup(
         args, placement.rollout, len(placement.actor), log, needs_offload=args.offload_rollout
     )
-    actor: RayTrainGroup | None = None
+    trainers: list[RayTrainGroup] = []
     try:
         if args.num_rollout is None:
             # The length of the data decides, and the trainer's schedule needs it.
             rollout.wait_ready()
             args = with_facts(args, num_rollout=rollout.num_rollout)
+        critic = RayTrainGroup(
+            of_critic(args) if args.use_critic else args,
+            placement.critic,
+            rollout,
+            log,
+            role="critic",
+            needs_offload=args.offload_train and placement.shares_gpus(placement.critic),
+        )
+        trainers.append(critic)
         actor = RayTrainGroup(
             args,
             placement.actor,
@@ -48,13 +59,16 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
             log,
             needs_offload=args.offload_train,
         )
+        trainers.append(actor)
         rollout.wait_ready()
+        critic.wait_ready()
+        critic.offload()
         actor.wait_ready()
         rollout.load(actor.start_rollout_id - 1)
-        yield Groups(args, actor, rollout)
+        yield Groups(args, actor, critic, rollout)
     finally:
         with leaving_within(_STOP_TIMEOUT, "stopping trainer and engines"):
-            if actor is not None:
-                actor.shutdown()
+            for trainer in trainers:
+                trainer.shutdown()
             rollout.shutdown()
             placement.release()

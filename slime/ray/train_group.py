@@ -71,9 +71,15 @@ class RayTrainGroup:
         self._rollout.set_train_parallel_config(config)
 
     def train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], given: Given | None = None) -> Given:
-        """Trains on one rollout, logs the main rank's report, and returns what the role gives to others."""
+        """Trains on one rollout, logs the main rank's report, and returns what the role gives to others.
+
+        Args:
+            given: what another role has given, if there is one.
+        """
+        if not self._actors:
+            return []
         with self._log.phase("train_wait"):
-            refs = [actor.train.remote(rollout_id, list(data_refs), given) for actor in self._actors]
+            refs = [actor.train.remote(rollout_id, list(data_refs), given or None) for actor in self._actors]
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
         self._log.train(rollout_id, next((report for report, _ in outcomes if report), {}))
         return [ref for _, ref in outcomes if ref is not None]

@@ -20,7 +20,7 @@ from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
 from slime.training.passes import REFERENCE, needs_reference
-from slime.training.roles import ROLES
+from slime.training.roles import ACTOR, ROLES
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
 from slime.utils.accelerator import empty_cache
@@ -89,11 +89,14 @@ class TrainWorker:
         context = self.backend.context
         if not context.is_last_stage:
             return {}, trained
-        rollout = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+        rollout: dict[str, float] = {}
+        if self._role is ACTOR:
+            rollout = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
         if version is not None:
             rollout |= staleness_metrics(batch, version, context.dp_group)
         lengths = shard["total_lengths"]
         flops = calculate_fwd_flops(lengths, self._args)
+        seconds = {self._role.prefix + name: value for name, value in seconds.items()}
         perf = perf_metrics(seconds, flops, sum(lengths), self._args.world_size)
         report = {"train": trained.steps, "rollout": rollout, "perf": perf} if context.is_main else {}
         return report, trained

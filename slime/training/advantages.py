@@ -4,6 +4,7 @@ import torch
 
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
+from slime.training.estimators.result import Estimates
 from slime.training.kl import compute_approx_kl
 from slime.training.parallel import ParallelContext
 from slime.utils.distributed_utils import distributed_masked_whiten
@@ -51,5 +52,7 @@ def _kl(args: TrainingView, rollout_data: RolloutBatch) -> list[torch.Tensor]:
 
 def _estimate(args: TrainingView, rollout_data: RolloutBatch) -> None:
     estimate = load_function(ESTIMATORS[args.advantage_estimator].returns)
-    rollout_data["returns"] = estimate(args, rollout_data)
-    rollout_data["advantages"] = [returns.clone() for returns in rollout_data["returns"]]
+    estimated = estimate(args, rollout_data)
+    if not isinstance(estimated, Estimates):
+        estimated = Estimates([returns.clone() for returns in estimated], estimated)
+    rollout_data["returns"], rollout_data["advantages"] = estimated.returns, estimated.advantages

@@ -111,6 +111,7 @@ FIELDS: dict[str, Field] = {
     "log_probs": _response(),
     "ref_log_probs": _response(),
     "entropy": _response(in_loss=False),
+    "values": _response(),
     "kl": _response(in_loss=False),
     "returns": _response(),
     "advantages": _response(),

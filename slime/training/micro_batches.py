@@ -1,6 +1,6 @@
 """From a rank's shard of a rollout to packed micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ def tensorize(shard: RolloutBatch, device: torch.device) -> RolloutBatch:
     batch["local_raw_reward"] = take(shard["raw_reward"], shard["partition"])
     _check_lengths(batch)
     return batch
+
+
+def to_device(fields: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Fields whose entries are tensors, on the device."""
+    return {key: [value.to(device) for value in values] for key, values in fields.items()}
 
 
 def _tensors(key: str, values: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ import torch
 from slime.arguments.views import TrainingView
 from slime.training.backend import Head, Outputs
 from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.values import get_values
 
 TRAINED = "actor"
 """The tag of the weights that are trained."""
@@ -45,6 +46,11 @@ def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mappi
     return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
 
 
+def values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+    """``values`` of the responses, by a critic."""
+    return {"values": get_values(args, outputs, batch)}
+
+
 def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:
     """Whether the reward or the loss has a KL to a reference model."""
     return args.kl_coef != 0 or args.use_kl_loss
@@ -76,3 +82,4 @@ ACTOR_PASSES = (
     Pass("ref_log_probs", REFERENCE, "ref_", log_probs, needs_reference),
     Pass("log_probs", TRAINED, "", log_probs_and_entropy, needs_own_log_probs),
 )
+CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda args, num_steps: True),)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slime.training.passes import ACTOR_PASSES, Pass
+from slime.training.passes import ACTOR_PASSES, CRITIC_PASSES, Pass
 
 
 @dataclass(frozen=True)
@@ -13,13 +13,25 @@ class Role:
         passes: before its optimizer steps.
         loss_type: a name in ``LOSSES``; None for that of ``--loss-type``.
         gives: batch fields from its passes that other roles are to have.
+        prefix: goes before the names of its metrics.
+        steps: name of the time of its optimizer steps among the metrics.
     """
 
     name: str
     passes: tuple[Pass, ...]
     loss_type: str | None = None
     gives: tuple[str, ...] = ()
+    prefix: str = ""
+    steps: str = "actor_train"
 
 
 ACTOR = Role("actor", ACTOR_PASSES)
-ROLES = {role.name: role for role in (ACTOR,)}
+CRITIC = Role(
+    "critic",
+    CRITIC_PASSES,
+    loss_type="value_loss",
+    gives=("values",),
+    prefix="critic-",
+    steps="steps",
+)
+ROLES = {role.name: role for role in (ACTOR, CRITIC)}

@@ -97,9 +97,9 @@ def _pack(
         assert args.max_tokens_per_gpu is not None, "--use-dynamic-batch-size needs it"
         cap = args.max_tokens_per_gpu * config["cp_size"]
         if args.balance_by_flops:
-            flops = [calculate_fwd_flops([length], args) for length in lengths]
-            count = min(len(lengths), -(-sum(lengths) // cap))
-            bins = get_seqlen_balanced_partitions(flops, count, equal_size=False)
+            # Equal from the start: splitting them to get to the multiple would leave halves.
+            count = _up_to(-(-sum(lengths) // cap), multiple, len(lengths))
+            bins = get_seqlen_balanced_partitions(_flops(args, lengths), count, equal_size=False)
         else:
             bins = first_fit_pack(lengths, cap)
         bins = _to_multiple(bins, multiple, lengths)
@@ -122,6 +122,11 @@ def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -
     return bins
 
 
+def _up_to(count: int, multiple: int, most: int) -> int:
+    """The next multiple, or ``most`` if that is less."""
+    return min(-(-count // multiple) * multiple, most)
+
+
 def _static_bins(args: TrainingView, count: int, multiple: int) -> list[list[int]]:
     size = args.micro_batch_size
     bins = [[*range(at, min(at + size, count))] for at in range(0, count, size)]
@@ -139,5 +144,12 @@ def _distribute(
     """Indices of the bins of each rank, equally many."""
     if not args.balance_data:
         return [[*range(rank, len(bins), dp_size)] for rank in range(dp_size)]
-    flops = [calculate_fwd_flops([total_lengths[p] for p in members], args) for members in bins]
-    return get_seqlen_balanced_partitions(flops, dp_size, equal_size=True)
+    flops = _flops(args, total_lengths)
+    costs = [sum(flops[p] for p in members) for members in bins]
+    return get_seqlen_balanced_partitions(costs, dp_size, equal_size=True)
+
+
+def _flops(args: TrainingView, lengths: Sequence[int]) -> list[float]:
+    """Of a forward pass over each sequence; packed ones do not attend to one another, so they add up."""
+    of_length = {length: calculate_fwd_flops([length], args) for length in {*lengths}}
+    return [of_length[length] for length in lengths]

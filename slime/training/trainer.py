@@ -13,7 +13,7 @@ from slime.training.batch import loss_fields
 from slime.training.dumps import dump_batch, to_host
 from slime.training.invariants import check_invariants
 from slime.training.losses import LossFunction
-from slime.training.micro_batches import DataIterator
+from slime.training.micro_batches import DataIterator, to_device
 from slime.training.passes import REFERENCE, TRAINED, Pass
 from slime.training.roles import ACTOR, Role
 from slime.utils.misc import load_function
@@ -56,7 +56,7 @@ class Trainer:
             given: fields that another role has computed for the samples of this shard.
         """
         args, context = self._args, self._backend.context
-        batch |= given or {}
+        batch |= to_device(given or {}, self._backend.device)
         data = DataIterator(batch, batch["micro_batch_indices"])
         if args.compute_advantages_and_returns:
             for forward_pass in self._due_passes(len(batch["num_microbatches"])):
@@ -68,9 +68,9 @@ class Trainer:
             gives = {}
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
-        with self._timer.measure("actor_train"):
+        with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
-        if args.ci_test and context.is_last_stage:
+        if args.ci_test and context.is_last_stage and self._role is ACTOR:
             check_invariants(args, rollout_id, steps)
         dump_batch(args, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
@@ -99,8 +99,9 @@ class Trainer:
         with self._backend.training():
             for step_id, (count, size) in enumerate(zip(counts, sizes, strict=True)):
                 metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
-                step = {"global_batch_size": size, "step": rollout_id * len(counts) + step_id}
-                steps.append({f"train/{name}": value for name, value in {**metrics, **step}.items()})
+                metrics["global_batch_size"] = size
+                named = {f"train/{self._role.prefix}{name}": value for name, value in metrics.items()}
+                steps.append({**named, "train/step": rollout_id * len(counts) + step_id})
         return steps
 
     def _refresh_versions(self, rollout_id: int) -> None:

@@ -1,9 +1,21 @@
-"""Log-prob and entropy of tokens whose logits are split over the tensor-parallel group."""
+"""Log-prob and entropy of tokens whose logits are split over the tensor-parallel group.
 
+Works through a few rows at a time and keeps no tensor of the size of the logits but those themselves: with
+a vocabulary of 150,000 they are most of a trainer's memory. The backward pass computes the softmax again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from slime.utils.accelerator import chunk_elements
+
+# Logit of a padding row of the vocabulary: its probability is exactly 0.
+_NEVER = -1e30
 
 
 def vocab_parallel_log_prob_entropy(
@@ -12,67 +24,146 @@ def vocab_parallel_log_prob_entropy(
     tp_group: dist.ProcessGroup | None,
     *,
     entropy_gradient: bool,
+    rows: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    vocab_size: int | None = None,
+    chunk_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits)[target] and the entropy of softmax(logits), per row.
+    """log softmax(logits / temperature)[target] and the entropy of that softmax, per row.
 
     Args:
-        logits: [N, V / tp] float32, this rank's slice of the vocabulary.
+        logits: [T, V / tp], this rank's slice of the vocabulary, of any floating dtype.
         targets: [N] int64 token ids.
-        entropy_gradient: whether the entropy is differentiated; it costs one more [N, V / tp] tensor.
+        entropy_gradient: whether the entropy is differentiated.
+        rows: [N] int64, those of the logits that are used, each once; all if not given.
+        vocab_size: tokens that exist; what the logits have beyond them has probability 0. V if not given.
+        chunk_size: rows at a time; 0 for as many as suit the device.
 
     Returns:
-        log-probs and entropies, [N] float32 each.
+        log-probs and entropies, [N] float32 (float64 of float64 logits) each, natural logarithms.
     """
-    rank = dist.get_rank(tp_group) if tp_group is not None else 0
-    return _VocabParallelLogProbEntropy.apply(
-        logits, targets - rank * logits.size(-1), tp_group, entropy_gradient
+    width = logits.size(-1)
+    start = width * (dist.get_rank(tp_group) if tp_group is not None else 0)
+    part = _Slice(
+        tp_group,
+        temperature,
+        width if vocab_size is None else min(max(vocab_size - start, 0), width),
+        chunk_size if chunk_size > 0 else max(chunk_elements() // width, 1),
     )
+    if rows is None:
+        rows = torch.arange(len(logits), device=logits.device)
+    return _LogProbEntropy.apply(logits, rows, targets - start, part, entropy_gradient)
 
 
-class _VocabParallelLogProbEntropy(torch.autograd.Function):
+@dataclass(frozen=True)
+class _Slice:
+    """This rank's part of the vocabulary, and how to go through the rows.
+
+    Attributes:
+        real: columns that are tokens; the rest are padding.
+        chunk_size: rows at a time.
+    """
+
+    tp_group: dist.ProcessGroup | None
+    temperature: float
+    real: int
+    chunk_size: int
+
+    def chunks(self, logits: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(positions among the rows, their logits / temperature [n, V / tp] at least float32, a copy)."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        for at in range(0, len(rows), self.chunk_size):
+            here = slice(at, min(at + self.chunk_size, len(rows)))
+            scaled = logits.index_select(0, rows[here]).to(dtype)
+            if self.temperature != 1:
+                scaled /= self.temperature
+            scaled[:, self.real :] = _NEVER
+            yield here, scaled
+
+    def reduce(self, largest: torch.Tensor, sums: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+        """Over the slices, in place.
+
+        Args:
+            largest: [N], the maximum of each row in its slice.
+            sums: [3, N], S, the sum of e^z z and z_target of `_LogProbEntropy`, z relative to that maximum.
+            mine: [N], whether the target is in the slice.
+
+        Returns:
+            [N], e to the slice's maximum less that of all.
+        """
+        if self.tp_group is None:
+            return torch.ones_like(largest)
+        shift = largest.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.tp_group)
+        shift -= largest
+        scale = shift.exp()
+        total, weighted, z_target = sums
+        weighted.addcmul_(shift, total).mul_(scale)
+        total *= scale
+        z_target.add_(shift).mul_(mine)
+        dist.all_reduce(sums, group=self.tp_group)
+        return scale
+
+
+class _LogProbEntropy(torch.autograd.Function):
     """With z the logits less their maximum, S the sum of e^z, p = e^z / S:
 
     log p_target = z_target - log S;  H = log S - sum p z.
     Gradients: (1_target - p) for log p_target;  p (sum p z - z) for H.
+
+    q is the softmax of a slice as torch computes it, in one go, of which p is a multiple. In float32 its sum
+    of e^z is coarse where the vocabulary is large; that the sum of q is not quite 1 makes up for it.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         logits: torch.Tensor,
+        rows: torch.Tensor,
         targets: torch.Tensor,
-        tp_group: dist.ProcessGroup | None,
+        part: _Slice,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        largest = logits.amax(-1)
-        _reduce(largest, tp_group, dist.ReduceOp.MAX)
-        z = logits - largest[:, None]
-        exp = z.exp()
-        here = (targets >= 0) & (targets < z.size(-1))
-        local = targets.where(here, 0)
-        z_target = z.gather(-1, local[:, None])[:, 0] * here
-        # One reduction for the three sums; [3, N].
-        sums = torch.stack([exp.sum(-1), torch.linalg.vecdot(exp, z), z_target])
-        _reduce(sums, tp_group, dist.ReduceOp.SUM)
-        total, weighted, z_target = sums.unbind()
-        log_total = total.log()
-        mean_z = weighted / total
-        softmax = exp.div_(total[:, None])
-        ctx.save_for_backward(softmax, local, here, mean_z, *([z] if entropy_gradient else []))
-        return z_target - log_total, log_total - mean_z
+        mine = (targets >= 0) & (targets < logits.size(-1))
+        local = targets.where(mine, 0)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        values = torch.empty(5, len(rows), dtype=dtype, device=logits.device)
+        largest, unit, sums = values[0], values[1], values[2:]
+        for here, z in part.chunks(logits, rows):
+            largest[here] = z.amax(-1)
+            z -= largest[here, None]
+            q = z.softmax(-1)
+            unit[here] = q.amax(-1)  # where e^z is 1
+            sums[0, here] = q.sum(-1)
+            sums[1, here] = torch.linalg.vecdot(q, z)
+            sums[2, here] = z.gather(-1, local[here, None])[:, 0]
+        sums[:2] /= unit
+        scale = part.reduce(largest, sums, mine)
+        total, weighted, z_target = sums
+        log_total, mean_z = total.log(), weighted / total
+        entropy = log_total - mean_z
+        p_of_q = scale / (unit * total)
+        ctx.save_for_backward(logits, rows, local, mine, largest, mean_z, p_of_q)
+        ctx.part, ctx.entropy_gradient = part, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return z_target - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        log_prob_gradient, entropy_gradient = gradients
-        softmax, local, here, mean_z, *rest = ctx.saved_tensors
-        gradient = softmax * -log_prob_gradient[:, None]
-        gradient.scatter_add_(-1, local[:, None], (log_prob_gradient * here)[:, None])
-        if rest:
-            (z,) = rest
-            gradient += softmax * (mean_z[:, None] - z) * entropy_gradient[:, None]
-        return gradient, None, None, None
-
-
-def _reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None, op: Any) -> None:
-    if group is not None:
-        dist.all_reduce(tensor, op=op, group=group)
+    @once_differentiable
+    def backward(ctx: Any, log_prob_gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> Any:
+        logits, rows, local, mine, largest, mean_z, p_of_q = ctx.saved_tensors
+        gradient = torch.zeros_like(logits)
+        of_target = log_prob_gradient * mine / ctx.part.temperature
+        of_p = log_prob_gradient * -p_of_q / ctx.part.temperature
+        of_entropy = entropy_gradient * -p_of_q / ctx.part.temperature
+        for here, z in ctx.part.chunks(logits, rows):
+            q = z.softmax(-1)
+            if ctx.entropy_gradient:
+                z.sub_(largest[here, None]).sub_(mean_z[here, None]).mul_(of_entropy[here, None])
+                q *= z.add_(of_p[here, None])
+            else:
+                q *= of_p[here, None]
+            q.scatter_add_(-1, local[here, None], of_target[here, None])
+            gradient.index_add_(0, rows[here], q.to(logits.dtype))
+        return gradient, None, None, None, None

@@ -92,3 +92,8 @@ def collect_handles() -> None:
 def has_packed_attention(query: torch.Tensor) -> bool:
     """Whether torch has a kernel for attention within the segments of a packed batch."""
     return query.is_cuda and query.dtype != torch.float32
+
+
+def chunk_elements() -> int:
+    """Elements at a time of work that can be cut: they stay in a CPU's cache, and keep a GPU busy."""
+    return 1 << 25 if has_gpu() else 1 << 19

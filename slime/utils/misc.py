@@ -55,6 +55,11 @@ def should_run_periodic_action(
     return step % interval == 0 or (num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0)
 
 
+def trains_actor(args: Namespace, rollout_id: int) -> bool:
+    """Whether the actor trains in a rollout, or only the critic."""
+    return not args.critic_train_only and rollout_id >= args.num_critic_only_steps
+
+
 def evaluates_at_start(args: Namespace, start: int, num_rollout_per_epoch: int | None) -> bool:
     """Whether a run evaluates before rollout ``start``, its first one.
 

@@ -1,20 +1,34 @@
 """Where plug-ins import the formulas of policy optimisation from."""
 
+from slime.training.estimators.gae import (
+    chunked_discounted_returns,
+    chunked_gae,
+    get_advantages_and_returns,
+    get_advantages_and_returns_batch,
+    vanilla_gae,
+)
 from slime.training.estimators.reinforce_plus_plus import discounted_returns, reinforce_plus_plus_returns
 from slime.training.kl import KL_TYPES, compute_approx_kl, sequence_kl
 from slime.training.losses.corrections import compute_opsm_mask, icepop_function, vanilla_tis_function
 from slime.training.losses.policy import compute_cispo_loss, compute_gspo_kl, compute_policy_loss
+from slime.training.losses.value import compute_value_loss
 
 __all__ = [
     "KL_TYPES",
+    "chunked_discounted_returns",
+    "chunked_gae",
     "compute_approx_kl",
     "compute_cispo_loss",
     "compute_gspo_kl",
     "compute_opsm_mask",
     "compute_policy_loss",
+    "compute_value_loss",
     "discounted_returns",
+    "get_advantages_and_returns",
+    "get_advantages_and_returns_batch",
     "icepop_function",
     "reinforce_plus_plus_returns",
     "sequence_kl",
+    "vanilla_gae",
     "vanilla_tis_function",
 ]

@@ -62,7 +62,7 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--advantage-estimator", "ppo"], "--advantage-estimator ppo: not supported (wanted: grpo or gspo"),
+        (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
         (["--context-parallel-size", "2"], "--context-parallel-size 2: not supported (wanted: 1)"),
         (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),

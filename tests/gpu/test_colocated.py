@@ -17,11 +17,10 @@ pytestmark = [
 def test_three_rollouts_with_sglang(start, rl_flags, precision) -> None:  # noqa: F811
     flags = [flag for flag in rl_flags if flag != "--fp32"]
     sharing = ["--colocate", "--sglang-mem-fraction-static", 0.3, "--check-weight-update-equal"]
-    run = start([*flags, precision, *sharing, "--rollout-engine", "sglang", "--num-rollout", 3])
+    run = start([*flags, precision, *sharing, "--rollout-engine", "sglang", "--num-rollout", 3, "--ci-test"])
     run.expect_success(timeout=540)
     rows = run.rows("train")
     assert len(rows) == 3
-    assert abs(rows[0]["train/ppo_kl"]) < 1e-6
     # What two implementations in the same precision leave between them.
     limit = {"--fp32": 1e-3, "--bf16": 5e-2}[precision]
     assert all(row["train/train_rollout_logprob_abs_diff"] < limit for row in rows.values())

@@ -9,6 +9,7 @@ from slime.observability.metric_utils import (
     compute_rollout_step,
     compute_statistics,
     has_repetition,
+    pass_rate_of_groups,
 )
 
 
@@ -27,6 +28,15 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_sample():
 
 def test_pass_rate_is_empty_for_single_samples():
     assert compute_pass_rate([1.0, 0.0], group_size=1) == {}
+
+
+def test_pass_at_k_of_uneven_groups_goes_as_far_as_the_smallest():
+    groups = [[1, 0, 0], [0, 1, 0, 0, 1, 0]]
+    metrics = pass_rate_of_groups(groups)
+    for k in (1, 2):
+        expected = sum(sum(map(any, combinations(g, k))) / len(list(combinations(g, k))) for g in groups) / 2
+        assert metrics[f"pass@{k}"] == pytest.approx(expected)
+    assert set(metrics) == {"pass@1", "pass@2"}
 
 
 def test_pass_rate_refuses_incomplete_groups():

@@ -81,6 +81,16 @@ def test_an_evaluation_has_rewards_of_its_own():
     assert eval_log_metrics(0, args, data)["eval/arith/raw_reward"] == 1.0
 
 
+def test_rollouts_have_the_pass_rate_of_their_groups_if_it_is_asked_for():
+    rewards = {7: [1.0, 0.0], 9: [0.0, 0.0], 8: [1.0, 1.0], 3: [0.0, 1.0]}
+    samples = [make_sample(group, {"acc": r}) for group, values in rewards.items() for r in values]
+    with_rate = rollout_log_metrics(0, make_args(log_passrate=True, reward_key="acc"), samples, {}, 1.0)
+    assert with_rate["passrate/pass@1"] == 0.5
+    assert with_rate["passrate/pass@2"] == 0.75
+    without = rollout_log_metrics(0, make_args(reward_key="acc"), samples, {}, 1.0)
+    assert not any(name.startswith("passrate/") for name in without)
+
+
 def test_eval_metrics_follow_the_dataset_name():
     samples = [make_sample(i // 2, float(i % 2)) for i in range(4)]
     data = {

@@ -133,6 +133,7 @@ def test_trackers_get_no_secrets(tmp_path):
         judges=["http://user:K@judge:8000", ("second=http://a:K@b?t=K", 2)],
         own_config={"url": "http://user:K@judge", "judge": {"api_key": "K", "password": "K", "size": 1}},
         train_env_vars={"HF_TOKEN": "K"},
+        fallbacks={"http://user:K@judge"},
         rm_url="https://user:K@judge:8000/score?token=K#K",
         eval_interval=5,
         input_key="prompt",
@@ -141,6 +142,7 @@ def test_trackers_get_no_secrets(tmp_path):
     assert "'K" not in str(shown) and "=K" not in str(shown) and ":K" not in str(shown)
     assert shown["judges"] == ["http://***@judge:8000", ["second=http://***@b?***", 2]]
     assert shown["own_config"]["judge"] == {"api_key": "***", "password": "***", "size": 1}
+    assert shown["fallbacks"] == "{'http://***@judge'}"
     assert shown["train_env_vars"] == {"HF_TOKEN": "***"}
     assert shown["rm_url"] == "https://***@judge:8000/score?***"
     assert (shown["eval_interval"], shown["input_key"], shown["save"]) == (5, "prompt", str(tmp_path))

@@ -15,9 +15,9 @@ def test_the_total_is_known_before_the_first_line(tmp_path, capsys, monkeypatch)
     @contextmanager
     def groups_of_a_run(args, log):
         known = Namespace(**{**vars(args), "num_rollout": 6})
-        yield Namespace(args=known, actor=Namespace(start_rollout_id=0), rollout=None, log=log)
+        yield Namespace(args=known, actor=Namespace(start_rollout_id=0), critic=None, rollout=None, log=log)
 
-    def log_one(args, actor, rollout, log):
+    def log_one(args, actor, critic, rollout, log):
         log.rollout(0, {"rollout/raw_reward": 0.5})
         log.end_step(0)
 

@@ -13,6 +13,7 @@ def flags(**overrides: object) -> Namespace:
         colocate=False,
         debug_train_only=False,
         debug_rollout_only=False,
+        critic_num_gpus=0,
     )
     return Namespace(**(defaults | overrides))
 
@@ -24,6 +25,9 @@ def flags(**overrides: object) -> Namespace:
         ({"colocate": True, "rollout_num_gpus": 4}, Layout(4, 4, 0)),
         ({"colocate": True, "rollout_num_gpus": 6}, Layout(4, 6, 0)),
         ({"colocate": True, "rollout_num_gpus": 2}, Layout(4, 2, 0)),
+        ({"critic_num_gpus": 4}, Layout(4, 2, 8, critic=4)),
+        ({"critic_num_gpus": 4, "colocate": True}, Layout(4, 2, 0, critic=4)),
+        ({"critic_num_gpus": 4, "debug_train_only": True}, Layout(4, 0, 8, critic=4)),
         ({"debug_train_only": True}, Layout(4, 0, 4)),
         ({"debug_rollout_only": True}, Layout(0, 2, 0)),
         ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 8, "rollout_num_gpus": 16}, Layout(16, 16, 16)),
@@ -51,3 +55,4 @@ def test_the_group_is_as_large_as_the_larger_need() -> None:
     assert Layout(4, 6, 0).total == 6
     assert Layout(4, 2, 0).total == 4
     assert Layout(4, 2, 4).total == 6
+    assert Layout(4, 2, 0, critic=4).total == 8

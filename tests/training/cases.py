@@ -24,7 +24,7 @@ from slime.training.conversion import samples_to_train_data, split_train_data_by
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import DataIterator, packed_micro_batch, tensorize
 from slime.training.parallel import ParallelContext
-from slime.training.roles import ACTOR
+from slime.training.roles import ACTOR, Role
 from slime.training.trainer import Trainer
 from slime.utils.types import Sample
 from tests.trainer_batches import _FLAGS
@@ -154,7 +154,7 @@ def _batch_flags(pick: random.Random, executions: int, dp_size: int) -> dict[str
     }
 
 
-def train(case: Case) -> list[Step]:
+def train(case: Case, role: Role = ACTOR) -> list[Step]:
     """The optimizer steps of the case, by the trainer's code."""
     layout = dict(dp_size=case.dp_size, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
     shards = split_train_data_by_dp(case.args, samples_to_train_data(case.args, case.samples), layout)
@@ -170,7 +170,7 @@ def train(case: Case) -> list[Step]:
             )
             backend: Any = GivenLogits(case, leaves, context, steps)
             with reductions.of_rank(rank), patch.dict(parallel._of_process, context=context):
-                Trainer(case.args, ACTOR, backend, Timer()).train(0, tensorize(shard, torch.device("cpu")))
+                Trainer(case.args, role, backend, Timer()).train(0, tensorize(shard, torch.device("cpu")))
     return [step.result(case, leaves) for step in steps]
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.schedule import above_bounds, make_args, make_lengths
 from slime.training.schedule import build_dp_schedule
 from slime.utils.seqlen_balancing import (
     expand_bins_by_splitting,
@@ -187,6 +188,50 @@ def test_partitions_cover_all_items_and_none_is_empty(costs, k, equal):
     assert all(partitions)
     if equal:
         assert {len(partition) for partition in partitions} == {len(costs) // k}
+
+
+@given(st.lists(st.integers(0, 1000), min_size=4, max_size=60), st.sampled_from([1, 2, 3, 4]))
+@settings(max_examples=60, deadline=None)
+def test_partitions_differ_by_no_more_than_one_item(costs, k):
+    """What differencing guarantees: a merge leaves no wider a spread than its parts have."""
+    loads = [sum(costs[i] for i in p) for p in get_seqlen_balanced_partitions(costs, k, False)]
+    assert max(loads) - min(loads) <= max(costs)
+    costs = costs[: len(costs) // k * k]
+    loads = [sum(costs[i] for i in p) for p in get_seqlen_balanced_partitions(costs, k, True)]
+    order = sorted(costs)
+    assert max(loads) - min(loads) <= max(order[at + k - 1] - order[at] for at in range(0, len(order), k))
+
+
+@pytest.mark.parametrize("dp_size", [2, 8])
+@pytest.mark.parametrize("mode", ["balanced ranks", "balanced FLOPs"])
+def test_a_large_rollout_is_within_a_hundredth_of_perfect_balance(mode, dp_size):
+    lengths = make_lengths(4096)
+    schedule = build_dp_schedule(
+        make_args(mode), _config(dp_size), lengths, global_batch_size=4096, rollout_indices=range(4096)
+    )
+    bounds = above_bounds(make_args(mode), schedule, lengths)
+    assert bounds["ranks"] < 1.01
+    assert bounds["micro_batches"] < 1.01 or mode == "balanced ranks"
+
+
+def test_bins_by_flops_stay_alike_where_ranks_need_more_of_them():
+    """Nine bins would do; that each of eight ranks has two, no bin is split into halves."""
+    schedule = _scheduled([8] * 72, 8, balance_by_flops=True, balance_data=True)
+    assert schedule.num_microbatches == [2]
+    assert {len(bin) for rank in _micro_batches(schedule) for bin in rank} == {4, 5}
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_first_fit_takes_the_first_bin_with_room(lengths, cap):
+    bins: list[list[int]] = []
+    for i, length in enumerate(lengths):
+        with_room = [b for b in bins if sum(lengths[j] for j in b) + length <= cap]
+        if with_room:
+            with_room[0].append(i)
+        else:
+            bins.append([i])
+    assert first_fit_pack(lengths, cap) == bins
 
 
 def test_partitions_are_balanced():

@@ -98,13 +98,12 @@ def print_figures(layout: Layout, summary: dict[str, Any], console: Console) -> 
         return f"{summary[f'eval_{kind}_sft']:.0%} → {summary[f'eval_{kind}_rl']:.0%}"
 
     report = _shortest(layout.report)
-    first = f"ppo_kl {summary['first_ppo_kl']:.1e}, log-prob gap {summary['first_logprob_abs_diff']:.1e}"
     console.print(
         f"""
 [bold]Held-out accuracy, after imitation → after practice[/bold]
   sampled   {change("sampled")}
   greedy    {change("greedy")}
-At the first RL step: {first}
+Log-prob gap between engine and trainer at the first RL step: {summary["first_logprob_abs_diff"]:.1e}
 Time: {summary["wall_s"]:.0f} s
 
 [bold]Next[/bold]

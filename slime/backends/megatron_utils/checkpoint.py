@@ -39,6 +39,7 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
 from slime.backends.megatron_utils.resume import load_optimizer, load_schedule
 from slime.backends.megatron_utils.step import TrainState
+from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
 
 MARKER = "latest_checkpointed_iteration.txt"
 # The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
@@ -195,6 +196,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
             f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
         )
     template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
+    template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
     _load_model(state, loaded["model"])
     if with_optimizer:
@@ -209,7 +211,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    tensors, others = split_objects(model_state(state, layer_naming(path)))
+    template = without_foreign_head(model_state(state, layer_naming(path)), path)
+    tensors, others = split_objects(template)
     loaded = _load({"model": tensors}, path, NothingInCommon())
     _load_model(state, {**loaded["model"], **others})
 
@@ -227,7 +230,8 @@ def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> d
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    unwrap_model(state.model)[0].load_state_dict(weights)
+    model = unwrap_model(state.model)[0]
+    model.load_state_dict({**kept_head(model), **weights})
 
 
 def _sharded_state(

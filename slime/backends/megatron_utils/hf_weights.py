@@ -11,6 +11,7 @@ from megatron.core import parallel_state as mpu
 
 from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.named_params import named_params, partition_dim
+from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.hf_config import read_hf_config
 from slime.models.safetensors_dir import SafetensorReader
@@ -151,7 +152,7 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 
 @torch.no_grad()
 def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str | Path) -> None:
-    """Fills every parameter of this rank, converting to the parameter's dtype.
+    """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
 
@@ -161,7 +162,8 @@ def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str
     with SafetensorReader(path) as reader:
         _refuse_leftovers(args, reader)
         for name, param in named_params(model):
-            param.copy_(_local_value(args, reader, name, param))
+            if not is_of_value_head(param):
+                param.copy_(_local_value(args, reader, name, param))
 
 
 def _local_value(

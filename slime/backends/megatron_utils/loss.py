@@ -2,13 +2,16 @@
 
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.log_probs import get_log_probs_and_entropy
-from slime.training.losses import policy_loss_function, sft_loss_function
+from slime.training.losses import policy_loss_function, sft_loss_function, value_loss_function
 from slime.training.losses.scaling import loss_function
+from slime.training.values import get_values
 
 __all__ = [
     "compute_advantages_and_returns",
     "get_log_probs_and_entropy",
+    "get_values",
     "loss_function",
     "policy_loss_function",
     "sft_loss_function",
+    "value_loss_function",
 ]

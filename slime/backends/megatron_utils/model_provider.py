@@ -12,10 +12,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.named_params import named_params
+from slime.backends.megatron_utils.value_head import ValueHead
 from slime.models import family_of
 from slime.utils.misc import load_function
 
@@ -26,18 +28,19 @@ def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
     """The model chunks of this rank on its device: one, as virtual pipeline stages are not supported.
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
-    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``.
+    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
+    value head in the place of the output layer.
 
     Raises:
-        ValueError: a role without a model, or freezing flags that leave nothing to train.
+        ValueError: freezing flags that leave nothing to train.
     """
-    if role != "actor":
-        raise ValueError(f"model role {role!r}: not supported (wanted: actor)")
     first, last = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
     if getattr(args, "custom_model_provider_path", None):
         model = load_function(args.custom_model_provider_path)(first, last, vp_stage=None)
     else:
         model = build_gpt(args, transformer_config_from_args(args), first, last)
+    if role == "critic" and last:
+        model.output_layer = ValueHead(get_model_config(model), args.seed)
     freeze_model_params(args, model)
     return [model.to(torch.cuda.current_device())]
 

@@ -49,7 +49,7 @@ def write_metrics(path: Path) -> None:
         writer.write(
             "rollout", step, {"rollout/raw_reward": reward, "rollout/response_len/mean": 9 + 12 * reward}
         )
-        gap = {"train/train_rollout_logprob_abs_diff": 2e-7 * (1 + step % 3), "train/ppo_kl": 0.0}
+        gap = {"train/train_rollout_logprob_abs_diff": 2e-7 * (1 + step % 3)}
         writer.write("train", step, gap)
         times = {"perf/rollout_time": 3.0, "perf/log_probs_time": 0.6, "perf/actor_train_time": 1.4}
         writer.write("rollout", step, {**times, "perf/update_weights_time": 0.3, "perf/step_time": 5.6})

@@ -1,0 +1,135 @@
+"""Generalised advantage estimation (arXiv 1506.02438, eq. 16), one token after the other and in chunks.
+
+With delta_t = r_t + gamma * V_(t+1) - V_t, the value after the end being 0:
+
+    A_t = delta_t + gamma * lambd * A_(t+1)        returns_t = A_t + V_t
+
+Rewards and values are [B, T] in one floating-point type; so are the results.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Advantages and returns."""
+
+# Elements of rewards that are worked on at a time: with their values and results they fit a CPU's cache.
+_BLOCK_ELEMENTS = 1 << 18
+
+
+def get_advantages_and_returns(
+    total_len: int,
+    response_len: int,
+    values: torch.Tensor,
+    rewards: torch.Tensor,
+    gamma: float,
+    lambd: float,
+) -> Pair:
+    """Those of a single response; values, rewards: [R].
+
+    Args:
+        total_len: tokens of prompt and response, for the sake of callers that pass it.
+        response_len: R.
+    """
+    (advantages,), (returns,) = get_advantages_and_returns_batch(
+        [total_len], [response_len], [values], [rewards], gamma, lambd
+    )
+    return advantages, returns
+
+
+def get_advantages_and_returns_batch(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    values_list: Sequence[torch.Tensor],
+    rewards_list: Sequence[torch.Tensor],
+    gamma: float,
+    lambd: float,
+    chunked: bool = True,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Advantages and returns of responses of several lengths.
+
+    Args:
+        total_lengths: of prompt and response, for the sake of callers that pass it.
+        response_lengths: R of each.
+        values_list, rewards_list: per response [R].
+        chunked: `chunked_gae`, else `vanilla_gae`.
+
+    Returns:
+        Per response [R] each, without gradients.
+    """
+    if not values_list:
+        return [], []
+    # Padding changes nothing before it: without rewards and values its advantages are 0.
+    values, rewards = (pad_sequence(list(rows), batch_first=True) for rows in (values_list, rewards_list))
+    results = (chunked_gae if chunked else vanilla_gae)(rewards, values, gamma, lambd)
+    advantages, returns = (
+        [row[:length] for row, length in zip(result, response_lengths, strict=True)] for result in results
+    )
+    return advantages, returns
+
+
+@torch.no_grad()
+def vanilla_gae(rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float) -> Pair:
+    """The recursion as it is written, from the last token to the first."""
+    advantages = torch.zeros_like(rewards)
+    next_value = next_advantage = rewards.new_zeros(len(rewards))
+    for t in reversed(range(rewards.size(1))):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = delta + gamma * lambd * next_advantage
+        advantages[:, t] = next_advantage
+        next_value = values[:, t]
+    return advantages, advantages + values
+
+
+@torch.no_grad()
+def chunked_gae(
+    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = 32
+) -> Pair:
+    """The same by `chunked_discounted_returns`: as many steps as there are chunks of chunks."""
+    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    rows = max(1, _BLOCK_ELEMENTS // max(rewards.size(1), 1))
+    for block in zip(*(x.split(rows) for x in (rewards, values, advantages, returns)), strict=True):
+        r, v, a, out = block
+        delta = r - v
+        delta[:, :-1].add_(v[:, 1:], alpha=gamma)
+        a.copy_(chunked_discounted_returns(delta, gamma * lambd, chunk_size))
+        torch.add(a, v, out=out)
+    return advantages, returns
+
+
+def chunked_discounted_returns(x: torch.Tensor, discount: float, chunk_size: int = 32) -> torch.Tensor:
+    """G_t = x_t + discount * G_(t+1) along the last axis; x: [B, T].
+
+    Within a chunk a product with the matrix of powers of the discount. What a chunk carries to the one
+    before it is such a recursion again, over chunks and with the discount of a whole one.
+    """
+    batch, length = x.shape
+    if length <= 1:
+        return x.clone()
+    size = min(chunk_size, length)
+    chunks = -(-length // size)
+    if chunks * size != length:
+        x = torch.nn.functional.pad(x, (0, chunks * size - length))
+    within = x.reshape(batch * chunks, size) @ _powers(discount, size, x)
+    if chunks > 1:
+        after = chunked_discounted_returns(
+            within.view(batch, chunks, size)[:, 1:, 0], discount**size, chunk_size
+        )
+        carried = torch.nn.functional.pad(after, (0, 1)).reshape(-1)
+        within.addr_(carried, _power(discount, torch.arange(size, 0, -1, device=x.device), x))
+    return within.view(batch, chunks * size)[:, :length]
+
+
+def _powers(discount: float, size: int, like: torch.Tensor) -> torch.Tensor:
+    """[size, size]: discount^(s - t) at (s, t) for s >= t, else 0."""
+    steps = torch.arange(size, device=like.device)
+    exponents = steps[:, None] - steps
+    return _power(discount, exponents.clamp(min=0), like).masked_fill_(exponents < 0, 0)
+
+
+def _power(discount: float, exponents: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """In float64, then in the type of ``like``; 0^0 is 1."""
+    base = torch.tensor(discount, dtype=torch.float64, device=like.device)
+    return torch.pow(base, exponents).to(like.dtype)

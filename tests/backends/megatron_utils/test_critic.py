@@ -1,0 +1,125 @@
+"""One step of a critic is the same in every parallel layout, and in plain transformers with torch's AdamW."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from slime.backends.megatron_utils.named_params import named_params
+from slime.ray.train_worker import TrainWorker
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import critic_args, random_rollout, split
+
+LAYOUTS = {
+    "1 process": (1, {}),
+    "TP 2": (2, {"tensor_model_parallel_size": 2}),
+    "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "DP 2": (2, {}),
+}
+CLIP, GAMMA, LAMBDA = 0.02, 0.98, 0.9
+# Two steps of 4 samples: in the second one values have moved, so clipping matters.
+PPO = dict(value_clip=CLIP, gamma=GAMMA, lambd=LAMBDA, clip_grad=1.0)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def checkpoint(request, tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), request.param)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    return random_rollout(vocab_size=256)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint, rollout):
+    return _transformers_steps(checkpoint, rollout)
+
+
+def _gae(rewards, values):
+    """Advantages by the sum they are defined as (arXiv 1506.02438, eq. 16)."""
+    deltas = [
+        r + GAMMA * (values[t + 1] if t + 1 < len(values) else 0.0) - values[t] for t, r in enumerate(rewards)
+    ]
+    return [
+        sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))
+    ]
+
+
+def _transformers_steps(checkpoint, rollout):
+    """Two optimizer steps, sample by sample; the head starts as the critic's does."""
+    trunk = transformers.AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+    weight = torch.empty(1, 64).normal_(0, 0.02, generator=torch.Generator().manual_seed(1234))
+    head = {"weight": torch.nn.Parameter(weight), "bias": torch.nn.Parameter(torch.zeros(1))}
+
+    def values_of(i):
+        tokens, response = rollout["tokens"][i], rollout["response_lengths"][i]
+        hidden = trunk(input_ids=torch.tensor([tokens])).last_hidden_state[0]
+        return F.linear(hidden, head["weight"], head["bias"])[-response - 1 : -1, 0]
+
+    with torch.no_grad():
+        old = [values_of(i) for i in range(8)]
+    masks = [torch.tensor(mask, dtype=torch.bool) for mask in rollout["loss_masks"]]
+    targets = []
+    for values, mask, reward in zip(old, masks, rollout["rewards"], strict=True):
+        trained = values[mask].double().tolist()
+        advantages = _gae([0.0] * (len(trained) - 1) + [reward], trained)
+        targets.append(torch.tensor(advantages) + values[mask])
+    params = [*trunk.parameters(), *head.values()]
+    groups = [
+        {"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.98), eps=1e-8)
+    steps = []
+    for members in (range(4), range(4, 8)):
+        optimizer.zero_grad()
+        total = clipped = 0.0
+        for i in members:
+            new, before = values_of(i)[masks[i]], old[i][masks[i]]
+            near = before + (new - before).clamp(-CLIP, CLIP)
+            loss = torch.maximum((new - targets[i]) ** 2, (near - targets[i]) ** 2).mean() / 4
+            loss.backward()
+            total += loss.item()
+            clipped += ((new - before).abs() > CLIP).float().mean().item() / 4
+        norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        steps.append({"value_loss": total, "value_clipfrac": clipped, "grad_norm": float(norm)})
+    head = {f"output_layer.{name}": p.detach() for name, p in head.items()}
+    norm = {"decoder.final_layernorm.weight": trunk.norm.weight.detach()}
+    return {"steps": steps, "weights": {**head, **norm}, "values": old}
+
+
+def _critic_steps(rank, args, rollout):
+    worker = TrainWorker(args, "critic")
+    worker.start()
+    shard = split(args, rollout, worker.parallel_config())
+    report, trained = worker.train_shard(0, shard)
+    params = {name: p.detach().clone() for name, p in named_params(worker.backend.state.model)}
+    return {
+        "report": report,
+        "weights": {name: p for name, p in params.items() if name.startswith(("output", "decoder.final"))},
+        "gives": dict(zip(shard["sample_indices"], trained.gives.get("values", []), strict=False)),
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_steps_agree_with_transformers(layout, checkpoint, rollout, reference):
+    world_size, overrides = LAYOUTS[layout]
+    results = run_ranks(_critic_steps, world_size, critic_args(checkpoint, **PPO, **overrides), rollout)
+    (report,) = [result["report"] for result in results if result["report"]]
+    for step, expected in zip(report["train"], reference["steps"], strict=True):
+        found = {name: step[f"train/critic-{name}"] for name in expected}
+        assert found == pytest.approx(expected, rel=2e-5, abs=1e-7)
+    assert report["train"][1]["train/critic-value_clipfrac"] > 0
+    assert [step["train/step"] for step in report["train"]] == [0, 1]
+    assert {"perf/critic-steps_time", "perf/critic-values_time"} <= report["perf"].keys()
+    given = {number: values for result in results for number, values in result["gives"].items()}
+    assert sorted(given) == [*range(8)]
+    for number, values in given.items():
+        torch.testing.assert_close(values, reference["values"][number], rtol=0, atol=1e-5)
+    named = [(n, w) for result in results for n, w in result["weights"].items()]
+    assert {name for name, _ in named} == reference["weights"].keys()
+    for name, weight in named:
+        torch.testing.assert_close(weight, reference["weights"][name], rtol=0, atol=1e-4)
