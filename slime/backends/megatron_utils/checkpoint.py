@@ -119,7 +119,7 @@ class CheckpointWriter:
     ) -> None:
         final = iteration_dir(self._args.save, iteration)
         temporary = final.with_suffix(".tmp")
-        _on_first_rank(lambda: _fresh_directory(temporary, subdirectories=list(extra)))
+        on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))
         for name, make in extra.items():
             with make() as weights:
                 dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
@@ -133,11 +133,11 @@ class CheckpointWriter:
             async_sharded_save=self._queue is not None,
             content_metadata=_METADATA,
         )
-        publish = lambda: _on_first_rank(lambda: _publish(temporary, final, iteration))
+        finalize = lambda: on_first_rank(lambda: publish(temporary, final, iteration))
         if self._queue is None or request is None:
-            publish()
+            finalize()
         else:
-            request.add_finalize_fn(publish)
+            request.add_finalize_fn(finalize)
             self._queue.schedule_async_request(request)
 
     def _strategy(self) -> SaveShardedStrategy:
@@ -291,22 +291,23 @@ def _set_rng_state(state: dict[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
 
 
-def _on_first_rank(action: Callable[[], None]) -> None:
+def on_first_rank(action: Callable[[], None]) -> None:
     """Runs ``action`` on rank 0 while the others wait."""
     if dist.get_rank() == 0:
         action()
     dist.barrier()
 
 
-def _fresh_directory(path: Path, subdirectories: Sequence[str]) -> None:
+def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
+    """An empty one, with these in it."""
     if path.exists():
         shutil.rmtree(path)
     for directory in (path, *(path / name for name in subdirectories)):
         directory.mkdir(parents=True)
 
 
-def _publish(temporary: Path, final: Path, iteration: int) -> None:
-    """Makes a finished checkpoint visible, replacing one of the same iteration."""
+def publish(temporary: Path, final: Path, iteration: int | str) -> None:
+    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it."""
     replaced = final.with_suffix(".replaced")
     if final.exists():
         final.rename(replaced)

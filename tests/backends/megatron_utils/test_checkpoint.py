@@ -11,10 +11,10 @@ import torch
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
 from slime.backends.megatron_utils.checkpoint import (
     MARKER,
-    _publish,
     find_checkpoint,
     is_megatron_checkpoint,
     iteration_dir,
+    publish,
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
@@ -151,7 +151,7 @@ def _save_then_die(rank, args, rollout):
     worker.start()
     worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
     worker.save_model(0)
-    checkpoint_module._publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint_module.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     worker.save_model(1)
     return {}
 
@@ -182,7 +182,7 @@ def test_publishing_replaces_a_checkpoint_of_the_same_iteration(tmp_path):
         temporary = tmp_path / "iter_0000002.tmp"
         temporary.mkdir()
         (temporary / "metadata.json").write_text(content)
-        _publish(temporary, iteration_dir(tmp_path, 2), 2)
+        publish(temporary, iteration_dir(tmp_path, 2), 2)
     assert (find_checkpoint(tmp_path)[1] / "metadata.json").read_text() == "new"
     assert sorted(path.name for path in Path(tmp_path).iterdir()) == ["iter_0000002", MARKER]
 
