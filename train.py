@@ -61,5 +61,14 @@ def train(
         log.end_step(rollout_id)
 
 
+def refusal(args: Namespace) -> str | None:
+    if args.keep_old_actor:
+        return (
+            "--keep-old-actor: train.py makes each rollout with the weights that it then trains "
+            "(wanted: train_async.py, or without)"
+        )
+    return None
+
+
 if __name__ == "__main__":
-    main(train)
+    main(train, refusal)

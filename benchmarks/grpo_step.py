@@ -100,8 +100,15 @@ def cpu_per_step(readings: list[Counter[str]]) -> dict[str, float]:
     return {kind: statistics.median(after[kind] - before[kind] for before, after in pairs) for kind in kinds}
 
 
-def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> dict[str, float]:
-    """Runs the steps, and returns the CPU seconds of one."""
+def run_steps(
+    model: Path, prompts: Path, steps: int, metrics: Path, ranks: int = 1, reference: bool = True
+) -> dict[str, float]:
+    """Runs the steps, and returns the CPU seconds of one.
+
+    Args:
+        ranks: trainer processes, and engines beside them.
+        reference: whether a step has a pass over a reference model.
+    """
     flags = [
         *(
             "--hf-checkpoint",
@@ -111,15 +118,16 @@ def run_steps(model: Path, prompts: Path, steps: int, metrics: Path) -> dict[str
             "--prompt-data",
             prompts,
             "--num-gpus-per-node",
-            1,
+            ranks,
         ),
-        *("--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1, "--num-rollout", steps + 1),
+        *("--actor-num-gpus-per-node", ranks, "--rollout-num-gpus", ranks, "--num-rollout", steps + 1),
         *("--input-key", "prompt", "--label-key", "label", "--apply-chat-template"),
         *("--rm-type", "random", "--rollout-batch-size", 32, "--n-samples-per-prompt", 8),
         *("--rollout-max-response-len", 64, "--global-batch-size", 256, "--lr", 1e-5),
-        *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 8192, "--use-kl-loss", "--kl-loss-coef", 0.0),
-        *("--ref-load", model, "--metrics-file", metrics),
+        *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 8192, "--metrics-file", metrics),
     ]
+    if reference:
+        flags += ["--use-kl-loss", "--kl-loss-coef", 0.0, "--ref-load", model]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "train.py", *map(str, flags)]
     with subprocess.Popen(command, cwd=ROOT, env=env) as run:
@@ -149,12 +157,16 @@ def split(rows: list[dict[str, float]]) -> dict[str, float]:
     return {**parts, "rest": rest, "step": total, "rest_share": rest / total, "response_len": length}
 
 
+def write_prompts(path: Path) -> None:
+    lines = [{"prompt": [{"role": "user", "content": f"{i}+{i}"}], "label": "0"} for i in range(10, 90)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def measure(size: str, steps: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         prompts = directory / "prompts.jsonl"
-        lines = [{"prompt": [{"role": "user", "content": f"{i}+{i}"}], "label": "0"} for i in range(10, 90)]
-        prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_prompts(prompts)
         make_model(directory / "model", size)
         cpu = run_steps(directory / "model", prompts, steps, directory / "metrics.jsonl")
         wall = split(read_steps(directory / "metrics.jsonl"))

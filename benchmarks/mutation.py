@@ -32,11 +32,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.named_mutants import NAMED  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-_FORMULAS = ("formulas", "kl_gradients", "losses", "reference", "masked_tokens")
-_BATCHES = ("conversion", "batch", "schedule", "reference")
+_FORMULAS = ("formulas", "kl_gradients", "losses", "estimators", "mis", "reference", "masked_tokens")
+_BATCHES = ("conversion", "batch", "schedule", "estimators", "reference")
 TESTS: dict[str, tuple[str, ...]] = {
     "slime/training/losses/policy.py": _FORMULAS,
     "slime/training/losses/corrections.py": _FORMULAS,
+    "slime/training/losses/mis.py": ("mis", "reference"),
+    "slime/training/mean_weights.py": ("mis", "reference"),
+    "slime/training/overlong.py": ("estimators",),
     "slime/training/losses/reducers.py": _FORMULAS,
     "slime/training/losses/scaling.py": _FORMULAS,
     "slime/training/losses/sft.py": _FORMULAS,
@@ -44,6 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "slime/training/advantages.py": _FORMULAS,
     "slime/training/estimators/grpo.py": _FORMULAS,
     "slime/training/estimators/reinforce_plus_plus.py": _FORMULAS,
+    "slime/training/estimators/distillation.py": ("distillation",),
     "slime/training/rewards.py": _BATCHES,
     "slime/training/conversion.py": _BATCHES,
     "slime/training/schedule.py": _BATCHES,

@@ -2,6 +2,7 @@
 
 _POLICY = "slime/training/losses/policy.py"
 _CORRECTIONS = "slime/training/losses/corrections.py"
+_MIS = "slime/training/losses/mis.py"
 _REDUCERS = "slime/training/losses/reducers.py"
 _ADVANTAGES = "slime/training/advantages.py"
 _REINFORCE = "slime/training/estimators/reinforce_plus_plus.py"
@@ -56,9 +57,21 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "None",
     ),
     "kl_coef ignored by REINFORCE++": (_REINFORCE, "-kl_coef * kl, 0.0)", "-kl, 0.0)"),
-    "kl_coef ignored by the baseline": (_REINFORCE, "reward - args.kl_coef * kl", "reward - kl"),
+    "kl_coef ignored by the baseline": (_REINFORCE, "- kl_coef * penalty", "- penalty"),
     "no KL in the reward": (_ADVANTAGES, "args.kl_coef == 0 or policy is None", "True"),
-    "gamma ignored": (_REINFORCE, "mask, args.kl_coef, args.gamma)", "mask, args.kl_coef, 1.0)"),
+    "gamma ignored": (_REINFORCE, "args.kl_coef, args.gamma", "args.kl_coef, 1.0"),
+    "MIS with its gradient kept": (_MIS, "(train - rollout).detach() for", "(train - rollout) for"),
+    "mean weight of a micro-batch": (_POLICY, "if args.tis_needs_mean else {}", "if False else {}"),
+    "a masked token in the mean of a sequence": (
+        _MIS,
+        "difference = torch.where(mask != 0, difference, 0.0)",
+        "pass",
+    ),
+    "RLOO with its own reward in the baseline": (
+        "slime/training/rewards.py",
+        "votes[:number] + votes[number + 1 :]",
+        "votes",
+    ),
     "whitening over one rank": (_GROUPS, "if dist.is_initialized():", "if False:"),
     "whitening over the wrong ranks": (
         _ADVANTAGES,

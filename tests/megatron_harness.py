@@ -33,6 +33,11 @@ from slime.models.shape import pad_vocab_size
 from tests.engines import free_port
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
+# One layer is dense. The weights of experts sum up to 1, as in the published models.
+TINY_EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    **{"mlp_only_layers": [1], "decoder_sparse_step": 1},
+}
 # What ranks import sooner or later, some of it late: each would spend two seconds on it.
 _PRELOAD = [
     "tests.megatron_harness",
@@ -52,7 +57,7 @@ def tiny_hf_model(model_type: str, seed: int = 0, **overrides):
     """A random float32 ``transformers`` model of 4 layers whose every parameter matters to its logits."""
     import transformers
 
-    classes = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+    classes = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
     config_class = getattr(transformers, classes[model_type] + "Config")
     model_class = getattr(transformers, classes[model_type] + "ForCausalLM")
     shape = {
@@ -62,6 +67,8 @@ def tiny_hf_model(model_type: str, seed: int = 0, **overrides):
     }
     if model_type == "qwen2":
         del shape["head_dim"]
+    if model_type == "qwen3_moe":
+        shape |= TINY_EXPERTS
     torch.manual_seed(seed)
     model = model_class(config_class(**{**shape, **overrides}))
     generator = torch.Generator().manual_seed(seed + 1)
@@ -97,6 +104,8 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "context_parallel_size": 1,
+        "allgather_cp": False,
+        "virtual_pipeline_model_parallel_size": None,
         "sequence_parallel": False,
         "seed": 1234,
         "distributed_timeout_minutes": 1,

@@ -10,6 +10,7 @@ in minutes, with head counts that tensor parallelism can divide.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -23,6 +24,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -60,6 +63,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 
 
@@ -92,6 +96,9 @@ def make_config(
     head_dim: int = 32,
     intermediate_size: int = 256,
     vocab_size: int = 320,
+    num_experts: int = 8,
+    experts_per_token: int = 2,
+    expert_intermediate_size: int = 64,
 ) -> PreTrainedConfig:
     """A model config. ``vocab_size`` leaves room above the tokenizer's 270 ids, as real models do."""
     if head_dim * num_heads != hidden_size and family == "qwen2":
@@ -100,7 +107,10 @@ def make_config(
         )
     config_class, _ = FAMILIES[family]
     # qwen2 derives the head size and has no field for it.
-    head_size = {} if family == "qwen2" else {"head_dim": head_dim}
+    special: dict[str, Any] = {} if family == "qwen2" else {"head_dim": head_dim}
+    if family == "qwen3_moe":
+        special |= {"num_experts": num_experts, "num_experts_per_tok": experts_per_token}
+        special |= {"moe_intermediate_size": expert_intermediate_size, "norm_topk_prob": True}
     return config_class(
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
@@ -116,7 +126,7 @@ def make_config(
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(EOS_TOKEN),
         pad_token_id=tokenizer.convert_tokens_to_ids(PAD_TOKEN),
-        **head_size,
+        **special,
     )
 
 
@@ -153,6 +163,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("head-dim", 32),
         ("intermediate-size", 256),
         ("vocab-size", 320),
+        ("num-experts", 8),
+        ("experts-per-token", 2),
+        ("expert-intermediate-size", 64),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     values = vars(parser.parse_args(argv))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The quickstart's second phase: practise with a calculator, rewarded for right answers. Called by
-# tools/quickstart with OUTPUT (directory), SEED and NUM_ROLLOUT set.
+# tools/quickstart with OUTPUT (directory), SEED and NUM_ROLLOUT set. Flags that are given, as those of another
+# algorithm, come after its own.
 set -euo pipefail
 
 CKPT_ARGS=(
@@ -65,6 +66,7 @@ SGLANG_ARGS=(
 )
 
 MISC_ARGS=(
+    --train-backend "${TRAIN_BACKEND:-megatron}"
     --seed "$SEED"
     --metrics-file "$OUTPUT/metrics.jsonl"
 )
@@ -77,4 +79,5 @@ exec python train.py \
     "${GRPO_ARGS[@]}" \
     "${OPTIMIZER_ARGS[@]}" \
     "${SGLANG_ARGS[@]}" \
-    "${MISC_ARGS[@]}"
+    "${MISC_ARGS[@]}" \
+    "$@"

@@ -50,6 +50,7 @@ OPTIMIZER_ARGS=(
 )
 
 MISC_ARGS=(
+    --train-backend "${TRAIN_BACKEND:-megatron}"
     --seed "$SEED"
     --metrics-file "$OUTPUT/sft/metrics.jsonl"
 )

@@ -17,6 +17,7 @@ class Estimator:
         returns: dotted path of fn(args, shard) -> per sample [R] float32, see ``slime.training.estimators``.
         centred: rewards are first centred on the mean of a prompt's samples ...
         scaled: ... and divided by their deviation.
+        leaves_one_out: each execution's own reward is left out of the mean that it is centred on.
         penalised: whether the reward has a KL to the reference model in it (``--kl-coef``).
         discounted: whether ``--gamma`` matters.
         whitened: whether advantages have to be whitened over the batch.
@@ -26,6 +27,7 @@ class Estimator:
     returns: str
     centred: bool = False
     scaled: bool = False
+    leaves_one_out: bool = False
     penalised: bool = False
     discounted: bool = False
     whitened: bool = False
@@ -40,6 +42,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": _GROUP_RELATIVE,
     "gspo": _GROUP_RELATIVE,
     "cispo": _GROUP_RELATIVE,
+    "rloo": Estimator(
+        "slime.training.estimators.grpo.group_relative_returns", centred=True, leaves_one_out=True
+    ),
     "reinforce_plus_plus": Estimator(
         f"{_REINFORCE}.token_returns", penalised=True, discounted=True, whitened=True
     ),

@@ -108,14 +108,31 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 
 def _data_parallel(args: Namespace, step: int) -> Iterator[str]:
-    dp = args.trainer_world_size // (args.tensor_model_parallel_size * args.pipeline_model_parallel_size)
-    if dp and step % dp:
+    pp = args.pipeline_model_parallel_size
+    dp = args.trainer_world_size // (args.tensor_model_parallel_size * pp * args.context_parallel_size)
+    if not dp:
+        return
+    if step % dp:
         yield f"--global-batch-size {step}: not a multiple of the data-parallel size {dp}"
-    elif dp and not args.use_dynamic_batch_size and step % (dp * args.micro_batch_size):
-        yield (
-            f"--global-batch-size {step}: not a multiple of --micro-batch-size {args.micro_batch_size} "
-            f"x data-parallel size {dp}"
+        return
+    sizes = f"data-parallel size {dp}"
+    multiple = dp
+    if not args.use_dynamic_batch_size:
+        sizes, multiple = f"--micro-batch-size {args.micro_batch_size} x {sizes}", dp * args.micro_batch_size
+    if step % multiple:
+        yield f"--global-batch-size {step}: not a multiple of {sizes}"
+    elif args.virtual_pipeline_model_parallel_size:
+        yield from _virtual_stages(
+            args, step, f"{sizes} x --pipeline-model-parallel-size {pp}", multiple * pp
         )
+
+
+def _virtual_stages(args: Namespace, step: int, sizes: str, multiple: int) -> Iterator[str]:
+    """Each chunk of a stage computes one micro-batch per stage in a row; dynamic ones are split to fit."""
+    if args.use_dynamic_batch_size and step < multiple:
+        yield f"--global-batch-size {step}: below {sizes}, which virtual pipeline stages want"
+    elif not args.use_dynamic_batch_size and step % multiple:
+        yield f"--global-batch-size {step}: not a multiple of {sizes}, which virtual pipeline stages want"
 
 
 CONCERN = Concern(

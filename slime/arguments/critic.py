@@ -143,6 +143,7 @@ def of_critic(args: V) -> V:
         **dict(lr=given["critic_lr"], lr_warmup_iters=given["critic_lr_warmup_iters"]),
         **dict(lr_warmup_fraction=None, untie_embeddings_and_output_weights=True),
         **dict(kl_coef=0.0, use_kl_loss=False, normalize_advantages=False),
+        **dict(use_opd=False, use_tis=False, tis_needs_mean=False, keep_old_actor=False),
         **dict(custom_advantage_function_path=None, rollout_data_postprocess_path=None),
         **dict(save_debug_train_data=None),
     }

@@ -14,7 +14,7 @@ LOSS_ESTIMATORS = frozenset(
 )
 """``--kl-loss-type`` and ``--use-unbiased-kl`` that, in the loss, have the gradient of a KL."""
 REWARD_ESTIMATORS = frozenset({"k1"})
-"""``--kl-loss-type`` that, in the reward, has the gradient of a KL. Why: docs/algorithms.md."""
+"""``--kl-loss-type`` that, in the reward, has the gradient of a KL. Why: docs/algorithms/index.md."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag
+from slime.arguments.flags import flag, option_string, path_flag
 
 LOSSES = {
     "policy_loss": "slime.training.losses.policy.policy_loss_function",
@@ -44,6 +44,10 @@ class LossArgs:
         also=(0, -1),
         help="rows per chunk of the log-prob computation; 0 or less for as many as suit the device",
     )
+    pg_loss_denominator: float | None = flag(
+        at_least=1,
+        help="sums of the policy gradient over a rollout are divided by this instead of its length",
+    )
     calculate_per_token_loss: bool = flag(False, help="mean over tokens instead of over samples")
 
 
@@ -64,6 +68,10 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """A loss without its function, or a function without its loss."""
     if (args.loss_type == "custom_loss") != (args.custom_loss_function_path is not None):
         yield "--loss-type custom_loss and --custom-loss-function-path: each needs the other"
+    if args.pg_loss_denominator is not None:
+        for name in ("calculate_per_token_loss", "custom_pg_loss_reducer_function_path"):
+            if getattr(args, name):
+                yield f"--pg-loss-denominator and {option_string(name)}: only one of them"
 
 
 CONCERN = Concern({"loss": LossArgs}, derived=DerivedLoss, derive=derive, contradictions=contradictions)

@@ -75,7 +75,31 @@ SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {
     "hierarchical_context_parallel_sizes": ([1],),
     "moe_input_jitter_eps": (0.0,),
     "moe_shared_expert_intermediate_size": (0,),
-    "moe_z_loss_coeff": (0.0,),
+}
+_OTHER_MODEL = "leave it out: the engines would compute something else"
+_NO_KERNEL = "leave it out: it needs kernels that are not used"
+_NO_FAMILY = "leave it out: no supported family has it"
+# What to do without a refused flag, or why it is refused.
+INSTEAD = {
+    "moe_apply_probs_on_input": _OTHER_MODEL,
+    "moe_enable_deepep": _NO_KERNEL,
+    "moe_enable_routing_replay": "leave it out: engines do not tell which experts they chose",
+    "moe_expert_capacity_factor": _OTHER_MODEL,
+    "moe_input_jitter_eps": _OTHER_MODEL,
+    "moe_latent_size": _NO_FAMILY,
+    "moe_layer_recompute": "--recompute-granularity selective --recompute-modules moe",
+    "moe_pad_expert_input_to_capacity": _OTHER_MODEL,
+    "moe_router_enable_expert_bias": _NO_FAMILY,
+    "moe_router_force_load_balancing": _OTHER_MODEL,
+    "moe_router_fusion": _NO_KERNEL,
+    "moe_router_group_topk": _NO_FAMILY,
+    "moe_router_num_groups": _NO_FAMILY,
+    "moe_router_topk_scaling_factor": _NO_FAMILY,
+    "moe_shared_expert_gate": _NO_FAMILY,
+    "moe_shared_expert_intermediate_size": _NO_FAMILY,
+    "moe_token_dropping": _OTHER_MODEL,
+    "moe_use_legacy_grouped_gemm": _NO_KERNEL,
+    "overlap_moe_expert_parallel_comm": _NO_KERNEL,
 }
 # Numbers of optimizers that are refused.
 IDLE_WITHOUT = {
@@ -131,7 +155,7 @@ def _adapt(spec: Flag) -> Flag:
     return dataclasses.replace(
         spec,
         supported=(default,),
-        wanted=field_reason(names[0]),
+        wanted=INSTEAD.get(spec.dest) or field_reason(names[0]),
         same_as_default=SAME_AS_DEFAULT.get(spec.dest, ()),
         idle_without=IDLE_WITHOUT.get(spec.dest, ""),
     )
@@ -152,4 +176,3 @@ class MegatronNames:
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
     overlap_param_gather: bool
-    moe_router_topk: int

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string, refused
+from slime.arguments.moe import layer_kinds
 from slime.models import HfConfigError, shape_from_hf_config
 from slime.models.shape import ShapeArgs, pad_vocab_size
 
@@ -61,14 +62,6 @@ class ModelShapeArgs:
 class LayerVariantArgs:
     """Kinds of layers that no supported family has."""
 
-    num_experts: int | None = refused(help="experts of an MoE layer", same_as_default=(0,))
-    moe_layer_freq: str | None = refused(help="which layers are MoE layers", same_as_default=("1",))
-    moe_router_load_balancing_type: list[str] | None = refused(
-        help="how the router balances experts", same_as_default=(["aux_loss"], ["none"])
-    )
-    moe_aux_loss_coeff: list[float] | None = refused(
-        help="weight of the balancing loss", same_as_default=([0.0],)
-    )
     multi_latent_attention: bool = refused(False, help="DeepSeek's attention")
     q_lora_rank: int | None = refused(help="rank of the query projection of multi-latent attention")
     mtp_num_layers: int | None = refused(
@@ -151,6 +144,8 @@ def derive(args: Namespace) -> None:
 
 
 def _agrees(given: Any, value: Any) -> bool:
+    if isinstance(given, str) and isinstance(value, tuple):
+        return layer_kinds(given, len(value)) == value
     if isinstance(value, float):
         return abs(float(given) - value) <= 1e-9 * max(1.0, abs(value))
     return given == value

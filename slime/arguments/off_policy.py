@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, flags_of, option_string, path_flag, refused
+
+_LOSSES = "slime.training.losses."
+CORRECTIONS = {
+    "tis": f"{_LOSSES}corrections.vanilla_tis_function",
+    "icepop": f"{_LOSSES}corrections.icepop_function",
+    "mis": f"{_LOSSES}mis.mis_function",
+}
+"""What ``--tis-type`` names."""
 
 
 @dataclass(frozen=True)
@@ -19,32 +27,117 @@ class OffPolicyArgs:
     use_tis: bool = flag(False, help="truncated importance sampling between engine and trainer")
     tis_clip: float = flag(2.0, above=0, help="upper bound of the importance weight")
     tis_clip_low: float = flag(0.0, at_least=0, help="lower bound of the importance weight")
-    custom_tis_function_path: str | None = path_flag("replaces truncated importance sampling")
+    tis_type: Literal["tis", "icepop", "mis"] | None = flag(
+        help="the correction of --use-tis: truncated importance sampling (the default), IcePop, or MIS"
+    )
+    tis_level: Literal["token", "sequence", "geometric"] = flag(
+        "token", help="MIS: whose importance weight; of a sequence the product or the geometric mean"
+    )
+    tis_mode: Literal["truncate", "clip", "mask"] = flag(
+        "truncate", help="MIS: bound weights above, bound them on both sides, or drop those out of bounds"
+    )
+    tis_upper_bound: float = flag(2.0, above=0, help="MIS: upper bound of the weight")
+    tis_lower_bound: float | None = flag(
+        at_least=0, help="MIS: lower bound of the weight; default 1 / --tis-upper-bound"
+    )
+    tis_batch_normalize: bool = flag(False, help="MIS: divide weights by their mean over the optimizer step")
+    use_rs: bool = flag(False, help="MIS: reject tokens or sequences whose weight is out of bounds")
+    rs_level: Literal["token", "sequence", "geometric"] = flag(
+        "token", help="MIS: whose weight --use-rs looks at"
+    )
+    rs_upper_bound: float | None = flag(
+        above=0, help="MIS: upper bound of --use-rs; default --tis-upper-bound"
+    )
+    rs_lower_bound: float | None = flag(
+        at_least=0, help="MIS: lower bound of --use-rs; default 1 / --rs-upper-bound"
+    )
+    rs_veto_threshold: float | None = flag(
+        above=0, help="MIS: reject a sequence with a token whose weight is below this"
+    )
+    custom_tis_function_path: str | None = path_flag("replaces the correction of --use-tis")
+    keep_old_actor: bool = flag(
+        False, help="take old log-probs of the weights that the engines had, not of those that train"
+    )
     use_opsm: bool = flag(False, help="mask sequences that drifted and have a negative advantage")
     opsm_delta: float = flag(1e-4, at_least=0, help="sequence KL above which --use-opsm masks")
     reset_optimizer_states: bool = flag(False, help="zero Adam's moments before each rollout's steps")
     use_routing_replay: bool = refused(False, help="replay the trainer's MoE routing")
     use_rollout_routing_replay: bool = refused(False, help="replay the engine's MoE routing")
-    use_opd: bool = refused(False, help="on-policy distillation")
-    opd_type: Literal["sglang", "megatron"] | None = refused(
-        help="who runs the teacher", idle_without="--use-opd"
-    )
-    opd_kl_coef: float = refused(1.0, help="weight of the KL to the teacher", idle_without="--use-opd")
-    opd_teacher_load: str | None = refused(help="checkpoint of the teacher")
-    opd_teacher_ckpt_step: int | None = refused(help="iteration of the teacher's checkpoint")
+
+
+@dataclass(frozen=True)
+class DerivedOffPolicy:
+    """Bounds of MIS that are never None, and what corrects for the engine.
+
+    Attributes:
+        tis_function_path: dotted path; see ``slime.training.losses.corrections``.
+        tis_needs_mean: whether the mean weight of each optimizer step is to be known before it.
+    """
+
+    tis_lower_bound: float
+    rs_lower_bound: float
+    rs_upper_bound: float
+    tis_function_path: str
+    tis_needs_mean: bool
+
+
+def derive(args: Namespace) -> None:
+    """Bounds with one end given are the same factor in both directions."""
+    if args.rs_upper_bound is None:
+        args.rs_upper_bound = args.tis_upper_bound
+    for kind in ("tis", "rs"):
+        if getattr(args, f"{kind}_lower_bound") is None:
+            setattr(args, f"{kind}_lower_bound", 1 / getattr(args, f"{kind}_upper_bound"))
+    args.tis_function_path = args.custom_tis_function_path or CORRECTIONS[args.tis_type or "tis"]
+    args.tis_needs_mean = args.tis_batch_normalize and _corrects_by_mis(args) and args.use_tis
+
+
+def _corrects_by_mis(args: Namespace) -> bool:
+    return args.tis_type == "mis" and args.custom_tis_function_path is None
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """An old policy that nothing reads, and settings of MIS without it unless a function may read them."""
+    if args.keep_old_actor and args.use_rollout_logprobs and not args.get_mismatch_metrics:
+        yield "--keep-old-actor: has no effect, with --use-rollout-logprobs the engines' log-probs are read"
+    if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
+        return
+    for spec in flags_of(OffPolicyArgs):
+        if spec.help.startswith("MIS: ") and getattr(args, spec.dest) != spec.default:
+            yield f"{spec.names[0]}: has no effect without --tis-type mis"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
     """Corrections that exclude each other, or that nothing would use."""
     if args.use_rollout_logprobs and args.use_tis:
         yield "--use-rollout-logprobs and --use-tis: only one of them at a time"
-    if args.get_mismatch_metrics and not args.custom_tis_function_path and not args.use_tis:
-        yield "--get-mismatch-metrics: needs --use-tis or --custom-tis-function-path"
-    if args.custom_tis_function_path and not (args.use_tis or args.get_mismatch_metrics):
-        yield "--custom-tis-function-path: needs --use-tis or --get-mismatch-metrics"
+    for name in ("custom_tis_function_path", "tis_type"):
+        if getattr(args, name) and not (args.use_tis or args.get_mismatch_metrics):
+            yield f"{option_string(name)}: needs --use-tis or --get-mismatch-metrics"
+    if args.custom_tis_function_path and args.tis_type:
+        yield f"--custom-tis-function-path and --tis-type {args.tis_type}: only one of them"
+    yield from _empty_ranges(args)
+    if args.rs_veto_threshold is not None and not args.use_rs:
+        yield f"--rs-veto-threshold {args.rs_veto_threshold}: needs --use-rs"
+    if args.tis_needs_mean and not args.compute_advantages_and_returns:
+        yield "--tis-batch-normalize: without advantages there is no pass that computes the weights"
     no_pass = args.use_rollout_logprobs and not args.get_mismatch_metrics
     if args.loss_type == "policy_loss" and args.use_rollout_entropy and no_pass:
         yield "--use-rollout-entropy: --use-rollout-logprobs leaves out the pass that would compute it"
 
 
-CONCERN = Concern({"off-policy corrections": OffPolicyArgs}, contradictions=contradictions)
+def _empty_ranges(args: Namespace) -> Iterator[str]:
+    bounds = (("tis_clip_low", "tis_clip"), ("tis_lower_bound", "tis_upper_bound"))
+    for low, high in (*bounds, ("rs_lower_bound", "rs_upper_bound")):
+        least, most = getattr(args, low), getattr(args, high)
+        if least > most:
+            yield f"{option_string(low)} {least}: above {option_string(high)} {most}"
+
+
+CONCERN = Concern(
+    {"off-policy corrections": OffPolicyArgs},
+    derived=DerivedOffPolicy,
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
+)

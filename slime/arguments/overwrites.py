@@ -79,7 +79,7 @@ def _read_files(args: Namespace) -> Iterator[tuple[str, str]]:
 
 
 def _models(args: Namespace) -> Iterator[tuple[str, str]]:
-    for name in ("hf_checkpoint", "ref_load", "load"):
+    for name in ("hf_checkpoint", "ref_load", "load", "critic_load"):
         if path := getattr(args, name):
             yield option_string(name), path
 

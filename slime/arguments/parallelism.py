@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, refused
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag
 
 
 @dataclass(frozen=True)
@@ -14,38 +15,71 @@ class ParallelArgs:
 
     decoder_first_pipeline_num_layers: int | None = flag(above=0, help="layers of the first pipeline stage")
     decoder_last_pipeline_num_layers: int | None = flag(above=0, help="layers of the last pipeline stage")
-    num_layers_per_virtual_pipeline_stage: int | None = refused(help="layers of a virtual stage")
-    num_virtual_stages_per_pipeline_rank: int | None = refused(
-        help="virtual stages of a pipeline rank", same_as_default=(1,), wanted="1"
+    num_layers_per_virtual_pipeline_stage: int | None = flag(
+        above=0, help="layers of a virtual stage; each pipeline rank has several such stages"
     )
-    expert_model_parallel_size: int = refused(1, help="expert parallel size", wanted="1")
-    expert_tensor_parallel_size: int | None = refused(
-        help="tensor parallel size of experts", same_as_default=(1,), wanted="1"
+    num_virtual_stages_per_pipeline_rank: int = flag(
+        1, above=0, help="virtual stages of a pipeline rank, in place of saying how many layers each has"
     )
-    context_parallel_size: int = refused(1, help="context parallel size", wanted="1")
-    allgather_cp: bool = refused(False, help="contiguous context parallelism with gathered keys and values")
+    context_parallel_size: int = flag(1, above=0, help="ranks that share each sequence")
+    allgather_cp: bool = flag(
+        False,
+        help="context parallelism by one stretch of a packed row, not two chunks of each sequence",
+    )
+
+
+@dataclass(frozen=True)
+class DerivedParallel:
+    """Virtual stages, however they were given.
+
+    Attributes:
+        virtual_pipeline_model_parallel_size: model chunks of each rank; None for a single one.
+    """
+
+    virtual_pipeline_model_parallel_size: int | None
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Sequences are split over the tensor-parallel ranks, of which there may be only one."""
+    """What splits something over ranks of which there is only one."""
     if args.sequence_parallel and args.tensor_model_parallel_size == 1:
         yield "--sequence-parallel: is off at --tensor-model-parallel-size 1"
+    if args.allgather_cp and args.context_parallel_size == 1:
+        yield "--allgather-cp: has no effect at --context-parallel-size 1"
 
 
 def derive(args: Namespace) -> None:
-    """What megatron-core would refuse."""
+    """What megatron-core would refuse, and the number of virtual stages."""
     if args.tensor_model_parallel_size == 1:
         args.sequence_parallel = False
+    args.virtual_pipeline_model_parallel_size = _virtual_stages(args)
+
+
+def _virtual_stages(args: Namespace) -> int | None:
+    """More than 1, or None."""
+    stages = args.num_virtual_stages_per_pipeline_rank
+    if layers := args.num_layers_per_virtual_pipeline_stage:
+        in_all = args.pipeline_model_parallel_size * layers
+        stages, rest = divmod(args.num_layers, in_all)
+        if rest or not stages:
+            raise UsageError(
+                f"--num-layers-per-virtual-pipeline-stage {layers} x --pipeline-model-parallel-size "
+                f"{args.pipeline_model_parallel_size}: does not divide num_layers {args.num_layers} "
+                "(config.json)"
+            )
+    return stages if stages > 1 else None
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
     """Sizes that do not divide the GPUs or the model."""
-    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
-    if args.trainer_world_size % (tp * pp) and not args.debug_rollout_only:
-        yield (
-            f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}: "
-            f"does not divide {args.trainer_world_size} trainer GPUs"
-        )
+    tp, pp, cp = (
+        args.tensor_model_parallel_size,
+        args.pipeline_model_parallel_size,
+        args.context_parallel_size,
+    )
+    if args.trainer_world_size % (tp * pp * cp) and not args.debug_rollout_only:
+        sizes = f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}"
+        sizes += f" x --context-parallel-size {cp}" if cp > 1 else ""
+        yield f"{sizes}: does not divide {args.trainer_world_size} trainer GPUs"
     for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size"):
         size = getattr(args, name)
         if size % tp:
@@ -56,10 +90,41 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {layers} (config.json)"
     if uneven and pp == 1:
         yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
+    yield from _virtual_pipeline(args, bool(uneven))
+
+
+def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
+    pp, virtual = args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size
+    layers, stages = args.num_layers_per_virtual_pipeline_stage, args.num_virtual_stages_per_pipeline_rank
+    if layers and stages > 1:
+        yield (
+            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank: "
+            "only one of them at a time"
+        )
+    if virtual is None:
+        return
+    flag_given = (
+        f"--num-layers-per-virtual-pipeline-stage {layers}"
+        if layers
+        else f"--num-virtual-stages-per-pipeline-rank {stages}"
+    )
+    if pp == 1:
+        yield f"{flag_given}: needs a pipeline (wanted: --pipeline-model-parallel-size above 1)"
+    elif uneven:
+        yield (
+            f"{flag_given}: not together with --decoder-first-pipeline-num-layers and "
+            "--decoder-last-pipeline-num-layers"
+        )
+    elif args.num_layers % (pp * virtual):
+        yield (
+            f"{flag_given} x --pipeline-model-parallel-size {pp}: does not divide num_layers "
+            f"{args.num_layers} (config.json)"
+        )
 
 
 CONCERN = Concern(
     {"parallelism": ParallelArgs},
+    derived=DerivedParallel,
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -33,6 +33,12 @@ class RewardArgs:
     group_rm: bool = flag(False, help="score a whole group in one call")
     rm_url: str | None = flag(help="address of the remote reward model (rm_type remote_rm)")
     custom_rm_path: str | None = path_flag("async fn(args, sample) that returns the reward")
+    overlong_buffer_len: int | None = flag(
+        above=0, help="tokens before --rollout-max-response-len on which a response begins to lose reward"
+    )
+    overlong_penalty_factor: float = flag(
+        1.0, at_least=0, help="reward that a response of full length loses by --overlong-buffer-len"
+    )
     custom_reward_post_process_path: str | None = path_flag("fn(args, samples) -> (raw, rewards)")
 
 
@@ -47,10 +53,27 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if generates_by_default(args) and not scores_samples(args) and args.num_rollout != 0:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
     yield from bad_reward_type("--rm-type", args.rm_type, args.rm_url)
+    yield from _bad_overlong_buffer(args)
     if args.rm_url is not None and not _is_web_address(args.rm_url):
         yield f"--rm-url {args.rm_url}: wanted an address, http://host:port/path or https://..."
     if _kind(args.rm_type) == "dapo" and not (args.reward_key or _makes_numbers(args)):
         yield "--rm-type dapo: gives a mapping of score, acc and pred (wanted: --reward-key score)"
+
+
+def _bad_overlong_buffer(args: Namespace) -> Iterator[str]:
+    buffer, limit = args.overlong_buffer_len, args.rollout_max_response_len
+    if buffer is not None and limit is None:
+        yield f"--overlong-buffer-len {buffer}: needs --rollout-max-response-len"
+    elif buffer is not None and buffer > limit:
+        yield f"--overlong-buffer-len {buffer}: above --rollout-max-response-len {limit}"
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A punishment that nothing asks for, or where the user's functions make the rewards."""
+    if args.overlong_buffer_len is None and args.overlong_penalty_factor != 1:
+        yield f"--overlong-penalty-factor {args.overlong_penalty_factor}: needs --overlong-buffer-len"
+    if args.overlong_buffer_len is not None and _makes_numbers(args):
+        yield "--overlong-buffer-len: has no effect, rewards are processed by a function of your own"
 
 
 def _is_web_address(url: str) -> bool:
@@ -93,4 +116,4 @@ def _kind(rm_type: Any) -> str:
     return str(rm_type or "").strip().removeprefix("boxed_")
 
 
-CONCERN = Concern({"rewards": RewardArgs}, derive=derive, contradictions=contradictions)
+CONCERN = Concern({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)

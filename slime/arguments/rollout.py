@@ -66,7 +66,6 @@ class RolloutArgs:
     )
     rollout_sample_filter_path: str | None = path_flag("fn(args, groups) that marks samples to leave out")
     rollout_all_samples_process_path: str | None = path_flag("fn(args, all_groups, get_samples)")
-    keep_old_actor: bool = refused(False, help="keep a separate old policy for log-probs")
 
 
 @dataclass(frozen=True)

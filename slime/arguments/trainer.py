@@ -14,7 +14,9 @@ from slime.arguments.limits import MOST_SEED
 class TrainerArgs:
     """The trainer's processes, and which of its parameters train."""
 
-    train_backend: Literal["megatron"] = flag("megatron", help="trainer")
+    train_backend: Literal["megatron", "fsdp"] = flag(
+        "megatron", help="trainer: megatron-core, or a transformers model under FSDP2"
+    )
     train_env_vars: dict[str, Any] = flag({}, help="extra environment of trainer processes, a JSON object")
     qwen_gdn_backend: Literal["fla", "flashqla"] = refused("fla", help="kernel of Qwen's gated delta net")
     custom_model_provider_path: str | None = path_flag(

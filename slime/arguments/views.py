@@ -16,6 +16,7 @@ from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceA
 from slime.arguments.critic import CriticArgs, DerivedCritic
 from slime.arguments.data import DataArgs, DerivedData
 from slime.arguments.debug import CiArgs, DebugArgs
+from slime.arguments.distillation import DistillationArgs
 from slime.arguments.engines import DerivedEngines, EngineArgs
 from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
 from slime.arguments.facts import Facts
@@ -25,7 +26,7 @@ from slime.arguments.kl import KlArgs
 from slime.arguments.loss import DerivedLoss, LossArgs
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.model_shape import DerivedModelShape
-from slime.arguments.off_policy import OffPolicyArgs
+from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
 from slime.arguments.precision import DerivedPrecision, PrecisionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
@@ -62,7 +63,9 @@ class TrainingView(
     KlArgs,
     DerivedAdvantages,
     AdvantageArgs,
+    DerivedOffPolicy,
     OffPolicyArgs,
+    DistillationArgs,
     HookArgs,
     DebugArgs,
     CiArgs,

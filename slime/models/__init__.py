@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.models import llama, qwen2, qwen3
+from slime.models import llama, qwen2, qwen3, qwen3_moe
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.shape import ModelShape, ShapeArgs, trained_shape
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

@@ -16,7 +16,7 @@ class Family:
     Attributes:
         shape: reads config.json; refuses by name what is not computed exactly.
         weights: how megatron-core's parameters correspond to the tensors of a checkpoint.
-        layer_spec: dotted path of fn(args, config) that gives megatron-core's layers.
+        layer_spec: dotted path of fn(args, config, vp_stage) that gives megatron-core's layers.
         forward_flops: of a forward pass over sequences of these lengths.
     """
 

@@ -1,22 +1,36 @@
 """Floating-point operations of forward passes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slime.models.shape import ShapeArgs
 
+Products = Callable[[ShapeArgs], int]
+"""Multiply-adds of one token."""
 
-def linear_flops_per_token(shape: ShapeArgs) -> int:
+
+def dense_products(shape: ShapeArgs) -> int:
+    """Of the MLPs of all layers: gate, up and down."""
+    return shape.num_layers * 3 * shape.hidden_size * shape.ffn_hidden_size
+
+
+def moe_products(shape: ShapeArgs) -> int:
+    """The same where layers are mixtures of experts: the router and the experts that a token is sent to."""
+    experts = shape.num_experts + 3 * shape.moe_router_topk * shape.moe_ffn_hidden_size
+    widths = (experts if moe else 3 * shape.ffn_hidden_size for moe in shape.moe_layer_freq)
+    return shape.hidden_size * sum(widths)
+
+
+def linear_flops_per_token(shape: ShapeArgs, mlp: Products = dense_products) -> int:
     """Multiply-adds counted as two, of all matrix products of one token; attention scores left out."""
     query = shape.num_attention_heads * shape.kv_channels
     key_value = (shape.num_query_groups or shape.num_attention_heads) * shape.kv_channels
     attention = shape.hidden_size * (query + 2 * key_value) + query * shape.hidden_size
-    mlp = 3 * shape.hidden_size * shape.ffn_hidden_size
-    return 2 * (shape.num_layers * (attention + mlp) + shape.hidden_size * shape.padded_vocab_size)
+    return 2 * (shape.num_layers * attention + mlp(shape) + shape.hidden_size * shape.padded_vocab_size)
 
 
-def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """A dense decoder's FLOPs over sequences of these lengths, attention being causal."""
+def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products = dense_products) -> float:
+    """A decoder's FLOPs over sequences of these lengths, attention being causal."""
     width = shape.num_attention_heads * shape.kv_channels
     # Scores and weighted sum: 2 products of 2 FLOPs per pair, half of the pairs masked.
     pairs = sum(length * (length + 1) / 2 for length in seqlens)
-    return linear_flops_per_token(shape) * sum(seqlens) + 4 * shape.num_layers * width * pairs
+    return linear_flops_per_token(shape, mlp) * sum(seqlens) + 4 * shape.num_layers * width * pairs

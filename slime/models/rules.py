@@ -9,12 +9,14 @@ Names are global and without wrappers: ``decoder.layers.<layer of the whole mode
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from slime.models.shape import ShapeArgs
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Rule:
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
         return torch.cat(shards, dim)
+
+    def under(self, prefix: str) -> Self:
+        """The same with ``prefix`` before its HF names."""
+        return replace(self, hf_names=tuple(prefix + name for name in self.hf_names))
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,36 @@ class GateUpRule(Rule):
 
 
 @dataclass(frozen=True)
+class ExpertRules:
+    """What a layer has in the place of its dense MLP.
+
+    Attributes:
+        of_layer: by the parameter's name within the layer.
+        of_expert: by its name within an expert.
+        prefix: what HF puts before the names of an expert, {} standing for its number.
+    """
+
+    of_layer: Mapping[str, Rule]
+    of_expert: Mapping[str, Rule]
+    prefix: str
+
+    def names(self, num_experts: int) -> list[str]:
+        """Of all parameters within a layer."""
+        experts = [
+            f"mlp.experts.local_experts.{i}.{name}" for i in range(num_experts) for name in self.of_expert
+        ]
+        return [*self.of_layer, *experts]
+
+    def rule_for(self, name: str) -> Rule | None:
+        """The rule of a name within a layer, its HF names complete but for the layer's prefix."""
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            return self.of_layer.get(name)
+        rule = self.of_expert.get(match[2])
+        return rule and rule.under(self.prefix.format(match[1]))
+
+
+@dataclass(frozen=True)
 class WeightMap:
     """The rules of a family.
 
@@ -91,12 +127,14 @@ class WeightMap:
         of_model, of_layer: by the parameter's name, that within a layer for the latter.
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
+        experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
     """
 
     of_model: Mapping[str, Rule]
     layer_prefix: str
     of_layer: Mapping[str, Rule]
     absent: Callable[[ShapeArgs], Collection[str]]
+    experts: ExpertRules | None = None
 
     def rule_for(self, name: str) -> Rule:
         """The rule of a global parameter name, its HF names complete.
@@ -105,20 +143,27 @@ class WeightMap:
             ValueError: no rule covers the parameter.
         """
         match = _LAYER.fullmatch(name)
-        rule = self.of_layer.get(match[2]) if match else self.of_model.get(name)
+        rule = self._in_layer(match[2]) if match else self.of_model.get(name)
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
-        if match is None:
-            return rule
-        prefix = self.layer_prefix.format(match[1])
-        return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
+        return rule.under(self.layer_prefix.format(match[1])) if match else rule
+
+    def _in_layer(self, name: str) -> Rule | None:
+        return self.of_layer.get(name) or (self.experts.rule_for(name) if self.experts else None)
+
+    def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
+        if self.experts is None or not shape.moe_layer_freq[layer]:
+            return [*self.of_layer]
+        dense = [name for name in self.of_layer if not name.startswith("mlp.")]
+        return dense + self.experts.names(shape.num_experts)
 
     def hf_names(self, shape: ShapeArgs) -> set[str]:
         """The names of all tensors of a model."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
-        in_layer = [name for name in self.of_layer if name not in absent]
-        names += [f"decoder.layers.{layer}.{name}" for layer in range(shape.num_layers) for name in in_layer]
+        for layer in range(shape.num_layers):
+            in_layer = [name for name in self._names_in_layer(shape, layer) if name not in absent]
+            names += [f"decoder.layers.{layer}.{name}" for name in in_layer]
         return {hf_name for name in names for hf_name in self.rule_for(name).hf_names}
 
     def split(self, shape: ShapeArgs, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -1,6 +1,6 @@
 """The sizes and switches of a model, under Megatron-LM's names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,21 @@ class Rope:
 
     base: float
     llama3: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The layers whose MLP is a mixture of experts.
+
+    ``moe_layer_freq`` has a 1 for each such layer and a 0 for each dense one. With ``moe_router_pre_softmax``
+    the weights of the chosen experts are their share of all experts, else they sum up to 1.
+    """
+
+    num_experts: int
+    moe_router_topk: int
+    moe_ffn_hidden_size: int
+    moe_layer_freq: tuple[int, ...]
+    moe_router_pre_softmax: bool
 
 
 @dataclass(frozen=True)
@@ -35,11 +50,15 @@ class ModelShape:
     add_qkv_bias: bool = False
     add_output_bias: bool = False
     add_mlp_bias: bool = False
+    moe: MoeShape | None = None
 
 
 @dataclass(frozen=True)
 class ShapeArgs:
-    """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary."""
+    """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
+
+    The four about experts are 0 for dense models; see `MoeShape`.
+    """
 
     model_type: str
     num_layers: int
@@ -53,6 +72,10 @@ class ShapeArgs:
     untie_embeddings_and_output_weights: bool
     qk_layernorm: bool
     add_qkv_bias: bool
+    num_experts: int
+    moe_router_topk: int
+    moe_ffn_hidden_size: int
+    moe_layer_freq: Sequence[int]
 
 
 # What megatron-core's llama-3 RoPE scaling hard-codes (rotary_pos_embedding.py, `_apply_scaling`).
@@ -82,6 +105,7 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     values = {name: value for name, value in vars(shape).items() if name not in _NOT_FLAGS}
     return {
         **values,
+        **(vars(shape.moe) if shape.moe else {}),
         "layernorm_epsilon": shape.norm_epsilon,
         "rotary_base": shape.rope.base,
         "use_rope_scaling": shape.rope.llama3 is not None,
@@ -89,7 +113,7 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     }
 
 
-_NOT_FLAGS = frozenset({"rope", "add_output_bias", "add_mlp_bias"})
+_NOT_FLAGS = frozenset({"rope", "add_output_bias", "add_mlp_bias", "moe"})
 
 
 def pad_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: int) -> int:

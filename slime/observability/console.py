@@ -27,6 +27,7 @@ RESULT_COLUMNS: tuple[Column, ...] = (
     ("reward", ("rollout/raw_reward",), _plain),
     ("len", ("rollout/response_len/mean",), lambda value: f"{value:.1f}"),
     ("loss", ("train/loss",), lambda value: f"{value:.4f}"),
+    ("critic", ("train/critic-value_loss",), lambda value: f"{value:.4f}"),
     ("ppo_kl", ("train/ppo_kl",), _small),
     ("kl", ("train/kl_loss",), _small),
     ("grad", ("train/grad_norm",), _plain),

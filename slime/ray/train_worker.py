@@ -19,7 +19,15 @@ from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
-from slime.training.passes import REFERENCE, needs_reference
+from slime.training.passes import (
+    OLD_ACTOR,
+    REFERENCE,
+    ROLLOUT_ACTOR,
+    TEACHER,
+    TRAINED,
+    needs_reference,
+    needs_teacher,
+)
 from slime.training.roles import ACTOR, ROLES
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
@@ -28,7 +36,10 @@ from slime.utils.misc import load_function
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate
 
-BACKENDS = {"megatron": "slime.backends.megatron_utils.worker.MegatronBackend"}
+BACKENDS = {
+    "megatron": "slime.backends.megatron_utils.worker.MegatronBackend",
+    "fsdp": "slime.backends.fsdp_utils.worker.FSDPBackend",
+}
 """The class of each ``--train-backend``; imported in the trainer's own process only."""
 
 
@@ -56,10 +67,20 @@ class TrainWorker:
         self.backend: TrainBackend = load_function(BACKENDS[args.train_backend])(args, self._role.name)
         start = self.backend.load()
         self._weight_version = int(start.common.get("weight_version", 0))
-        if needs_reference(args):
-            self.backend.load_version(REFERENCE, args.ref_load or args.hf_checkpoint)
+        self._load_versions()
         self._trainer = Trainer(args, self._role, self.backend, self._timer)
         return start.rollout_id
+
+    def _load_versions(self) -> None:
+        """The weights beside the trained ones."""
+        args, backend = self._args, self.backend
+        if needs_reference(args):
+            backend.load_version(REFERENCE, args.ref_load or args.hf_checkpoint, args.ref_ckpt_step)
+        if needs_teacher(args) and args.opd_teacher_load:
+            backend.load_version(TEACHER, args.opd_teacher_load, args.opd_teacher_ckpt_step)
+        if args.keep_old_actor:
+            for tag in (TRAINED, OLD_ACTOR, ROLLOUT_ACTOR):
+                backend.versions.backup(tag)
 
     def parallel_config(self) -> dict[str, int]:
         """What splitting a rollout over the ranks needs to know, and this rank's share of it."""
@@ -139,7 +160,18 @@ class TrainWorker:
         sent = self._update.run(self._weight_version + 1)
         self._weight_version += 1
         self._trained_since_update = False
+        if self._args.keep_old_actor:
+            self._age_old_actor()
         return self._weight_version, sent
+
+    def _age_old_actor(self) -> None:
+        """After an update: with one for each rollout, the next was made by what the engines had before it."""
+        versions = self.backend.versions
+        if self._args.update_weights_interval == 1:
+            versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
+            versions.backup(ROLLOUT_ACTOR)
+        else:
+            versions.backup(OLD_ACTOR)
 
     def offload_training_state(self) -> None:
         """The first half of `sleep`: leaves the weights, which the engines are to be given."""
@@ -176,7 +208,11 @@ class TrainRayActor(TrainWorker):
     def init(self, master_addr: str, master_port: int) -> int:
         """Joins the others, builds and loads the model; returns the rollout id to start from."""
         os.environ.update(MASTER_ADDR=master_addr, MASTER_PORT=str(master_port))
-        return self.start()
+        start = self.start()
+        # What is there now stays: collections that look through it again would take a quarter of a second.
+        gc.collect()
+        gc.freeze()
+        return start
 
     def train(
         self, rollout_id: int, data_refs: list[ray.ObjectRef], given: list[ray.ObjectRef] | None = None

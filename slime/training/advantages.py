@@ -4,6 +4,7 @@ import torch
 
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
+from slime.training.estimators.distillation import apply_opd_kl_to_advantages
 from slime.training.estimators.result import Estimates
 from slime.training.kl import compute_approx_kl
 from slime.training.parallel import ParallelContext
@@ -20,7 +21,8 @@ def compute_advantages_and_returns(
     Raises:
         ValueError: a custom function did not set what it has to.
     """
-    rollout_data["kl"] = _kl(args, rollout_data)
+    policy = rollout_data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
+    rollout_data["kl"] = _kl(args, rollout_data, policy)
     if args.custom_advantage_function_path:
         load_function(args.custom_advantage_function_path)(args, rollout_data)
         missing = {"advantages", "returns"} - rollout_data.keys()
@@ -29,6 +31,9 @@ def compute_advantages_and_returns(
             raise ValueError(f"--custom-advantage-function-path {path}: did not set {', '.join(missing)}")
     else:
         _estimate(args, rollout_data)
+    if args.use_opd:
+        rollout_data["advantages"] = list(rollout_data["advantages"])
+        apply_opd_kl_to_advantages(args, rollout_data, rollout_data["advantages"], policy)
     if args.normalize_advantages:
         lengths = [len(a) for a in rollout_data["advantages"]]
         whitened = distributed_masked_whiten(
@@ -39,9 +44,10 @@ def compute_advantages_and_returns(
         rollout_data["advantages"] = list(whitened.split(lengths))
 
 
-def _kl(args: TrainingView, rollout_data: RolloutBatch) -> list[torch.Tensor]:
+def _kl(
+    args: TrainingView, rollout_data: RolloutBatch, policy: list[torch.Tensor] | None
+) -> list[torch.Tensor]:
     """Per token KL of the policy to the reference, zero if the reward has no KL term."""
-    policy = rollout_data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
     if args.kl_coef == 0 or policy is None:
         return [torch.zeros_like(mask, dtype=torch.float32) for mask in rollout_data["loss_masks"]]
     return [

@@ -83,8 +83,12 @@ class TrainBackend(Protocol):
     def load(self) -> Start:
         """Joins the process group that RANK, WORLD_SIZE and MASTER_* describe, builds and loads the model."""
 
-    def load_version(self, tag: str, path: str) -> None:
-        """Keeps the weights at ``path`` under ``tag``, or newer ones of that tag in a resumed checkpoint."""
+    def load_version(self, tag: str, path: str, step: int | None = None) -> None:
+        """Keeps the weights at ``path`` under ``tag``, or newer ones of that tag in a resumed checkpoint.
+
+        Args:
+            step: the iteration, if ``path`` holds several; by default the latest.
+        """
 
     def parallel_config(self) -> dict[str, int]:
         """What splitting a rollout over the ranks needs to know, and this rank's share (``dp_rank``)."""

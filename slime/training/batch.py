@@ -102,9 +102,7 @@ FIELDS: dict[str, Field] = {
     "rollout_top_p_token_ids": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_ids),
     "rollout_top_p_token_offsets": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_offsets),
     "rollout_routed_experts": Field(Axis.SAMPLE, lambda sample: sample.rollout_routed_experts),
-    "teacher_log_probs": Field(
-        Axis.RESPONSE, lambda sample: sample.teacher_log_probs, dtype=torch.float32, in_loss=True
-    ),
+    "teacher_log_probs": _response(read=lambda sample: sample.teacher_log_probs, dtype=torch.float32),
     "token_versions": Field(Axis.RESPONSE, _token_versions, _no_versions, dtype=torch.long),
     "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),
     "metadata": Field(Axis.SAMPLE, lambda sample: sample.train_metadata, in_loss=True),
@@ -113,6 +111,8 @@ FIELDS: dict[str, Field] = {
     "entropy": _response(in_loss=False),
     "values": _response(),
     "kl": _response(in_loss=False),
+    "opd_reverse_kl": _response(in_loss=False),
+    "mean_weight": Field(Axis.SAMPLE, in_loss=True),
     "returns": _response(),
     "advantages": _response(),
 }

@@ -14,7 +14,7 @@ from slime.utils.types import RolloutBatch
 def dump_batch(args: TrainingView, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
     """Writes the shards of all data-parallel ranks into one file, if the flag asks for it."""
     template = args.save_debug_train_data
-    if not template or not context.is_last_stage or context.tp_rank != 0:
+    if not template or not context.is_last_stage or context.tp_rank or context.cp_rank:
         return
     shard = {key: to_host(value) for key, value in batch.items()}
     shards: list[Any] = [None] * context.dp_size

@@ -26,8 +26,9 @@ def check_invariants(args: TrainingView, rollout_id: int, steps: Sequence[Mappin
     threshold = args.ci_train_rollout_logprob_abs_diff_threshold
     for step in steps:
         _bound(rollout_id, step, "train/train_rollout_logprob_abs_diff", threshold)
-    # The engine's log-probs as the old policy differ from the trainer's by rounding.
-    if not args.ci_disable_kl_checker and not args.use_rollout_logprobs:
+    # The engine's log-probs as the old policy differ from the trainer's by rounding, older weights by more.
+    other_policy = args.use_rollout_logprobs or args.keep_old_actor
+    if not args.ci_disable_kl_checker and not other_policy:
         _bound(rollout_id, steps[0], "train/ppo_kl", _KL_BOUND)
         if rollout_id == 0 and args.use_kl_loss:
             _bound(rollout_id, steps[0], "train/kl_loss", _KL_BOUND)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from slime.arguments.views import TrainingView
+from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
@@ -21,37 +22,25 @@ def get_log_probs_and_entropy(
     """Log-prob of each response token under softmax(logits / rollout_temperature), and that row's entropy.
 
     Args:
-        logits: [1, T, V / tp], this rank's slice of the vocabulary.
+        logits: [1, T / cp, V / tp], this rank's rows and its slice of the vocabulary.
         batch: a micro-batch of `get_batch`.
         context: that of this rank, if not given.
         entropy_gradient: whether entropies are differentiated.
 
     Returns:
-        Per sample [R] float32 log-probs and entropies.
+        Per sample [R] float32 log-probs and entropies, whole ones on every context-parallel rank.
     """
     context = context or ParallelContext.current()
-    rows, targets = _response_rows(batch, logits.device)
+    responses = response_rows(batch, context, logits.device)
     log_probs, entropies = vocab_parallel_log_prob_entropy(
         logits[0],
-        targets,
+        responses.targets,
         context.tp_group,
         entropy_gradient=entropy_gradient,
-        rows=rows,
+        rows=responses.local,
         temperature=args.rollout_temperature,
         # The engine's vocabulary has no padding rows, so they must not take part in the softmax.
         vocab_size=args.vocab_size,
         chunk_size=args.log_probs_chunk_size,
     )
-    lengths = batch["response_lengths"]
-    return list(log_probs.split(lengths)), list(entropies.split(lengths))
-
-
-def _response_rows(batch: Mapping[str, Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the packed logits that predict response tokens (P-1 ... L-2 of a sequence), and the tokens."""
-    rows, targets, start = [], [], 0
-    for tokens, response in zip(batch["unconcat_tokens"], batch["response_lengths"], strict=True):
-        end = start + len(tokens) - 1
-        rows.append(torch.arange(end - response, end, device=device))
-        targets.append(tokens[len(tokens) - response :])
-        start += len(tokens)
-    return torch.cat(rows), torch.cat(targets)
+    return responses.gather(log_probs), responses.gather(entropies)

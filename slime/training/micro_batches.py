@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from slime.training.batch import FIELDS, Axis, field_of, take
+from slime.training.context_parallel import RowSplit, row_multiple, segment_multiple
+from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 
 
@@ -70,6 +72,10 @@ class DataIterator:
         self._next += 1
         return {key: take(self._batch[key], indices) for key in keys if key in self._batch}
 
+    def peek(self, key: str, count: int) -> list[list[Any]]:
+        """The values of a field in each of the next ``count`` micro-batches."""
+        return [take(self._batch[key], indices) for indices in self._indices[self._next : self._next + count]]
+
     def reset(self) -> "DataIterator":
         """Starts again at the first micro-batch; returns itself."""
         self._next = 0
@@ -79,27 +85,46 @@ class DataIterator:
 _PACKING = ("tokens", "total_lengths", "response_lengths", "loss_masks")
 
 
-def packed_micro_batch(data: DataIterator, keys: Sequence[str], pad_multiple: int) -> dict[str, Any]:
+def packed_micro_batch(
+    data: DataIterator, keys: Sequence[str], pad_multiple: int, context: ParallelContext | None = None
+) -> dict[str, Any]:
     """The next micro-batch, its sequences packed into one row.
 
-    Adds ``unconcat_tokens`` (the sequences), ``tokens`` ([1, T] int64), ``segment_lengths`` (of the sequences
-    in the row) and ``full_loss_masks`` ([1, T]). The row is padded with token 0 to a multiple of
-    ``pad_multiple``; the padding is one more sequence.
+    Adds ``unconcat_tokens`` (the sequences), ``tokens`` ([1, T / cp] int64, this rank's part of the row),
+    ``segment_lengths`` (of all segments of the row, padding included), ``full_loss_masks`` ([1, T / cp]) and
+    ``padding_mask`` ([1, T / cp] bool, True for padding).
+    Padding is token 0: at the end of sequences where context parallelism wants it, and one more segment that
+    makes each rank's part a multiple of ``pad_multiple``.
+
+    Args:
+        context: says which part of the row is this rank's; all of it if not given.
     """
+    context = context or ParallelContext()
     batch = data.get_next([*keys, *(key for key in _PACKING if key not in keys)])
     sequences: list[torch.Tensor] = batch["tokens"]
     batch["unconcat_tokens"] = sequences
-    lengths = [len(sequence) for sequence in sequences]
-    padding = -sum(lengths) % pad_multiple
-    tokens, masks = list(sequences), []
-    for total, mask in zip(lengths, batch["loss_masks"], strict=True):
+    tokens, masks, lengths, paddings = [], [], [], []
+    for sequence, mask in zip(sequences, batch["loss_masks"], strict=True):
+        total, padding = len(sequence), -len(sequence) % segment_multiple(context)
+        tokens += [sequence, sequence.new_zeros(padding)]
         # The mask of the row whose logits predict the token, like the targets of the loss.
-        masks += [mask.new_zeros(total - len(mask) - 1), mask, mask.new_zeros(1)]
-    if padding:
+        masks += [mask.new_zeros(total - len(mask) - 1), mask, mask.new_zeros(1 + padding)]
+        lengths.append(total + padding)
+        paddings.append(padding)
+    if padding := -sum(lengths) % row_multiple(context, pad_multiple):
         tokens.append(sequences[0].new_zeros(padding))
         masks.append(batch["loss_masks"][0].new_zeros(padding))
         lengths.append(padding)
-    batch["tokens"] = torch.cat(tokens)[None]
-    batch["full_loss_masks"] = torch.cat(masks)[None]
+        paddings.append(padding)
+    split = RowSplit.of(lengths, context)
+    batch["tokens"] = split.take(torch.cat(tokens))[None]
+    batch["full_loss_masks"] = split.take(torch.cat(masks))[None]
+    batch["padding_mask"] = split.take(_padding_mask(lengths, paddings).to(sequences[0].device))[None]
     batch["segment_lengths"] = lengths
     return batch
+
+
+def _padding_mask(lengths: Sequence[int], paddings: Sequence[int]) -> torch.Tensor:
+    """[T] bool, True for the last tokens of each segment, as many as its padding has."""
+    pairs = zip(lengths, paddings, strict=True)
+    return torch.cat([torch.arange(length) >= length - padding for length, padding in pairs])

@@ -11,8 +11,11 @@ class ParallelContext:
 
     Attributes:
         tp_group: processes that share the vocabulary; None if this process has all of it.
-        dp_group: processes that share the batch; None without torch.distributed.
-        pad_multiple: packed batches are padded to a multiple of this.
+        dp_group: processes that share the batch; None without torch.distributed. The ranks of a
+            context-parallel group see the same samples, so each is in another such group.
+        cp_group: processes that share each sequence; None if this process has whole ones.
+        contiguous_cp: whether a rank has one stretch of a packed row, not two chunks of each sequence.
+        pad_multiple: what each rank has of a packed batch is padded to a multiple of this.
     """
 
     tp_group: dist.ProcessGroup | None = None
@@ -20,6 +23,10 @@ class ParallelContext:
     tp_rank: int = 0
     dp_rank: int = 0
     dp_size: int = 1
+    cp_group: dist.ProcessGroup | None = None
+    cp_rank: int = 0
+    cp_size: int = 1
+    contiguous_cp: bool = False
     is_last_stage: bool = True
     is_main: bool = True
     pad_multiple: int = 1

@@ -14,6 +14,11 @@ from slime.training.values import get_values
 TRAINED = "actor"
 """The tag of the weights that are trained."""
 REFERENCE = "ref"
+TEACHER = "teacher"
+OLD_ACTOR = "old_actor"
+"""What the engines had when they made the rollout, as far as ``--keep-old-actor`` knows."""
+ROLLOUT_ACTOR = "rollout_actor"
+"""What the engines have been sent last."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,19 @@ def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:
     return args.kl_coef != 0 or args.use_kl_loss
 
 
+def needs_teacher(args: TrainingView, num_steps: int = 1) -> bool:
+    """Whether the trainer asks a teacher of its own."""
+    return args.use_opd and args.opd_type == "megatron"
+
+
+def _of_trained(args: TrainingView, num_steps: int) -> bool:
+    return needs_own_log_probs(args, num_steps) and not args.keep_old_actor
+
+
+def _of_old_actor(args: TrainingView, num_steps: int) -> bool:
+    return needs_own_log_probs(args, num_steps) and args.keep_old_actor
+
+
 def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
@@ -68,8 +86,10 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         num_steps == 1
         and args.loss_type == "policy_loss"
         and args.kl_coef == 0
-        and args.advantage_estimator != "gspo"
         and not args.get_mismatch_metrics
+        and not args.tis_needs_mean
+        and not args.use_opd
+        and not args.keep_old_actor
         and not args.use_rollout_entropy
         and not args.ci_test
         and not args.custom_advantage_function_path
@@ -80,6 +100,8 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
 
 ACTOR_PASSES = (
     Pass("ref_log_probs", REFERENCE, "ref_", log_probs, needs_reference),
-    Pass("log_probs", TRAINED, "", log_probs_and_entropy, needs_own_log_probs),
+    Pass("teacher_log_probs", TEACHER, "teacher_", log_probs, needs_teacher),
+    Pass("log_probs", OLD_ACTOR, "", log_probs_and_entropy, _of_old_actor),
+    Pass("log_probs", TRAINED, "", log_probs_and_entropy, _of_trained),
 )
 CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda args, num_steps: True),)

@@ -12,6 +12,7 @@ import torch
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
 from slime.training.batch import BatchError
+from slime.training.overlong import soft_overlong_punishment
 from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import Sample, name_samples
 
@@ -25,8 +26,10 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
     """Raw rewards, and those that the advantages are made of.
 
     With a group-based estimator and ``--rewards-normalization``: (r - mean) / (std + 1e-6) within the
-    group of a prompt, std being the sample standard deviation (GRPO, arXiv 2402.03300, sec. 4.1.2).
-    Every execution has one vote in both, which the samples that it was split into share equally.
+    group of a prompt, std being the sample standard deviation (GRPO, arXiv 2402.03300, sec. 4.1.2); without
+    ``grpo_std_normalization`` r - mean (Dr. GRPO, arXiv 2503.20783, sec. 3.2); with RLOO r less the mean of
+    the others. Every execution has one vote, which the samples that it was split into share equally. The
+    punishment of ``--overlong-buffer-len`` comes before all that.
 
     Raises:
         BatchError: a sample has no reward or no group.
@@ -34,10 +37,30 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
     if args.custom_reward_post_process_path:
         return load_function(args.custom_reward_post_process_path)(args, samples)
     raw = [_reward_number(args, sample) for sample in samples]
+    shaped = _less_overlong(args, samples, raw)
     estimator = ESTIMATORS[args.advantage_estimator]
     if not estimator.centred or not args.rewards_normalization:
-        return raw, raw
-    return raw, _centred(raw, _groups(args, samples), estimator.scaled and args.grpo_std_normalization)
+        return raw, shaped
+    groups = _groups(args, samples)
+    if estimator.leaves_one_out:
+        return raw, _against_others(shaped, groups)
+    return raw, _centred(shaped, groups, estimator.scaled and args.grpo_std_normalization)
+
+
+def _less_overlong(args: TrainingView, samples: Sequence[Sample], rewards: list[float]) -> list[float]:
+    """Rewards after the punishment of long responses, if ``--overlong-buffer-len`` asks for it."""
+    buffer = args.overlong_buffer_len
+    if buffer is None:
+        return rewards
+    limit = args.rollout_max_response_len
+    if limit is None:
+        raise BatchError("--overlong-buffer-len: needs --rollout-max-response-len")
+    factor = args.overlong_penalty_factor
+    lengths = [sample.response_length for sample in samples]
+    return [
+        reward + factor * soft_overlong_punishment(length, limit, buffer)
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
 
 
 def _reward_number(args: TrainingView, sample: Sample) -> float:
@@ -113,6 +136,21 @@ def _centred(rewards: Sequence[float], groups: Sequence[Group], scaled: bool) ->
         for group, (mean, divisor) in zip(alike, _statistics(rewards, alike, scaled), strict=True):
             for position in chain.from_iterable(group):
                 result[position] = (rewards[position] - mean) / divisor
+    return result
+
+
+def _against_others(rewards: Sequence[float], groups: Sequence[Group]) -> list[float]:
+    """Rewards less the mean vote of the other executions of the prompt (RLOO, arXiv 2402.14740, eq. 8).
+
+    0 in a group of one execution, which has no other.
+    """
+    result = [0.0] * len(rewards)
+    for group in (group for group in groups if len(group) > 1):
+        votes = [fmean(rewards[i] for i in execution) for execution in group]
+        for number, execution in enumerate(group):
+            baseline = fmean(votes[:number] + votes[number + 1 :])
+            for i in execution:
+                result[i] = rewards[i] - baseline
     return result
 
 

@@ -111,7 +111,14 @@ def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -
 
     Where there are too few samples for that, as with executions that were split unevenly, the smallest
     bins are merged instead, although they may then exceed the token budget.
+
+    Raises:
+        ValueError: there are fewer samples than that.
     """
+    if len(lengths) < multiple:
+        raise ValueError(
+            f"a step has {len(lengths)} samples, wanted one for each of {multiple} micro-batches"
+        )
     target = -(-len(bins) // multiple) * multiple
     if target <= len(lengths):
         return expand_bins_by_splitting(bins, target, lengths)

@@ -13,6 +13,7 @@ from slime.training.batch import loss_fields
 from slime.training.dumps import dump_batch, to_host
 from slime.training.invariants import check_invariants
 from slime.training.losses import LossFunction
+from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
 from slime.training.passes import REFERENCE, TRAINED, Pass
 from slime.training.roles import ACTOR, Role
@@ -64,6 +65,8 @@ class Trainer:
             gives = {key: to_host(batch[key]) for key in self._role.gives if key in batch}
             if context.is_last_stage:
                 compute_advantages_and_returns(args, batch)
+                if args.tis_needs_mean:
+                    add_mean_weights(args, batch, context)
         else:
             gives = {}
         if args.rollout_data_postprocess_path:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import socket
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -17,9 +18,39 @@ from torch.distributed.distributed_c10d import (
     default_pg_timeout,
 )
 
+from slime.utils.accelerator import process_group_backend
+from slime.utils.http_utils import is_loopback
+
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # connections, as torch's own
+
+
+def join_process_group(timeout_minutes: float) -> None:
+    """Joins the default group that RANK, WORLD_SIZE and MASTER_* describe; one that exists is used as it is.
+
+    Raises:
+        RuntimeError: the other ranks did not join in time; the message says which rank waited for how many.
+    """
+    if dist.is_initialized():
+        return
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(minutes=timeout_minutes)
+    if is_loopback(host):
+        # Else gloo listens on the interface that the host's name leads to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        dist.init_process_group(
+            process_group_backend(),
+            store=meeting_store(host, port, world_size, rank, timeout),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    except dist.DistError as error:
+        where = f"no process group at {host}:{port} within {timeout_minutes} minutes"
+        raise RuntimeError(f"trainer rank {rank} of {world_size}: {where}") from error
 
 
 def init_process_group(

@@ -55,6 +55,9 @@ class FlattenedTensorBucket:
         Raises:
             ValueError: the metadata does not describe this buffer.
         """
+        flat = self.flattened_tensor
+        if flat.dtype != torch.uint8 or flat.dim() != 1:
+            raise ValueError(f"bucket: {flat.dtype} of shape {list(flat.shape)} (wanted: bytes in a row)")
         return [(entry.name, self._tensor(entry)) for entry in self.metadata]
 
     def _tensor(self, entry: FlattenedTensorMetadata) -> torch.Tensor:

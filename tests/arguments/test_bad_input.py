@@ -64,7 +64,7 @@ def test_a_checkpoint_without_weights_is_refused(words, refusal, altered_checkpo
 
 def test_an_unsupported_model_type_is_refused_with_those_that_are(words, refusal, altered_checkpoint):
     message = refusal(words(hf_checkpoint=altered_checkpoint(model_type="gpt2")))
-    assert message.endswith("model_type 'gpt2' is not supported (wanted: llama, qwen2, qwen3)")
+    assert message.endswith("model_type 'gpt2' is not supported (wanted: llama, qwen2, qwen3, qwen3_moe)")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(words, refusal, altered_checkpoint):
@@ -227,6 +227,39 @@ CONTRADICTIONS = [
         dict(pipeline_model_parallel_size=2, actor_num_gpus_per_node=2),
         "--pipeline-model-parallel-size 2 does not divide num_layers 3 (config.json)",
     ),
+    (
+        dict(context_parallel_size=2),
+        "--tensor-model-parallel-size 1 x --pipeline-model-parallel-size 1 x --context-parallel-size 2: "
+        "does not divide 1 trainer GPUs",
+    ),
+    (
+        dict(context_parallel_size=2, actor_num_gpus_per_node=6),
+        "--global-batch-size 16: not a multiple of the data-parallel size 3",
+    ),
+    (
+        dict(num_virtual_stages_per_pipeline_rank=3),
+        "--num-virtual-stages-per-pipeline-rank 3: needs a pipeline",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=2, pipeline_model_parallel_size=3, actor_num_gpus_per_node=3
+        ),
+        "--num-layers-per-virtual-pipeline-stage 2 x --pipeline-model-parallel-size 3: does not divide",
+    ),
+    (
+        dict(
+            num_layers_per_virtual_pipeline_stage=1,
+            num_virtual_stages_per_pipeline_rank=3,
+        ),
+        "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank: only one",
+    ),
+    (
+        dict(
+            **dict(num_virtual_stages_per_pipeline_rank=2, pipeline_model_parallel_size=3),
+            actor_num_gpus_per_node=3,
+        ),
+        "--num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 3: does not divide",
+    ),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
     (dict(ci_test=True, loss_type="sft_loss"), "--ci-test: --loss-type sft_loss has no log-probs"),
@@ -260,6 +293,57 @@ CONTRADICTIONS = [
         "--kl-loss-type k3 with --kl-coef: has the wrong gradient in the reward (wanted: k1)",
     ),
     (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
+    (dict(tis_type="mis"), "--tis-type: needs --use-tis"),
+    (
+        dict(use_tis=True, tis_type="mis", custom_tis_function_path="os.getcwd"),
+        "--custom-tis-function-path and --tis-type mis: only one of them",
+    ),
+    (dict(use_tis=True, tis_clip_low=3), "--tis-clip-low 3.0: above --tis-clip 2.0"),
+    (
+        dict(use_tis=True, tis_type="mis", tis_lower_bound=3),
+        "--tis-lower-bound 3.0: above --tis-upper-bound 2.0",
+    ),
+    (
+        dict(use_tis=True, tis_type="mis", use_rs=True, rs_upper_bound=0.5, rs_lower_bound=1),
+        "--rs-lower-bound 1.0: above --rs-upper-bound 0.5",
+    ),
+    (dict(use_tis=True, tis_type="mis", rs_veto_threshold=0.1), "--rs-veto-threshold 0.1: needs --use-rs"),
+    (
+        dict(
+            **dict(use_tis=True, tis_type="mis", tis_batch_normalize=True, opsm_delta=0),
+            **dict(disable_compute_advantages_and_returns=True, rollout_data_postprocess_path="os.getcwd"),
+        ),
+        "--tis-batch-normalize: without advantages there is no pass",
+    ),
+    (
+        dict(pg_loss_denominator=9, calculate_per_token_loss=True),
+        "--pg-loss-denominator and --calculate-per-token-loss: only one of them",
+    ),
+    (dict(pg_loss_denominator=0.5), "--pg-loss-denominator 0.5: wanted 1 or more"),
+    (
+        dict(overlong_buffer_len=10**6),
+        "--overlong-buffer-len 1000000: above --rollout-max-response-len",
+    ),
+    (dict(use_opd=True), "--use-opd: needs --opd-type (sglang or megatron)"),
+    (dict(use_opd=True, opd_type="megatron"), "--opd-type megatron: needs --opd-teacher-load"),
+    (
+        dict(use_opd=True, opd_type="sglang", opd_teacher_load="/x"),
+        "--opd-teacher-load: needs --use-opd --opd-type megatron",
+    ),
+    (dict(opd_teacher_load="/x"), "--opd-teacher-load: needs --use-opd --opd-type megatron"),
+    (dict(opd_teacher_ckpt_step=1), "--opd-teacher-ckpt-step: needs --use-opd --opd-type megatron"),
+    (
+        dict(use_opd=True, opd_type="megatron", opd_teacher_load="/none"),
+        "--opd-teacher-load /none: no checkpoint there",
+    ),
+    (
+        dict(use_opd=True, opd_type="sglang", disable_compute_advantages_and_returns=True),
+        "--disable-compute-advantages-and-returns: the policy",
+    ),
+    (
+        dict(custom_rm_path="slime.rollout.on_policy_distillation.reward_func"),
+        "--custom-rm-path slime.rollout.on_policy_distillation.reward_func: needs --rm-url",
+    ),
     (
         dict(disable_compute_advantages_and_returns=True),
         "--disable-compute-advantages-and-returns: the policy",

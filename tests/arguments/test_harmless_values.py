@@ -11,7 +11,6 @@ REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
 @pytest.mark.parametrize(
     "words",
     [
-        ["--expert-tensor-parallel-size", "1"],
         ["--expert-model-parallel-size", "1"],
         ["--context-parallel-size", "1"],
         ["--num-virtual-stages-per-pipeline-rank", "1"],
@@ -38,10 +37,6 @@ def test_a_size_of_one_or_a_weight_of_zero_means_the_default(words):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--expert-tensor-parallel-size", "2"],
-            "--expert-tensor-parallel-size 2: not supported (wanted: 1)",
-        ),
         (["--attention-dropout", "0.1"], "--attention-dropout 0.1: not supported (wanted: 0.0)"),
         (["--mtp-num-layers", "1"], "--mtp-num-layers 1: not supported (wanted: 0)"),
         (
@@ -74,6 +69,7 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
     ("changes", "note"),
     [
         (dict(sequence_parallel=True), "--sequence-parallel: is off at --tensor-model-parallel-size 1"),
+        (dict(allgather_cp=True), "--allgather-cp: has no effect at --context-parallel-size 1"),
         (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
         (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
         (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
@@ -94,6 +90,14 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
             dict(optimizer_offload_fraction=0.5),
             "--optimizer-offload-fraction 0.5: has no effect without --optimizer-cpu-offload",
         ),
+        (dict(opd_type="sglang"), "--opd-type sglang: has no effect without --use-opd"),
+        (
+            dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),
+            "--opd-type sglang: engines give log-probs of prompts at temperature 1",
+        ),
+        (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
+        (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
+        (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),
         (dict(muon_momentum=0.9), "--muon-momentum 0.9: has no effect without --optimizer muon"),
         (
             dict(update_weight_delta_encoding="overwrite"),

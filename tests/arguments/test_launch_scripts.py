@@ -1,4 +1,4 @@
-"""Command lines in the manner of the original's launch scripts for dense Qwen models start as they are."""
+"""Command lines in the manner of the original's launch scripts for Qwen models start as they are."""
 
 import json
 import sys
@@ -63,9 +63,9 @@ def root(tmp_path, monkeypatch):
 
 def write_model(path, value, tokenizer_of):
     """A Hugging Face directory of the shape that these flags spell out, and its conversion by Megatron-LM."""
-    qwen3 = "--qk-layernorm" in value
+    qwen3, experts = "--qk-layernorm" in value, int(value.get("--num-experts", 0))
     config = {
-        "model_type": "qwen3" if qwen3 else "qwen2",
+        "model_type": "qwen3_moe" if experts else "qwen3" if qwen3 else "qwen2",
         "num_hidden_layers": int(value["--num-layers"]),
         "hidden_size": int(value["--hidden-size"]),
         "intermediate_size": int(value["--ffn-hidden-size"]),
@@ -78,6 +78,9 @@ def write_model(path, value, tokenizer_of):
         "max_position_embeddings": 40960,
         "hidden_act": "silu",
     } | ({"head_dim": int(value["--kv-channels"])} if qwen3 else {})
+    if experts:
+        config |= {"num_experts": experts, "num_experts_per_tok": int(value["--moe-router-topk"])}
+        config |= {"moe_intermediate_size": int(value["--moe-ffn-hidden-size"]), "norm_topk_prob": True}
     path.mkdir()
     for file in tokenizer_of.iterdir():
         if file.name not in ("config.json", "model.safetensors"):
@@ -96,8 +99,8 @@ def read_script(script, root):
     return words, {line.split()[0]: line.split()[-1] for line in lines}
 
 
-def test_there_are_ten():
-    assert len(SCRIPTS) == 10
+def test_there_are_eleven():
+    assert len(SCRIPTS) == 11
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
@@ -106,6 +109,7 @@ def test_a_script_starts(script, root, checkpoint, sglang, notes):
     write_model(Path(value["--hf-checkpoint"]), value, checkpoint)
     told = {line.partition(": ")[0] for line in notes([*words, "--rollout-engine", "sglang"])}
     expected = {f"--ref-load {value['--ref-load']}"}
+    expected |= {"--moe-grouped-gemm", "--moe-permute-fusion"} & value.keys()
     if "--sequence-parallel" in value and value["--tensor-model-parallel-size"] == "1":
         expected.add("--sequence-parallel")
     assert told == expected

@@ -63,11 +63,17 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
     ("words", "message"),
     [
         (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
-        (["--context-parallel-size", "2"], "--context-parallel-size 2: not supported (wanted: 1)"),
-        (["--use-opd"], "--use-opd: not supported (wanted: leave it out)"),
+        (["--use-routing-replay"], "--use-routing-replay: not supported (wanted: leave it out"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
+        (
+            ["--moe-layer-recompute"],
+            "--moe-layer-recompute: not supported (wanted: --recompute-granularity selective --recompute-mod",
+        ),
+        (
+            ["--moe-input-jitter-eps", "0.1"],
+            "--moe-input-jitter-eps 0.1: not supported (wanted: leave it out: ",
+        ),
         (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
-        (["--expert-model-parallel-size", "2"], "--expert-model-parallel-size 2: not supported (wanted: 1)"),
     ],
 )
 def test_the_refusal_says_what_is_wanted(words, message):
@@ -77,7 +83,8 @@ def test_the_refusal_says_what_is_wanted(words, message):
 
 
 def test_a_refused_flag_with_its_default_is_accepted():
-    assert parse([*REQUIRED, "--context-parallel-size", "1"], None).context_parallel_size == 1
+    args = parse([*REQUIRED, "--expert-model-parallel-size", "1"], None)
+    assert args.expert_model_parallel_size == 1
 
 
 def read_generically():

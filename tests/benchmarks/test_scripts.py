@@ -16,14 +16,16 @@ SCRIPTS = {
     "weight_sync": ["--sizes", "10M", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
+    "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
 }
+CLUSTER = ("against_trl", "grpo_step")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(name, marks=pytest.mark.cluster if name == "grpo_step" else ()) for name in SCRIPTS],
+    [pytest.param(name, marks=pytest.mark.cluster if name in CLUSTER else ()) for name in SCRIPTS],
 )
 def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
     output = tmp_path / "figures.json"

@@ -17,6 +17,10 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
     ],
+    "colocated CP 2, one engine": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
+        *("--context-parallel-size", 2),
+    ],
     "disaggregated PP 2, two engines": [
         *("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2, "--rollout-num-gpus", 2),
     ],

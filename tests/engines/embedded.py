@@ -30,7 +30,11 @@ SHAPE = {
     "max_position_embeddings": CONTEXT,
     "eos_token_id": 258,
 }
-FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+FAMILIES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "qwen3_moe": "Qwen3Moe"}
+EXPERTS = {
+    **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+    "mlp_only_layers": [1],
+}
 
 
 def make_model(family: str, seed: int = 0, **overrides):
@@ -38,6 +42,8 @@ def make_model(family: str, seed: int = 0, **overrides):
     shape = {**SHAPE, "tie_word_embeddings": family == "qwen3", **overrides}
     if family != "qwen2":
         shape.setdefault("head_dim", 16)
+    if family == "qwen3_moe":
+        shape = EXPERTS | shape
     config = getattr(transformers, FAMILIES[family] + "Config")(**shape)
     torch.manual_seed(seed)
     model = getattr(transformers, FAMILIES[family] + "ForCausalLM")(config).float().eval()

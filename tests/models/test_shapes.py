@@ -76,7 +76,10 @@ def test_variants(change, field, value):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "gpt2"}, r"model_type 'gpt2' is not supported \(wanted: llama, qwen2, qwen3\)"),
+        (
+            {"model_type": "gpt2"},
+            r"model_type 'gpt2' is not supported \(wanted: llama, qwen2, qwen3, qwen3_moe\)",
+        ),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"attention_bias": True}, r"attention_bias True is not supported \(wanted: False\)"),
         ({"mlp_bias": True}, "mlp_bias True"),

@@ -12,7 +12,7 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen3_moe"])
 def test_checkpoint_loads_through_the_auto_classes(family, tmp_path):
     make_tiny_model.main(["--output", str(tmp_path), "--family", family, "--num-layers", "1"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

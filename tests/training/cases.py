@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +29,8 @@ from slime.training.roles import ACTOR, Role
 from slime.training.trainer import Trainer
 from slime.utils.types import Sample
 from tests.trainer_batches import _FLAGS
-from tests.training.reference import ICEPOP, Case, Step
+from tests.training.reference import Case, Step
+from tests.training.reference_corrections import ICEPOP, MIS, TIS
 
 VOCAB, PADDING = 7, 2
 PAD_MULTIPLE = 4
@@ -113,7 +115,8 @@ def _sample(
 
 
 def _loss_flags(pick: random.Random) -> dict[str, Any]:
-    estimator = pick.choice(["grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
+    group_relative = ["grpo", "gspo", "cispo", "rloo"]
+    estimator = pick.choice([*group_relative, "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
     reinforce = estimator.startswith("reinforce")
     sft = pick.random() < 0.05
     return {
@@ -127,7 +130,8 @@ def _loss_flags(pick: random.Random) -> dict[str, Any]:
         **dict(eps_clip=pick.uniform(0.05, 0.3), eps_clip_high=pick.uniform(0.05, 0.4)),
         **dict(eps_clip_c=pick.choice([None, 1.1, 1.5])),
         **dict(use_opsm=pick.random() < 0.3, opsm_delta=pick.choice([1e-4, 0.05])),
-        **dict(calculate_per_token_loss=pick.random() < 0.4, use_rollout_entropy=pick.random() < 0.1),
+        **pick.choice([{"calculate_per_token_loss": True}, {}, {"pg_loss_denominator": pick.uniform(1, 9)}]),
+        **dict(use_rollout_entropy=pick.random() < 0.1),
         **dict(rollout_temperature=pick.choice([1.0, 0.7, 1.4]), log_probs_chunk_size=pick.choice([-1, 3])),
         **dict(recompute_loss_function=pick.random() < 0.1),
         **_engine_flags(pick),
@@ -135,12 +139,30 @@ def _loss_flags(pick: random.Random) -> dict[str, Any]:
 
 
 def _engine_flags(pick: random.Random) -> dict[str, Any]:
-    mode = pick.choice(["none", "none", "old", "tis", "icepop", "mismatch", "old and mismatch"])
+    modes = ["none", "none", "old", "tis", "icepop", "mis", "mis", "mismatch", "old and mismatch"]
+    mode = pick.choice([*modes, "mis mismatch"])
+    custom = ICEPOP if mode in ("icepop", "mismatch", "old and mismatch") else None
+    built_in = MIS if "mis" in mode.split() else TIS
+    use_tis = mode in ("tis", "icepop", "mis")
+    mean = pick.random() < 0.4
     return {
         **dict(use_rollout_logprobs="old" in mode, get_mismatch_metrics="mismatch" in mode),
-        **dict(use_tis=mode in ("tis", "icepop"), tis_clip=pick.uniform(1.0, 1.5)),
+        **dict(use_tis=use_tis, tis_clip=pick.uniform(1.0, 1.5)),
         **dict(tis_clip_low=pick.choice([0.0, 0.7, 0.9])),
-        **dict(custom_tis_function_path=ICEPOP if "mismatch" in mode or mode == "icepop" else None),
+        **dict(custom_tis_function_path=custom, tis_function_path=custom or built_in),
+        **dict(tis_batch_normalize=mean and mode == "mis", tis_needs_mean=mean and mode == "mis"),
+        **_mis_flags(pick),
+    }
+
+
+def _mis_flags(pick: random.Random) -> dict[str, Any]:
+    levels = ["token", "sequence", "geometric"]
+    return {
+        **dict(tis_level=pick.choice(levels), tis_mode=pick.choice(["truncate", "clip", "mask"])),
+        **dict(tis_lower_bound=pick.uniform(0.5, 0.95), tis_upper_bound=pick.uniform(1.05, 1.6)),
+        **dict(use_rs=pick.random() < 0.5, rs_level=pick.choice(levels)),
+        **dict(rs_lower_bound=pick.uniform(0.4, 0.9), rs_upper_bound=pick.uniform(1.1, 2.0)),
+        **dict(rs_veto_threshold=pick.choice([None, 0.6, 0.8])),
     }
 
 
@@ -160,8 +182,9 @@ def train(case: Case, role: Role = ACTOR) -> list[Step]:
     shards = split_train_data_by_dp(case.args, samples_to_train_data(case.args, case.samples), layout)
     group: Any = object()
     reductions = _Reductions(group)
-    passes = 2 if case.args.normalize_advantages else 1
-    for _ in range(passes):
+    passes = 1 + case.args.normalize_advantages + case.args.tis_needs_mean
+    for number in range(passes):
+        reductions.known = number
         steps: list[_StepOfRanks] = []
         leaves = [logits.clone().requires_grad_() for logits in case.logits["new"]]
         for rank, shard in enumerate(shards):
@@ -257,21 +280,29 @@ class GivenLogits:
 
 
 class _Reductions:
-    """Sums over ranks that take turns: noted in a first pass over all of them, known in the second."""
+    """Sums over ranks that take turns: the nth is noted in the nth pass over all of them, known thereafter.
+
+    Attributes:
+        known: how many reductions of a rank are known in this pass.
+    """
 
     def __init__(self, group: Any) -> None:
-        self._group = group
-        self._of_ranks: dict[int, torch.Tensor] = {}
+        self._group, self.known = group, 0
+        self._parts: dict[tuple[int, int], torch.Tensor] = {}
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
+        calls = count()
+
         def all_reduce(tensor: torch.Tensor, group: Any = None) -> None:
             assert group is self._group
-            if rank in self._of_ranks:
-                tensor.copy_(torch.stack([*self._of_ranks.values()]).sum(0))
+            number = next(calls)
+            if number < self.known:
+                parts = [part for (call, _), part in self._parts.items() if call == number]
+                tensor.copy_(torch.stack(parts).sum(0))
             else:
-                self._of_ranks[rank] = tensor.clone()
-                tensor += 1  # a rank without trained tokens has to get to the second pass, too
+                self._parts[number, rank] = tensor.clone()
+                tensor += 1  # a rank without trained tokens has to get to the next pass, too
 
         with (
             patch("torch.distributed.is_initialized", lambda: True),

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from slime.utils.types import Sample
+from tests.training.reference_corrections import correct, mean_weight
 
 Vector = torch.Tensor
-ICEPOP = "slime.training.losses.corrections.icepop_function"
 
 
 @dataclass
@@ -123,6 +123,8 @@ def _read(case: Case) -> Iterator[_Sample]:
 
 def _normalise_rewards(args: Namespace, samples: Sequence[_Sample]) -> None:
     """Per group the mean and the deviation of votes; an execution's samples share its vote."""
+    if args.advantage_estimator == "rloo" and args.rewards_normalization:
+        _leave_one_out(samples)
     group_relative = args.advantage_estimator in ("grpo", "gspo", "cispo")
     if not args.rewards_normalization or not (
         group_relative or args.advantage_estimator == "reinforce_plus_plus_baseline"
@@ -143,6 +145,19 @@ def _normalise_rewards(args: Namespace, samples: Sequence[_Sample]) -> None:
         s.reward = new_rewards[s.number]
 
 
+def _leave_one_out(samples: Sequence[_Sample]) -> None:
+    baselines = {}
+    for s in samples:
+        others: dict[int, list[float]] = {}
+        for o in samples:
+            if o.group == s.group and o.execution != s.execution:
+                others.setdefault(o.execution, []).append(o.reward)
+        votes = [sum(rewards) / len(rewards) for rewards in others.values()]
+        baselines[s.number] = sum(votes) / len(votes) if votes else s.reward
+    for s in samples:
+        s.reward -= baselines[s.number]
+
+
 def _kl(kind: str, policy: Vector, base: Vector) -> Vector:
     difference = policy - base
     if kind == "k1":
@@ -154,7 +169,7 @@ def _kl(kind: str, policy: Vector, base: Vector) -> Vector:
 
 def _estimate(args: Namespace, samples: Sequence[_Sample], num_steps: int, margins: list[float]) -> None:
     """Log-probs of the policy before the step, according to trainer and engine, and advantages."""
-    needed = num_steps > 1 or args.advantage_estimator == "gspo" or args.kl_coef or args.use_rollout_entropy
+    needed = num_steps > 1 or args.kl_coef or args.use_rollout_entropy or args.tis_needs_mean
     computed = args.get_mismatch_metrics or (needed and not args.use_rollout_logprobs)
     for s in samples:
         s.trainer = s.before if computed else s.new.detach()
@@ -200,6 +215,7 @@ _ADVANTAGES: dict[str, Callable[[Namespace, _Sample, Vector], Vector]] = {
     "grpo": _the_reward,
     "gspo": _the_reward,
     "cispo": _the_reward,
+    "rloo": _the_reward,
     "reinforce_plus_plus": _discounted,
     "reinforce_plus_plus_baseline": _baseline,
 }
@@ -208,19 +224,28 @@ _ADVANTAGES: dict[str, Callable[[Namespace, _Sample, Vector], Vector]] = {
 def _step(args: Namespace, executions: Sequence[Sequence[_Sample]], margins: list[float]) -> Step:
     samples = [s for execution in executions for s in execution]
     tokens = sum(max(int(s.mask.sum()), 1) for s in samples)
-    weights = {}
+    weights, pg_weights = {}, {}
+    mean = 1.0
+    if args.tis_needs_mean and args.loss_type == "policy_loss":
+        mean = mean_weight(args, [(s.trainer - s.engine, s.mask) for s in samples])
     for execution in executions:
         total = max(float(sum(s.mask.sum() for s in execution)), 1.0)
         for s in execution:
             weights[s.number] = s.mask / (
                 tokens if args.calculate_per_token_loss else total * len(executions)
             )
+            pg_weights[s.number] = weights[s.number]
+            if args.pg_loss_denominator:
+                pg_weights[s.number] = s.mask / (args.pg_loss_denominator * len(executions))
     values: dict[str, list[Vector]] = {}
     for s in samples:
-        terms = _sft(s) if args.loss_type == "sft_loss" else _policy(args, s, margins)
+        terms = _sft(s) if args.loss_type == "sft_loss" else _policy(args, s, mean, margins)
         for name, value in terms.items():
-            values.setdefault(name, []).append((value[s.mask == 1] * weights[s.number][s.mask == 1]).sum())
+            weight = (pg_weights if name == "pg_loss" else weights)[s.number]
+            values.setdefault(name, []).append((value[s.mask == 1] * weight[s.mask == 1]).sum())
     sums = {name: torch.stack(parts).sum() for name, parts in values.items()}
+    if "other_terms" in sums:
+        sums["loss"] = sums["pg_loss"] + sums.pop("other_terms")
     sums["loss"].backward()
     gradients = {s.number: s.logits.grad for s in samples}
     metrics = {name: float(value.detach()) for name, value in sums.items()}
@@ -231,8 +256,8 @@ def _sft(s: _Sample) -> dict[str, Vector]:
     return {"loss": -s.new}
 
 
-def _policy(args: Namespace, s: _Sample, margins: list[float]) -> dict[str, Vector]:
-    """Per token, the loss and everything that is reported."""
+def _policy(args: Namespace, s: _Sample, mean: float, margins: list[float]) -> dict[str, Vector]:
+    """Per token the policy-gradient term, the sum of the other terms, and everything that is reported."""
     trained = s.mask == 1
     length = max(float(s.mask.sum()), 1.0)
     drift = ((s.old - s.new)[trained]).sum() / length
@@ -259,9 +284,12 @@ def _policy(args: Namespace, s: _Sample, margins: list[float]) -> dict[str, Vect
         objective = torch.where(dropped, 0.0, objective)
         report["opsm_clipfrac"] = dropped.double()
     if args.use_tis or args.get_mismatch_metrics:
-        objective = objective * _engine_weight(args, s, report, margins)
-        report["ois"] = ratio
-    loss = -objective - args.entropy_coef * s.entropy
+        found = correct(args, s.trainer, s.engine, s.mask, mean, margins)
+        report |= {**found.report, "ois": ratio}
+        if args.use_tis or args.custom_tis_function_path:
+            objective = objective * found.factor * found.kept
+            report |= {name: report[name] * found.kept for name in ("pg_clipfrac", "ppo_kl")}
+    other_terms = -args.entropy_coef * s.entropy
     report["pg_loss"] = -objective
     current = s.new if args.use_rollout_logprobs else s.old
     report["train_rollout_logprob_abs_diff"] = (current - s.engine).abs()
@@ -273,18 +301,5 @@ def _policy(args: Namespace, s: _Sample, margins: list[float]) -> dict[str, Vect
             margins += (kl - 10).abs()[trained].tolist()
             kl = kl.clamp(-10, 10)
         report["kl_loss"] = kl
-        loss = loss + args.kl_loss_coef * kl
-    return {"loss": loss, **report}
-
-
-def _engine_weight(args: Namespace, s: _Sample, report: dict[str, Vector], margins: list[float]) -> Vector:
-    """Between the trainer's and the engine's log-probs of one policy; no gradient flows through it."""
-    weight = (s.trainer - s.engine).exp()
-    for bound in (args.tis_clip_low, args.tis_clip):
-        margins += (weight - bound).abs()[s.mask == 1].tolist()
-    if args.custom_tis_function_path == ICEPOP:
-        used = weight * ((weight >= args.tis_clip_low) & (weight <= args.tis_clip))
-    else:
-        used = weight.clamp(args.tis_clip_low, args.tis_clip)
-    report |= {"tis": weight, "tis_abs": (weight - 1).abs(), "tis_clipfrac": (used != weight).double()}
-    return used
+        other_terms = other_terms + args.kl_loss_coef * kl
+    return {"other_terms": other_terms, **report}

@@ -27,6 +27,7 @@ def train_args(**overrides):
         rollout_batch_size=2,
         reward_key=None,
         custom_reward_post_process_path=None,
+        overlong_buffer_len=None,
         custom_convert_samples_to_train_data_path=None,
         custom_advantage_function_path=None,
         global_batch_size=4,

@@ -97,3 +97,19 @@ def test_any_batch_has_the_loss_and_the_gradient_of_the_formulas(chunk):
                 torch.testing.assert_close(mine.gradients[n].double(), gradient, rtol=1e-5, atol=1e-5)
             clipped += wanted.metrics["value_clipfrac"]
     assert clipped > 0
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_nothing_at_a_masked_token_reaches_loss_or_gradient(value):
+    for seed in range(20):
+        case = random_critic(seed)
+        clean = train(case, CRITIC)
+        for n, sample in enumerate(case.samples):
+            first, trained = len(sample.tokens) - sample.response_length - 1, _mask(sample)
+            for row in set(range(len(sample.tokens))) - {first + t for t in trained}:
+                for outputs in case.logits.values():
+                    outputs[n][row] = value
+        for mine, wanted in zip(train(case, CRITIC), clean, strict=True):
+            assert mine.metrics == wanted.metrics
+            for n, gradient in wanted.gradients.items():
+                assert torch.equal(mine.gradients[n], gradient)

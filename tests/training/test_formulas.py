@@ -78,7 +78,8 @@ def test_cispo_has_no_gradient_through_the_ratio():
 
 
 def test_gspo_spreads_the_mean_log_ratio_of_the_unmasked_tokens():
-    kl = ppo.compute_gspo_kl([OLD, OLD[:1]], [NEW, NEW[:1]], [torch.tensor([1, 0]), torch.tensor([0])])
+    new, old, masks = [NEW, NEW[:1]], [OLD, OLD[:1]], [torch.tensor([1, 0]), torch.tensor([0])]
+    kl = ppo.compute_gspo_kl(new, old, new, masks)
     torch.testing.assert_close(kl, torch.tensor([-0.5, -0.5, 0.0]))
 
 
@@ -86,16 +87,18 @@ def test_opsm_drops_drifted_sequences_with_negative_advantages():
     old, mask = torch.tensor([0.0, 0.0]), torch.tensor([1, 1])
     drifted, near = torch.tensor([-1.0, -1.0]), torch.tensor([0.0, 0.0])
     bad, good = torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 1.0])
-    dropped = ppo.compute_opsm_mask(
-        [old] * 3, [drifted, drifted, near], [bad, good, bad], [mask] * 3, delta=0.1
+    masks = [torch.tensor([1, 0]), mask, mask]
+    kept, share = ppo.compute_opsm_mask(
+        Namespace(opsm_delta=0.1), [drifted, drifted, near], [old] * 3, [bad, good, bad], masks
     )
-    assert dropped.tolist() == [True, True, False, False, False, False]
+    assert kept.tolist() == [0, 0, 1, 1, 1, 1] and share.item() == 1
 
 
 def test_opsm_keeps_a_sequence_at_its_bound():
     old, new, bad, mask = torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([-1.0]), torch.tensor([1])
-    for delta, dropped in ((0.25, False), (0.2, True)):
-        assert ppo.compute_opsm_mask([old], [new], [bad], [mask], delta).tolist() == [dropped]
+    for delta, kept in ((0.25, 1), (0.2, 0)):
+        args = Namespace(opsm_delta=delta)
+        assert ppo.compute_opsm_mask(args, [new], [old], [bad], [mask])[0].tolist() == [kept]
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])

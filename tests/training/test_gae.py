@@ -96,7 +96,7 @@ def test_ppo_takes_the_trained_tokens_for_steps_and_rewards_the_last_of_them(see
     pick = random.Random(seed)
     args = Namespace(advantage_estimator="ppo", gamma=pick.choice([1.0, 0.9]), lambd=pick.choice([1.0, 0.7]))
     vars(args).update(kl_coef=pick.choice([0.0, 0.3]), kl_loss_type="k1", use_rollout_logprobs=False)
-    vars(args).update(custom_advantage_function_path=None, normalize_advantages=False)
+    vars(args).update(custom_advantage_function_path=None, normalize_advantages=False, use_opd=False)
     lengths = [pick.randint(0, 9) for _ in range(5)]
     shard = {name: [noise(n, dtype=torch.float32, seed=seed + n + i) for n in lengths]
              for i, name in enumerate(("values", "log_probs", "ref_log_probs"))}  # fmt: skip

@@ -272,12 +272,24 @@ def correction_that_looks(args, pg_loss, train_log_probs, loss_masks, **_):
 
 def test_a_correction_of_the_users_decides_on_losses_and_masks_and_gets_no_gradients():
     path = f"{__name__}.correction_that_looks"
-    _, _, metrics, micro_batch, _ = _loss(_args(use_tis=True, custom_tis_function_path=path))
+    _, _, metrics, micro_batch, _ = _loss(
+        _args(use_tis=True, custom_tis_function_path=path, tis_function_path=path)
+    )
     plain = [-a for a in micro_batch["advantages"]]
     last = (plain[-1] * micro_batch["loss_masks"][-1]).sum() / micro_batch["loss_masks"][-1].sum()
     assert metrics["pg_loss"] == pytest.approx(3 * float(last), rel=1e-5)
     # Metrics of its own are over what is trained, whatever it masks.
     assert metrics["mine"] == pytest.approx(_masked_mean(micro_batch, plain), abs=1e-5)
+
+
+def correction_of_a_part(args, pg_loss, loss_masks, **_):
+    return pg_loss[:1], loss_masks, {}
+
+
+def test_a_correction_that_gives_back_a_part_is_refused_by_name():
+    path = f"{__name__}.correction_of_a_part"
+    with pytest.raises(ValueError, match=rf"{path}: pg_loss \[1\], wanted \[\d+\] as given"):
+        _loss(_args(use_tis=True, custom_tis_function_path=path))
 
 
 def _trainable():
@@ -363,11 +375,32 @@ def test_recomputing_the_loss_does_not_change_it():
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [{"advantage_estimator": name} for name in ("grpo", "gspo", "cispo")]
+    + [{"use_opsm": True}, {"use_tis": True}, {"use_kl_loss": True, "use_unbiased_kl": True}],
+    ids=str,
+)
+def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides):
+    """What the loss makes of log-probs of a pass before it, and of none, is the same to the last bit."""
+    args = _args(**overrides, kl_loss_coef=0.1)
+    _, micro_batch = _micro_batch()
+    values, _ = get_log_probs_and_entropy(args, _logits(micro_batch), micro_batch, ALONE)
+    reference = {"ref_log_probs": [value - 0.3 for value in values]}
+    found = [_loss(args, **reference, **extra) for extra in ({}, {"log_probs": values})]
+    for loss, _, _, _, logits in found:
+        loss.backward()
+        assert logits.grad.any()
+    assert found[0][2] == found[1][2]
+    assert torch.equal(found[0][4].grad, found[1][4].grad)
+
+
+@pytest.mark.parametrize(
     ("overrides", "steps", "needed"),
     [
         ({}, 1, False),
         ({}, 2, True),
-        ({"advantage_estimator": "gspo"}, 1, True),
+        ({"advantage_estimator": "gspo"}, 1, False),
+        ({"advantage_estimator": "gspo"}, 2, True),
         ({"kl_coef": 0.1}, 1, True),
         ({"use_rollout_entropy": True}, 1, True),
         ({"ci_test": True}, 1, True),

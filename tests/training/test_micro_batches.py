@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from slime.training.metrics import rollout_metrics
-from slime.training.micro_batches import tensorize
+from slime.training.micro_batches import DataIterator, packed_micro_batch, tensorize
+from slime.training.parallel import ParallelContext
 
 
 def _shards(raw_rewards):
@@ -28,3 +29,22 @@ def test_all_ranks_have_the_same_metrics_whatever_the_raw_rewards(raw_rewards):
     assert (first.get("rollout/raw_reward"), last.get("rollout/raw_reward")) == (
         (1.0, 0.5) if numeric else (None, None)
     )
+
+
+@pytest.mark.parametrize(("size", "contiguous"), [(1, False), (2, False), (2, True)])
+def test_padding_is_marked_wherever_the_row_is_split(size, contiguous):
+    """Tokens count from 1; padding is token 0."""
+    lengths = [5, 8, 3]
+    shard = {
+        "tokens": [torch.arange(1, length + 1) for length in lengths],
+        "total_lengths": lengths,
+        "response_lengths": [2] * 3,
+        "loss_masks": [torch.ones(2, dtype=torch.int)] * 3,
+    }
+    real = 0
+    for rank in range(size):
+        context = ParallelContext(cp_rank=rank, cp_size=size, contiguous_cp=contiguous)
+        batch = packed_micro_batch(DataIterator(shard, [[0, 1, 2]]), (), 8, context)
+        assert torch.equal(batch["padding_mask"], batch["tokens"] == 0)
+        real += int((~batch["padding_mask"]).sum())
+    assert real == sum(lengths)

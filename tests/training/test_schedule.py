@@ -128,6 +128,8 @@ def test_virtual_stages_get_whole_groups_of_micro_batches():
     assert _scheduled([60] * 8, 2, {**layout, "vpp_size": 1}).num_microbatches == [4]
     assert _scheduled([30] * 8, 2, {**layout, "vpp_size": 2}).num_microbatches == [3]
     assert _scheduled([60] * 8, 2, {**layout, "vpp_size": None}).num_microbatches == [4]
+    with pytest.raises(ValueError, match="a step has 5 samples, wanted one for each of 6 micro-batches"):
+        _scheduled([60] * 5, 2, {**layout, "vpp_size": 2})
 
 
 def test_bins_by_flops_are_as_many_as_the_tokens_need_and_alike():

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from slime.observability.jsonl import read_metrics
 from slime.processes.exclusive import DirectoryUnusable, exclusive
+from tools.quickstart.algorithms import ALGORITHMS
 from tools.quickstart.layout import Layout
 from tools.quickstart.phases import environment, plan, write_eval_config, write_summary
 from tools.quickstart.runner import PhaseFailed, run_phase
@@ -34,6 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("outputs/quickstart"), help="directory of results"
     )
+    parser.add_argument(
+        "--train-backend", choices=("megatron", "fsdp"), default="megatron", help="the trainer of both phases"
+    )
+    parser.add_argument(
+        "--advantage-estimator", choices=ALGORITHMS, default="grpo", help="by which the model practises"
+    )
     args = parser.parse_args(argv)
     if args.seed < 0:
         parser.error(f"--seed {args.seed}: wanted 0 or more")
@@ -43,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with exclusive(lock, f"--output {args.output}"):
             prepare_output(layout.root)
-            run(layout, args.seed, Console())
+            run(layout, args.seed, Console(), args.train_backend, args.advantage_estimator)
     except (PhaseFailed, DirectoryUnusable, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -69,13 +76,15 @@ def prepare_output(root: Path) -> None:
     (root / MARKER).touch()
 
 
-def run(layout: Layout, seed: int, console: Console) -> None:
+def run(
+    layout: Layout, seed: int, console: Console, backend: str = "megatron", algorithm: str = "grpo"
+) -> None:
     """All phases, then the report and the summary."""
     start = time.monotonic()
     seconds: dict[str, float] = {}
     write_eval_config(layout)
-    for phase in plan(layout, seed):
-        env = environment(layout, seed, phase)
+    for phase in plan(layout, seed, algorithm):
+        env = environment(layout, seed, phase, backend)
         seconds[phase.name] = run_phase(phase, layout.logs / f"{phase.name}.log", env, console)
 
     # These need torch; importing them earlier would delay the first line on the screen.

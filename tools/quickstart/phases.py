@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from slime.observability.jsonl import read_metrics
+from tools.quickstart.algorithms import ALGORITHMS
 from tools.quickstart.layout import (
     GREEDY,
     NUM_RL_ROLLOUTS,
@@ -48,7 +49,7 @@ class Phase:
     every: int = 1
 
 
-def plan(layout: Layout, seed: int) -> list[Phase]:
+def plan(layout: Layout, seed: int, algorithm: str = "grpo") -> list[Phase]:
     """All phases in order; their inputs are written by the phases before them."""
     model = ["-m", "tools.make_tiny_model", "--output", str(layout.initial_model), "--seed", str(seed)]
     data = ["-m", "examples.calculator_tool.make_data", "--output", str(layout.data), "--seed", str(seed)]
@@ -64,20 +65,22 @@ def plan(layout: Layout, seed: int) -> list[Phase]:
             lambda: sft_progress(layout.sft_metrics),
             every=5,
         ),
-        Phase(
-            "grpo",
-            "Practice: GRPO with a calculator",
-            _script("grpo.sh"),
-            NUM_RL_ROLLOUTS,
-            lambda: rl_progress(layout.rl_metrics),
-        ),
+        rl_phase(layout, algorithm, ALGORITHMS[algorithm], NUM_RL_ROLLOUTS),
     ]
 
 
-def environment(layout: Layout, seed: int, phase: Phase) -> dict[str, str]:
+def rl_phase(layout: Layout, algorithm: str, flags: Sequence[str], rollouts: int) -> Phase:
+    """Practice by an algorithm, whose ``flags`` come after those of grpo.sh."""
+    title = f"Practice: {algorithm.replace('_', ' ').upper()} with a calculator"
+    command = [*_script("grpo.sh"), *flags]
+    return Phase(algorithm, title, command, rollouts, lambda: rl_progress(layout.rl_metrics))
+
+
+def environment(layout: Layout, seed: int, phase: Phase, backend: str = "megatron") -> dict[str, str]:
     """What the scripts of the phases expect, ``python`` being the interpreter that runs the quickstart."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total), "PATH": path}
+    run = {"OUTPUT": str(layout.root), "SEED": str(seed), "NUM_ROLLOUT": str(phase.total)}
+    return {**run, "TRAIN_BACKEND": backend, "PATH": path}
 
 
 def write_eval_config(layout: Layout) -> None:

@@ -1,6 +1,7 @@
 """``python -m slime.backends.embedded_engine --model-path DIR --port PORT``."""
 
 import asyncio
+import contextlib
 import faulthandler
 import logging
 import os
@@ -48,7 +49,9 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._engine.paused or self._engine.released or self._engine.updating:
-            await self._engine.run(self._engine.abort_to_shut_down)
+            # in the middle of an update the engine may be waiting for a trainer that is gone
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._engine.run(self._engine.abort_to_shut_down), _DRAIN_SECONDS)
         await super().shutdown(sockets)
 
 

@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+_MAX_CHARACTERS = 2000
+"""Of a message, which may quote a value of many megabytes."""
+
 
 class BadRequest(ValueError):
     """A request that cannot be honoured; its text goes to the client with this HTTP status.
@@ -18,6 +21,6 @@ class BadRequest(ValueError):
     """The body has a name that SGLang does not know."""
 
     def __init__(self, message: str, status: int = 400, kind: str = VALUE) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _MAX_CHARACTERS else message[:_MAX_CHARACTERS] + "...")
         self.status = status
         self.kind = kind

@@ -31,7 +31,7 @@ class MemoryOccupation:
             self._parameters.release(self._keep_weights)
 
     def resume(self, tags: list[str] | None) -> None:
-        chosen = self._engine.released & set(TAGS) if tags is None else _known(tags)
+        chosen = _known(tags) if tags else set(self._engine.released)
         missing = sorted(chosen - self._engine.released)
         if missing or not chosen:
             raise BadRequest(f"tags {missing or list(TAGS)}: not released, so there is nothing to resume")
@@ -41,7 +41,8 @@ class MemoryOccupation:
 
 
 def _known(tags: list[str] | None) -> set[str]:
+    """The tags; without any, all there are, as in SGLang."""
     unknown = sorted(set(tags or ()) - set(TAGS))
     if unknown:
         raise BadRequest(f"tags {unknown}: wanted some of {', '.join(TAGS)}")
-    return set(TAGS if tags is None else tags)
+    return set(tags or TAGS)

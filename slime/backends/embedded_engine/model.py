@@ -5,31 +5,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from slime.backends.embedded_engine.linear import linear
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.parameters import LayerWeights, Parameters
 from slime.backends.embedded_engine.rope import rotation_tables
 
-LEAST_ROWS = 8
-"""A product with fewer rows runs another kernel, whose sums are taken in another order."""
-
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``attend(layer, q, k, v)``: q ``[B, T, heads, D]``, k and v ``[B, T, kv_heads, D]`` after rotation;
 stores k and v and returns the attention output ``[B, T, heads * D]``."""
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``F.linear`` whose every row, in float32, is the same to the last bit whatever rows are beside it.
-
-    Args:
-        x: ``[..., in]``.
-        weight: ``[out, in]``.
-        bias: ``[out]``.
-    """
-    rows = x.numel() // x.shape[-1]
-    if rows >= LEAST_ROWS:
-        return F.linear(x, weight, bias)
-    padded = F.pad(x.reshape(rows, -1), (0, 0, 0, LEAST_ROWS - rows))
-    return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
 
 
 class CausalLM:
@@ -55,8 +38,7 @@ class CausalLM:
             attended = attend(index, *self._qkv(layer, normed, cos, sin))
             x = x + linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, shape, layer.post_norm, c.norm_epsilon)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            x = x + layer.mlp.forward(normed)
         return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_epsilon)
 
     def _qkv(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.mlp import ExpertWeights, MlpWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.models import family_of
 
@@ -17,7 +18,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class LayerWeights:
-    """Weights of one decoder layer, ``[out, in]``; q, k and v, and gate and up, are stacked."""
+    """Weights of one decoder layer, ``[out, in]``; q, k and v are stacked."""
 
     input_norm: torch.Tensor
     post_norm: torch.Tensor
@@ -25,10 +26,7 @@ class LayerWeights:
     qkv_bias: torch.Tensor | None
     output: torch.Tensor
     output_bias: torch.Tensor | None
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
+    mlp: MlpWeights | ExpertWeights
     qk_norm: torch.Tensor | None
     """``[2, head_dim]``: the norm of queries, then that of keys."""
 
@@ -45,7 +43,7 @@ class Parameters:
         self._pending: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []
         self._backup: torch.Tensor | None = None
         self.embedding = self._reserve(shape.vocab_size, shape.hidden_size)
-        self.layers = [self._reserve_layer() for _ in range(shape.num_layers)]
+        self.layers = [self._reserve_layer(number) for number in range(shape.num_layers)]
         self.final_norm = self._reserve(shape.hidden_size)
         tied = not shape.untie_embeddings_and_output_weights
         self.head = self.embedding if tied else self._reserve(shape.vocab_size, shape.hidden_size)
@@ -65,7 +63,7 @@ class Parameters:
         self._size += -(-torch.Size(shape).numel() // step) * step
         return tensor
 
-    def _reserve_layer(self) -> LayerWeights:
+    def _reserve_layer(self, number: int) -> LayerWeights:
         c = self.config.shape
         qkv_rows = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels
         return LayerWeights(
@@ -75,16 +73,29 @@ class Parameters:
             qkv_bias=self._reserve(qkv_rows) if c.add_qkv_bias else None,
             output=self._reserve(c.hidden_size, c.num_attention_heads * c.kv_channels),
             output_bias=self._reserve(c.hidden_size) if c.add_output_bias else None,
+            mlp=self._reserve_mlp(number),
+            qk_norm=self._reserve(2, c.kv_channels) if c.qk_layernorm else None,
+        )
+
+    def _reserve_mlp(self, layer: int) -> MlpWeights | ExpertWeights:
+        c, moe = self.config.shape, self.config.shape.moe
+        if moe is not None and moe.moe_layer_freq[layer]:
+            return ExpertWeights(
+                shape=moe,
+                router=self._reserve(moe.num_experts, c.hidden_size),
+                gate_up=self._reserve(moe.num_experts, 2 * moe.moe_ffn_hidden_size, c.hidden_size),
+                down=self._reserve(moe.num_experts, c.hidden_size, moe.moe_ffn_hidden_size),
+            )
+        return MlpWeights(
             gate_up=self._reserve(2 * c.ffn_hidden_size, c.hidden_size),
             gate_up_bias=self._reserve(2 * c.ffn_hidden_size) if c.add_mlp_bias else None,
             down=self._reserve(c.hidden_size, c.ffn_hidden_size),
             down_bias=self._reserve(c.hidden_size) if c.add_mlp_bias else None,
-            qk_norm=self._reserve(2, c.kv_channels) if c.qk_layernorm else None,
         )
 
     def _bind(self) -> None:
         for tensor, offset, shape in self._pending:
-            strides = [1] if len(shape) == 1 else [shape[1], 1]
+            strides = torch.empty(shape, device="meta").stride()
             tensor.set_(self.flat.untyped_storage(), offset, shape, strides)
         self._pending.clear()
 
@@ -97,16 +108,26 @@ class Parameters:
         rows = [width * c.kv_channels for width in (c.num_attention_heads, *[c.num_query_groups] * 2)]
         for index, layer in enumerate(self.layers):
             prefix = f"decoder.layers.{index}."
-            attention, mlp = prefix + "self_attention.", prefix + "mlp."
+            attention = prefix + "self_attention."
             self._give(prefix + "input_layernorm.weight", [layer.input_norm])
             self._give(prefix + "pre_mlp_layernorm.weight", [layer.post_norm])
             self._give(attention + "linear_qkv.weight", layer.qkv.split(rows), layer.qkv_bias)
             self._give(attention + "linear_proj.weight", [layer.output], layer.output_bias)
-            self._give(mlp + "linear_fc1.weight", layer.gate_up.split(c.ffn_hidden_size), layer.gate_up_bias)
-            self._give(mlp + "linear_fc2.weight", [layer.down], layer.down_bias)
+            self._name_mlp(prefix + "mlp.", layer.mlp)
             if layer.qk_norm is not None:
                 self._give(attention + "q_layernorm.weight", [layer.qk_norm[0]])
                 self._give(attention + "k_layernorm.weight", [layer.qk_norm[1]])
+
+    def _name_mlp(self, prefix: str, mlp: MlpWeights | ExpertWeights) -> None:
+        if isinstance(mlp, MlpWeights):
+            self._give(prefix + "linear_fc1.weight", mlp.gate_up.chunk(2), mlp.gate_up_bias)
+            self._give(prefix + "linear_fc2.weight", [mlp.down], mlp.down_bias)
+            return
+        self._give(prefix + "router.weight", [mlp.router])
+        for number, (gate_up, down) in enumerate(zip(mlp.gate_up, mlp.down, strict=True)):
+            expert = f"{prefix}experts.local_experts.{number}."
+            self._give(expert + "linear_fc1.weight", gate_up.chunk(2))
+            self._give(expert + "linear_fc2.weight", [down])
 
     def _give(self, parameter: str, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
         """Puts parts, and biases, under the HF names that the family has for a parameter of the trainer."""
@@ -126,11 +147,11 @@ class Parameters:
         if self.flat.untyped_storage().nbytes() == 0:
             raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
 
-    def destination(self, name: str, shape: Iterable[int]) -> torch.Tensor | None:
+    def destination(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Where a tensor of a checkpoint goes; None for names that carry no weight of this model.
 
         Raises:
-            BadRequest: no such weight, or another shape.
+            BadRequest: no such weight, another shape, or numbers that are no floats.
         """
         target = self.named.get(name)
         if target is None:
@@ -141,12 +162,14 @@ class Parameters:
             )
         if tuple(shape) != tuple(target.shape):
             raise BadRequest(f"weight {name!r}: shape {list(shape)} (wanted: {list(target.shape)})")
+        if not dtype.is_floating_point:
+            raise BadRequest(f"weight {name!r}: {dtype} (wanted: a floating point dtype)")
         return target
 
     def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies tensors in under their HF names; nothing is copied if one of them does not fit."""
         self.require_memory()
-        placed = [(self.destination(name, tensor.shape), tensor) for name, tensor in tensors]
+        placed = [(self.destination(name, tensor.shape, tensor.dtype), tensor) for name, tensor in tensors]
         with torch.no_grad():
             for target, tensor in placed:
                 if target is not None:

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import regex
-
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.stop_patterns import check_pattern
 
 MAX_STOP_STRINGS = 32
-MAX_STOP_REGEX_BYTES = 256
+_GREEDY_BELOW = 1e-6
 UNSUPPORTED = (
     "json_schema",
     "regex",
@@ -25,7 +24,7 @@ UNSUPPORTED = (
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """``temperature`` 0 means greedy; ``top_k`` -1 means the whole vocabulary."""
+    """``temperature`` below 1e-6 means greedy; ``top_k`` -1 means the whole vocabulary."""
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -50,12 +49,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
     @property
     def scale(self) -> float:
-        """What logits are divided by; greedy decoding reports unscaled log-probs, as SGLang does."""
-        return self.temperature or 1.0
+        """What logits are divided by; temperature 0 reports unscaled log-probs, as in SGLang."""
+        return self.temperature if self.temperature >= _GREEDY_BELOW else 1.0
 
     @property
     def filters(self) -> bool:
@@ -181,14 +180,5 @@ def _stop_strings(name: str, value: Any) -> tuple[str, ...]:
         raise BadRequest(f"{name}: {len(texts)} entries (wanted: at most {MAX_STOP_STRINGS})")
     if name == "stop_regex":
         for pattern in texts:
-            _check_pattern(pattern)
+            check_pattern(pattern)
     return tuple(text for text in texts if text)
-
-
-def _check_pattern(pattern: str) -> None:
-    if len(pattern.encode("utf-8", "surrogatepass")) > MAX_STOP_REGEX_BYTES:
-        raise BadRequest(f"stop_regex: a pattern is longer than {MAX_STOP_REGEX_BYTES} bytes")
-    try:
-        regex.compile(pattern)
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise BadRequest(f"stop_regex {pattern!r}: {error}") from error

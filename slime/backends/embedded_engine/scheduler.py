@@ -16,7 +16,7 @@ from slime.backends.embedded_engine.sampler import SampledTokens, SamplingBatch
 from slime.backends.embedded_engine.sequence import Logprobs, Sequence, abort_reason, length_reason
 from slime.backends.embedded_engine.stopping import StopChecker
 
-_NOT_FINITE = "the model's logits are NaN or infinite: are its weights finite?"
+_NOT_FINITE = "the logits are NaN or infinite: are the weights finite, and the penalties no extremes?"
 
 
 @dataclass
@@ -263,7 +263,8 @@ class Scheduler:
     def _append(self, sequence: Sequence, tokens: SampledTokens, index: int) -> dict[str, object] | None:
         """Adds a token; returns the finish reason if it was the last one."""
         if index in tokens.broken:
-            return abort_reason(_NOT_FINITE, 500, "InternalServerError")
+            # permanent, so not of the 5xx that routers and clients try again
+            return abort_reason(_NOT_FINITE, 400, "BadRequestError")
         if sequence.params.max_new_tokens == 0:
             return length_reason(sequence)
         token, found = tokens.ids[index], sequence.output_logprobs

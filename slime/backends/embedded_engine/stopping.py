@@ -8,7 +8,8 @@ from slime.backends.embedded_engine.sequence import Sequence, abort_reason, leng
 from slime.backends.embedded_engine.tokenizer import GrowingText, Tokenizer
 
 _REGEX_SECONDS = 0.05
-_REGEX_WINDOW = 4096
+_WINDOW = 4096
+"""Characters that the newest token may have completed a match in."""
 
 
 class StopChecker:
@@ -54,9 +55,11 @@ class StopChecker:
         if growing is None:
             growing = self._texts[sequence] = GrowingText(self._tokenizer, False)
         text = growing.update(sequence.output_ids)
-        window = text[-_REGEX_WINDOW:]
+        window = text[-_WINDOW:]
+        longest = max(map(len, sequence.params.stop), default=0)
+        end = text[-_WINDOW - longest :]
         for stop in sequence.params.stop:
-            if stop in window:
+            if stop in end:
                 sequence.stop_match = stop
                 return {"type": "stop", "matched": stop}
         for pattern in sequence.params.stop_regex:

@@ -68,8 +68,8 @@ class WeightUpdater:
         """Receives (name, dtype, shape) tensors that rank 0 of a group broadcasts."""
         self._require_session(load_format)
         self.groups.check(name)
-        for weight, _, shape in specs:
-            if self._parameters.destination(weight, shape) is None:
+        for weight, dtype, shape in specs:
+            if self._parameters.destination(weight, shape, dtype) is None:
                 self._check_ignored(weight, shape)
         if load_format == "flattened_bucket":
             entries = layout(specs)
@@ -124,7 +124,7 @@ class WeightUpdater:
 
 def _named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
     if load_format == "flattened_bucket":
-        return FlattenedTensorBucket(
+        payload = FlattenedTensorBucket(
             flattened_tensor=payload["flattened_tensor"], metadata=payload["metadata"]
         ).reconstruct_tensors()
     named = [(name, tensor) for name, tensor in payload]

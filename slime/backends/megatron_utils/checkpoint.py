@@ -1,24 +1,17 @@
 """Checkpoints of a training run through megatron-core's dist_checkpointing.
 
-    <save>/latest_checkpointed_iteration.txt     iteration of the last complete checkpoint
-    <save>/iter_0000007/                         written as iter_0000007.tmp, then renamed
-
-The marker is written last and atomically, and only what it names is ever loaded: a save that was killed
-half-way is not chosen. A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same model.
+A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same model.
 """
 
-import os
 import random
-import shutil
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
@@ -28,9 +21,7 @@ from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy,
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
-from slime.backends.megatron_utils.checkpoint_errors import explained
 from slime.backends.megatron_utils.foreign_checkpoint import (
-    RELEASE,
     NothingInCommon,
     layer_naming,
     read_common,
@@ -40,8 +31,16 @@ from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
 from slime.backends.megatron_utils.resume import load_optimizer, load_schedule
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
+from slime.training.checkpoint_dir import (
+    MARKER,
+    find_checkpoint,
+    fresh_directory,
+    iteration_dir,
+    on_first_rank,
+    publish,
+)
+from slime.training.checkpoint_errors import explained
 
-MARKER = "latest_checkpointed_iteration.txt"
 # The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
 _METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -54,31 +53,6 @@ _METADATA = {
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
     """Whether ``path`` has at least one complete checkpoint."""
     return path is not None and (Path(path) / MARKER).is_file()
-
-
-def iteration_dir(root: str | Path, iteration: int) -> Path:
-    return Path(root) / f"iter_{iteration:07d}"
-
-
-def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Path]:
-    """Iteration and directory of a checkpoint: of ``step``, else the one that the marker names.
-
-    What a converter wrote is iteration 0.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: the marker does not hold a number.
-    """
-    if step is None:
-        text = (Path(root) / MARKER).read_text().strip()
-        if not text.isdigit() and text != RELEASE:
-            raise ValueError(f"{Path(root) / MARKER}: found {text!r}, wanted an iteration number")
-        step = None if text == RELEASE else int(text)
-    path = Path(root) / RELEASE if step is None else iteration_dir(root, step)
-    if not (path / "metadata.json").is_file():
-        wanted = RELEASE if step is None else f"iteration {step}"
-        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted {wanted}")
-    return step or 0, path
 
 
 ModelContext = Callable[[], AbstractContextManager[dict[str, Any]]]
@@ -133,17 +107,17 @@ class CheckpointWriter:
             async_sharded_save=self._queue is not None,
             content_metadata=_METADATA,
         )
-        finalize = lambda: on_first_rank(lambda: publish(temporary, final, iteration))
+        make_latest = lambda: on_first_rank(lambda: publish(temporary, final, iteration))
         if self._queue is None or request is None:
-            finalize()
+            make_latest()
         else:
-            request.add_finalize_fn(finalize)
+            request.add_finalize_fn(make_latest)
             self._queue.schedule_async_request(request)
 
     def _strategy(self) -> SaveShardedStrategy:
         """Who writes what: all data-parallel replicas a part, or the first one everything."""
         strategy = get_default_save_sharded_strategy()
-        group = mpu.get_data_parallel_group()
+        group = mpu.get_data_parallel_group(with_context_parallel=True)
         if getattr(self._args, "no_ckpt_fully_parallel_save", False) or group.size() == 1:
             return strategy
         return FullyParallelSaveStrategyWrapper(strategy, group)
@@ -212,9 +186,9 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
     template = without_foreign_head(model_state(state, layer_naming(path)), path)
-    tensors, others = split_objects(template)
+    tensors, restore = split_objects(template)
     loaded = _load({"model": tensors}, path, NothingInCommon())
-    _load_model(state, {**loaded["model"], **others})
+    _load_model(state, restore(loaded["model"]))
 
 
 def _load(
@@ -225,13 +199,20 @@ def _load(
 
 
 def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The sharded weights of the single model chunk; ``naming`` is that of a checkpoint's layers."""
-    return unwrap_model(state.model)[0].sharded_state_dict(metadata={**_METADATA, **(naming or {})})
+    """The sharded weights of the model; of several chunks under their numbers.
+
+    Args:
+        naming: how a checkpoint names layers, if not as this trainer does.
+    """
+    metadata = {**_METADATA, **(naming or {})}
+    weights = [chunk.sharded_state_dict(metadata=metadata) for chunk in unwrap_model(state.model)]
+    return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    model = unwrap_model(state.model)[0]
-    model.load_state_dict({**kept_head(model), **weights})
+    chunks = unwrap_model(state.model)
+    for i, chunk in enumerate(chunks):
+        chunk.load_state_dict({**kept_head(chunk), **(weights if len(chunks) == 1 else weights[str(i)])})
 
 
 def _sharded_state(
@@ -263,6 +244,7 @@ def _layout() -> list[int]:
         mpu.get_tensor_model_parallel_world_size(),
         mpu.get_pipeline_model_parallel_world_size(),
         mpu.get_data_parallel_world_size(),
+        *([cp] if (cp := mpu.get_context_parallel_world_size()) > 1 else []),
     ]
 
 
@@ -279,6 +261,7 @@ def _sharded_rng_state() -> ShardedObject:
         mpu.get_tensor_model_parallel_rank(),
         mpu.get_pipeline_model_parallel_rank(),
         mpu.get_data_parallel_rank(),
+        *([mpu.get_context_parallel_rank()] if mpu.get_context_parallel_world_size() > 1 else []),
     )
     return ShardedObject("rng", state, tuple(_layout()), position)
 
@@ -289,34 +272,3 @@ def _set_rng_state(state: dict[str, Any]) -> None:
     torch.cuda.set_rng_state(state["device"])
     torch.set_rng_state(state["torch"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
-
-
-def on_first_rank(action: Callable[[], None]) -> None:
-    """Runs ``action`` on rank 0 while the others wait."""
-    if dist.get_rank() == 0:
-        action()
-    dist.barrier()
-
-
-def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
-    """An empty one, with these in it."""
-    if path.exists():
-        shutil.rmtree(path)
-    for directory in (path, *(path / name for name in subdirectories)):
-        directory.mkdir(parents=True)
-
-
-def publish(temporary: Path, final: Path, iteration: int | str) -> None:
-    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it."""
-    replaced = final.with_suffix(".replaced")
-    if final.exists():
-        final.rename(replaced)
-    temporary.rename(final)
-    marker = final.parent / MARKER
-    partial_marker = marker.with_suffix(".partial")
-    with partial_marker.open("w") as file:
-        file.write(str(iteration))
-        file.flush()
-        os.fsync(file.fileno())
-    partial_marker.replace(marker)
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -15,21 +15,13 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from slime.arguments.views import ModelView, view
-from slime.backends.megatron_utils.checkpoint import (
-    find_checkpoint,
-    fresh_directory,
-    is_megatron_checkpoint,
-    load_model_only,
-    model_state,
-    on_first_rank,
-    publish,
-)
-from slime.backends.megatron_utils.foreign_checkpoint import RELEASE
+from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, load_model_only, model_state
 from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 from slime.backends.megatron_utils.hf_weights import load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.step import TrainState
+from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
 from slime.utils.accelerator import process_group_backend
 
 

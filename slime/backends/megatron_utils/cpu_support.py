@@ -192,7 +192,38 @@ def _module_fixes() -> dict[str, Callable[[types.ModuleType], None]]:
     return {
         "megatron.core.jit": lambda module: module.disable_jit_fuser(),
         "megatron.core.tensor_parallel.random": _use_cpu_rng,
+        "megatron.core.tensor_parallel.mappings": _gather_uneven_parts,
+        "megatron.core.transformer.moe.token_dispatcher": _use_lists_for_sizes,
     }
+
+
+def _use_lists_for_sizes(module: types.ModuleType) -> None:
+    """Sizes of all-to-all parts become numpy arrays when they leave the GPU, where these never were."""
+
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    vars(module)["maybe_move_tensor_to_cpu"] = moved
+
+
+def _gather_uneven_parts(module: types.ModuleType) -> None:
+    """gloo has no all-gather of parts of different lengths."""
+    names = vars(module)
+    plain = names["_gather_along_first_dim"]
+
+    def gather(
+        input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
+        sizes = [int(size) for size in (output_split_sizes if output_split_sizes is not None else ())]
+        if group.size() == 1 or len(set(sizes)) < 2:
+            return plain(input_, group, sizes or None, use_global_buffer)
+        padded = input_.new_zeros(max(sizes), *input_.shape[1:])
+        padded[: len(input_)] = input_
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    names["_gather_along_first_dim"] = gather
 
 
 def _use_cpu_rng(module: types.ModuleType) -> None:

@@ -6,15 +6,28 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from slime.training.context_parallel import RowSplit
 from slime.training.micro_batches import DataIterator, packed_micro_batch
+from slime.training.parallel import ParallelContext
 
 __all__ = ["DataIterator", "get_batch"]
 
 
-def get_batch(data_iterator: DataIterator, keys: Sequence[str], pad_multiple: int) -> dict[str, Any]:
-    """The next micro-batch packed into one row (`packed_micro_batch`), with ``packed_seq_params``."""
-    batch = packed_micro_batch(data_iterator, keys, pad_multiple)
-    batch["packed_seq_params"] = _packed_seq_params(batch["segment_lengths"], batch["tokens"].device)
+def get_batch(
+    data_iterator: DataIterator,
+    keys: Sequence[str],
+    pad_multiple: int,
+    context: ParallelContext | None = None,
+) -> dict[str, Any]:
+    """This rank's part of the next micro-batch (`packed_micro_batch`), with ``packed_seq_params``.
+
+    The boundaries in there are those of the whole row, as megatron-core has it under context parallelism.
+    """
+    context = context or ParallelContext()
+    batch = packed_micro_batch(data_iterator, keys, pad_multiple, context)
+    params = _packed_seq_params(batch["segment_lengths"], batch["tokens"].device)
+    vars(params)["row_split"] = RowSplit.of(batch["segment_lengths"], context)
+    batch["packed_seq_params"] = params
     return batch
 
 

@@ -7,7 +7,7 @@ megatron-core save norms under the names that TransformerEngine's fused layers h
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 
-RELEASE = "release"
-"""What a converter writes into the marker, and calls the directory of its weights."""
 _NUMBERED_LAYER = re.compile(r"(^|\.)decoder\.layers\.\d+\.")
 
 
@@ -36,14 +34,22 @@ def read_common(path: str | Path) -> dict[str, Any] | None:
     return saved if "common" in saved else None
 
 
-def split_objects(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, None]]:
-    """The tensors of a model's sharded state, and an empty value for each object in it.
+def split_objects(model: dict[str, Any]) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    """The tensors of a model's sharded state, and what adds an empty value for each object to loaded ones.
 
     The objects are ``_extra_state``, where TransformerEngine pickles float8 scales for which the layers here
     have no use.
+
+    Args:
+        model: of one model chunk, or of several under their numbers.
     """
-    objects = {name for name, value in model.items() if isinstance(value, ShardedObject)}
-    return {name: value for name, value in model.items() if name not in objects}, dict.fromkeys(objects)
+    if all(isinstance(chunk, dict) for chunk in model.values()):
+        parts = {number: split_objects(chunk) for number, chunk in model.items()}
+        tensors = {number: part for number, (part, _) in parts.items()}
+        return tensors, lambda loaded: {n: restore(loaded[n]) for n, (_, restore) in parts.items()}
+    objects = [name for name, value in model.items() if isinstance(value, ShardedObject)]
+    tensors = {name: value for name, value in model.items() if name not in objects}
+    return tensors, lambda loaded: {**loaded, **dict.fromkeys(objects)}
 
 
 def layer_naming(path: str | Path) -> dict[str, Any]:

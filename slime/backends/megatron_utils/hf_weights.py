@@ -10,7 +10,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from slime.arguments.views import ModelView
-from slime.backends.megatron_utils.named_params import named_params, partition_dim
+from slime.backends.megatron_utils.named_params import (
+    is_expert,
+    named_params,
+    partition_dim,
+    shard_group,
+    with_expert,
+)
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.hf_config import read_hf_config
@@ -22,7 +28,8 @@ from slime.training.backend import NamedTensors
 class ParamInfo:
     """A parameter of some pipeline stage, as every rank knows it.
 
-    ``shape`` is one rank's shard; ``dim`` the sharded dimension, None if all ranks hold the same values.
+    That of an expert stands for those at the same place of all expert-parallel ranks, and has the name that
+    it has on this one. ``shape`` is one rank's shard; ``dim`` the sharded dimension, None if there is none.
     """
 
     name: str
@@ -31,16 +38,24 @@ class ParamInfo:
     dtype: torch.dtype
     dim: int | None
 
-    def full_bytes(self, tensor_parallel_size: int) -> int:
-        shards = tensor_parallel_size if self.dim is not None else 1
-        return shards * self.dtype.itemsize * torch.Size(self.shape).numel()
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold different parts of what it stands for, None if each has all of it."""
+        if is_expert(self.name):
+            return mpu.get_expert_tensor_and_model_parallel_group()
+        return None if self.dim is None else mpu.get_tensor_model_parallel_group()
+
+    @property
+    def full_bytes(self) -> int:
+        parts = self.group.size() if self.group is not None else 1
+        return parts * self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 class HfWeights:
-    """Gathers the parameters over the tensor- and pipeline-parallel groups, bucket by bucket.
+    """Gathers the parameters over the tensor-, expert- and pipeline-parallel groups, bucket by bucket.
 
-    Every rank of a model-parallel group (``ranks``) must iterate, in step with the others, and every one of
-    them gets every full tensor. Data-parallel replicas are independent of each other.
+    Every rank of the groups that hold one copy of the model (``ranks``) must iterate, in step with the
+    others, and every one of them gets every full tensor. Copies are independent of each other.
 
     Tensors of a bucket may be views of the parameters: use them before the next optimizer step, and do not
     write to them.
@@ -48,7 +63,7 @@ class HfWeights:
 
     def __init__(self, args: ModelView, model: Sequence[torch.nn.Module]) -> None:
         self._args = args
-        self.ranks = frozenset(dist.get_process_group_ranks(mpu.get_model_parallel_group()))
+        self.ranks = _ranks_of_a_copy()
         self._rules = family_of(args.model_type).weights
         absent = self._rules.absent(args)
         self._params = {name: param for name, param in named_params(model) if name not in absent}
@@ -63,7 +78,7 @@ class HfWeights:
         """The parameters of all pipeline stages in order, identical on every rank."""
         stage = mpu.get_pipeline_model_parallel_rank()
         local = [
-            ParamInfo(name, stage, tuple(param.shape), param.dtype, partition_dim(param))
+            ParamInfo(name, stage, tuple(param.shape), param.dtype, partition_dim(name, param))
             for name, param in self._params.items()
         ]
         stages: list[list[ParamInfo]] = [local] * mpu.get_pipeline_model_parallel_world_size()
@@ -72,11 +87,10 @@ class HfWeights:
         return list(chain.from_iterable(stages))
 
     def _pack(self, max_bytes: int) -> Iterator[list[ParamInfo]]:
-        size = mpu.get_tensor_model_parallel_world_size()
         bucket: list[ParamInfo] = []
         used = 0
         for info in self._infos:
-            needed = info.full_bytes(size)
+            needed = info.full_bytes
             if bucket and used + needed > max_bytes:
                 yield bucket
                 bucket, used = [], 0
@@ -89,12 +103,29 @@ class HfWeights:
     def _gather(self, bucket: list[ParamInfo]) -> NamedTensors:
         # Shards cross pipeline stages before they are joined: that moves 1 / TP of the bytes.
         shards = self._broadcast_over_stages(bucket)
-        fulls = self._join_shards(bucket, shards)
+        gathered = _gather_parts(bucket, shards)
         return [
             pair
-            for info, full in zip(bucket, fulls, strict=True)
-            for pair in self._rules.split(self._args, info.name, full)
+            for info, parts in zip(bucket, gathered, strict=True)
+            for name, full in self._joined(info, parts)
+            for pair in self._rules.split(self._args, name, full)
         ]
+
+    def _joined(self, info: ParamInfo, parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of the parameters that these parts, one of each rank of a group, make up."""
+        if not is_expert(info.name):
+            yield info.name, self._unsharded(info, parts)
+            return
+        ranks, own = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_model_parallel_rank()
+        shards = len(parts) // ranks
+        for rank in range(ranks):
+            name = with_expert(info.name, (rank - own) * (self._args.num_experts // ranks))
+            yield name, self._unsharded(info, parts[rank * shards : (rank + 1) * shards])
+
+    def _unsharded(self, info: ParamInfo, shards: list[torch.Tensor]) -> torch.Tensor:
+        if info.dim is None:
+            return shards[0]
+        return self._rules.rule_for(info.name).unshard(shards, info.dim)
 
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()
@@ -113,26 +144,28 @@ class HfWeights:
         _wait_all(waiting)
         return shards
 
-    def _join_shards(self, bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[torch.Tensor]:
-        group = mpu.get_tensor_model_parallel_group()
-        gathered: dict[str, torch.Tensor] = {}
-        waiting = []
-        for info, shard in zip(bucket, shards, strict=True):
-            if info.dim is not None:
-                out = shard.new_empty(group.size() * shard.size(0), *shard.shape[1:])
-                gathered[info.name] = out
-                waiting.append(
-                    dist.all_gather_into_tensor(out, shard.contiguous(), group=group, async_op=True)
-                )
-        _wait_all(waiting)
-        return [
-            shard
-            if info.dim is None
-            else self._rules.rule_for(info.name).unshard(
-                list(gathered[info.name].chunk(group.size())), info.dim
-            )
-            for info, shard in zip(bucket, shards, strict=True)
-        ]
+
+def _gather_parts(bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The shards of all ranks of a parameter's group, in their order; one where there is no group."""
+    gathered, waiting = [], []
+    for info, shard in zip(bucket, shards, strict=True):
+        if info.group is None:
+            gathered.append([shard])
+            continue
+        out = shard.new_empty(info.group.size() * shard.size(0), *shard.shape[1:])
+        gathered.append(list(out.chunk(info.group.size())))
+        waiting.append(dist.all_gather_into_tensor(out, shard.contiguous(), group=info.group, async_op=True))
+    _wait_all(waiting)
+    return gathered
+
+
+def _ranks_of_a_copy() -> frozenset[int]:
+    """The ranks that together hold all parameters, and share a group with one another, directly or not."""
+    dense = dist.get_process_group_ranks(mpu.get_model_parallel_group())
+    experts = dist.get_process_group_ranks(mpu.get_expert_tensor_model_pipeline_parallel_group())
+    small, large = sorted((dense, experts), key=len)
+    # Groups are blocks of neighbouring ranks. If the small ones do not fill large ones, they chain them up.
+    return frozenset(large if len(large) % len(small) == 0 else range(dist.get_world_size()))
 
 
 def _wait_all(works: list[dist.Work | None]) -> None:
@@ -176,10 +209,10 @@ def _local_value(
     rule = weights.rule_for(name)
     tensors = [reader.read(hf_name) for hf_name in rule.hf_names]
     value = rule.merge(tensors, args)
-    dim = partition_dim(param)
+    dim = partition_dim(name, param)
     if dim is not None:
-        rank, size = mpu.get_tensor_model_parallel_rank(), mpu.get_tensor_model_parallel_world_size()
-        value = rule.shard(value, dim, rank, size)
+        group = shard_group(name)
+        value = rule.shard(value, dim, group.rank(), group.size())
     if value.shape != param.shape:
         found = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(rule.hf_names, tensors, strict=True))
         raise ValueError(

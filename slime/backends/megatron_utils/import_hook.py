@@ -29,13 +29,15 @@ def register() -> None:
 
 
 def _treat(module: types.ModuleType) -> None:
-    from slime.backends.megatron_utils import cpu_support, fused_adam, safe_checkpoint
+    from slime.backends.megatron_utils import cpu_support, fused_adam, without_te
+    from slime.utils import safe_checkpoint
 
     cpu_support.treat(module)
     if module.__name__ == "megatron.core.optimizer":
         fused_adam.install()
     if module.__name__ == "megatron.core.dist_checkpointing.strategies.torch":
         safe_checkpoint.install()
+    without_te.treat(module)
 
 
 class _TreatedLoader(importlib.abc.Loader):

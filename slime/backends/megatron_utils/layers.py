@@ -1,20 +1,19 @@
 """The layers in which megatron-core would need TransformerEngine: RMSNorm and packed attention."""
 
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.autograd.function import once_differentiable
 
+from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 from slime.utils.accelerator import has_packed_attention
-
-# Segments are padded to the longest of their group; a group takes those at least this fraction as long.
-_GROUP_RATIO = 0.75
 
 
 class RMSNorm(torch.nn.Module):
@@ -41,90 +40,37 @@ class RMSNorm(torch.nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-@dataclass(frozen=True)
-class SegmentGroup:
-    """Segments of similar length, right-padded to one batch.
-
-    ``rows``: [segments * length] int64, the packed row of every slot. Slots that pad point to row 0: causal
-    attention hides them from the real queries before them, and their outputs are dropped.
-    """
-
-    rows: torch.Tensor
-    segments: int
-    length: int
-
-
-@dataclass
-class PackedLayout:
-    """Where the segments of a packed batch lie, computed once per micro-batch and used by every layer.
-
-    ``positions``: [tokens] int64, position of each token within its segment.
-    ``order``: [tokens] int64, for each packed row its slot in the concatenated outputs of ``groups``;
-    None if there is one group whose rows are the packed rows themselves.
-    """
-
-    groups: list[SegmentGroup]
-    positions: torch.Tensor
-    order: torch.Tensor | None
-    _rope: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, params: PackedSeqParams) -> "PackedLayout":
-        """The layout of ``params``, kept on it."""
-        layout = getattr(params, "segment_layout", None)
-        if layout is None:
-            layout = cls.from_boundaries(params.cu_seqlens_q.tolist(), params.cu_seqlens_q.device)
-            vars(params)["segment_layout"] = layout
-        return layout
-
-    @classmethod
-    def from_boundaries(cls, boundaries: list[int], device: torch.device) -> "PackedLayout":
-        """Layout of the segments ``boundaries[i]:boundaries[i + 1]``, empty ones left out."""
-        segments = [(a, b) for a, b in pairwise(boundaries) if b > a]
-        positions = torch.cat([torch.arange(b - a) for a, b in segments])
-        groups, slots = [], []
-        offset = 0
-        for members in _similar_lengths(segments):
-            length = members[0][1] - members[0][0]
-            starts = torch.tensor([a for a, _ in members])
-            ends = torch.tensor([b for _, b in members])
-            rows = starts[:, None] + torch.arange(length)
-            real = rows < ends[:, None]
-            slots.append(torch.stack([rows[real], real.flatten().nonzero().flatten() + offset]))
-            groups.append(SegmentGroup(rows.where(real, 0).flatten().to(device), len(members), length))
-            offset += rows.numel()
-        packed_rows, slot = torch.cat(slots, dim=1)
-        order = torch.empty_like(slot)
-        order[packed_rows] = slot
-        in_place = len(groups) == 1 and torch.equal(groups[0].rows, torch.arange(offset, device=device))
-        return cls(groups, positions.to(device), None if in_place else order.to(device))
-
-    def rope(self, inv_freq: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the tokens' rotary angles: [tokens, 1, head_dim] each."""
-        if dtype not in self._rope:
-            angles = torch.outer(self.positions.float(), inv_freq.float())
-            angles = torch.cat([angles, angles], dim=-1)[:, None]
-            self._rope[dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
-        return self._rope[dtype]
-
-
-def _similar_lengths(segments: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Splits segments into groups, the longest first, that waste little when padded to their longest."""
-    groups: list[list[tuple[int, int]]] = []
-    # A stable sort, so that equally long segments stay in packed order.
-    for start, end in sorted(segments, key=lambda segment: segment[0] - segment[1]):
-        longest = groups[-1][0][1] - groups[-1][0][0] if groups else 0
-        if groups and end - start >= _GROUP_RATIO * longest:
-            groups[-1].append((start, end))
-        else:
-            groups.append([(start, end)])
-    return groups
-
-
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the halves of each head (RoFormer eq. 34, NeoX layout); x: [tokens, heads, dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    """Rotates the halves of each head (RoFormer eq. 34, NeoX layout).
+
+    Args:
+        x: [tokens, heads, dim].
+        cos, sin: [tokens, 1, dim] each, of the angles, which both halves share.
+    """
+    return _Rope.apply(x, cos, sin)
+
+
+class _Rope(torch.autograd.Function):
+    """Rotates by the angles, gradients the other way, and has halves in memory beside the result, no more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return _rotated(gradient, cos, -sin), None, None
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    rotated = x * cos
+    half = x.size(-1) // 2
+    rotated[..., :half] -= x[..., half:] * sin[..., :half]
+    rotated[..., half:] += x[..., :half] * sin[..., half:]
+    return rotated
 
 
 class PackedAttention(MegatronModule):
@@ -134,6 +80,11 @@ class PackedAttention(MegatronModule):
     segment, in a Python loop, for the queries and for the keys of every layer.
 
     Takes megatron-core's packed ``thd`` layout, or one batch in ``sbhd``, whose columns are the segments.
+
+    Under context parallelism a rank has the queries, keys and values of its own rows. It gathers the keys and
+    values of all, in one all-gather per layer, and attends with its own queries; backwards a reduce-scatter
+    sums the gradients of each rank's keys and values. With few key-value heads the gathered ones are small
+    beside the activations of a layer, and there is one kernel call instead of a ring of them.
     """
 
     def __init__(
@@ -151,12 +102,13 @@ class PackedAttention(MegatronModule):
         rope_scaling_factor: float | None = None,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size != 1:
-            raise ValueError(f"--context-parallel-size {config.context_parallel_size}: wanted 1")
         if config.attention_dropout or attention_dropout:
             raise ValueError(
                 f"--attention-dropout {attention_dropout or config.attention_dropout}: wanted 0.0"
             )
+        self._cp_group = None
+        if config.context_parallel_size > 1:
+            self._cp_group = pg_collection.cp if pg_collection else mpu.get_context_parallel_group()
         self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
         # Only for its frequencies, so that llama-3 scaling is megatron-core's.
         self.inv_freq = RotaryEmbedding(
@@ -185,11 +137,11 @@ class PackedAttention(MegatronModule):
         """
         if packed_seq_params is not None:
             layout = PackedLayout.of(packed_seq_params)
-            return self._packed(query, key, value, layout, packed_seq_params).flatten(1)
+            return self._packed(query, key, value, layout, has_packed_attention(query)).flatten(1)
         length, batch = query.shape[:2]
         layout = PackedLayout.from_boundaries([i * length for i in range(batch + 1)], query.device)
         query, key, value = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
-        out = self._packed(query, key, value, layout, None).reshape(batch, length, -1)
+        out = self._packed(query, key, value, layout, False).reshape(batch, length, -1)
         return out.transpose(0, 1).contiguous()
 
     def _packed(
@@ -198,47 +150,57 @@ class PackedAttention(MegatronModule):
         key: torch.Tensor,
         value: torch.Tensor,
         layout: PackedLayout,
-        params: PackedSeqParams | None,
+        has_kernel: bool,
     ) -> torch.Tensor:
-        if layout.positions.numel() != query.size(0):
-            raise ValueError(
-                f"packed batch: {query.size(0)} tokens, cu_seqlens end at {layout.positions.numel()}"
-            )
+        if layout.num_rows != query.size(0):
+            raise ValueError(f"packed batch: {query.size(0)} tokens, its segments have {layout.num_rows}")
         cos, sin = layout.rope(self.inv_freq, query.dtype)
         query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
-        if params is not None and has_packed_attention(query):
-            return self._flash(query, key, value, params)
+        if layout.slots is not None:
+            key, value = self._gather(key, value)
+        if has_kernel:
+            return self._flash(query, key, value, layout)
         if layout.order is None:
             return self._group(query, key, value, layout.groups[0])
         outputs = []
         for group in layout.groups:
-            q, k, v = (x.index_select(0, group.rows) for x in (query, key, value))
+            q = query.index_select(0, group.rows)
+            k, v = (x.index_select(0, group.key_rows) for x in (key, value))
             outputs.append(self._group(q, k, v, group))
         return torch.cat(outputs).index_select(0, layout.order)
+
+    def _gather(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of all context-parallel ranks, one rank's after the other: [tokens * cp, groups, dim]."""
+        both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=self._cp_group)
+        return both[..., : key.size(-1)], both[..., key.size(-1) :]
 
     def _group(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: SegmentGroup
     ) -> torch.Tensor:
         """Attention of one padded group; takes and returns [segments * length, heads, dim]."""
-        shape = (group.segments, group.length)
-        q, k, v = (x.unflatten(0, shape).transpose(1, 2) for x in (query, key, value))
+        q = query.unflatten(0, (group.segments, group.length)).transpose(1, 2)
+        k, v = (x.unflatten(0, (group.segments, group.keys)).transpose(1, 2) for x in (key, value))
+        causal = {"is_causal": True} if group.mask is None else {"attn_mask": group.mask}
         gqa = k.size(1) != q.size(1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=gqa)
+        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=gqa, **causal)
         return out.transpose(1, 2).flatten(0, 1)
 
     def _flash(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: PackedSeqParams
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout
     ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        varlen = layout.varlen
+        if layout.slots is not None:
+            key, value = (x.index_select(0, varlen.key_rows) for x in (key, value))
         out = varlen_attn(
             query,
             key,
             value,
-            params.cu_seqlens_q,
-            params.cu_seqlens_kv,
-            params.max_seqlen_q,
-            params.max_seqlen_kv,
+            varlen.queries,
+            varlen.keys,
+            varlen.max_queries,
+            varlen.max_keys,
             scale=self.scale,
             window_size=(-1, 0),
             enable_gqa=key.size(1) != query.size(1),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-# What Qwen2, Qwen3 and Llama have in common.
+# What the families have in common.
 _ARCHITECTURE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -18,8 +18,8 @@ _ARCHITECTURE: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 
-# The fusions need kernels of TransformerEngine or Apex. The token dispatcher is asked for even in dense
-# models: the default one refuses the variable lengths that packed batches have.
+# The fusions need kernels of TransformerEngine or Apex. The token dispatcher is checked even in dense
+# models: megatron-core's all-gather refuses the variable lengths that packed batches have, ours does not.
 _RUNTIME: dict[str, Any] = {
     "variable_seq_lengths": True,
     "moe_token_dispatcher_type": "alltoall",
@@ -27,6 +27,8 @@ _RUNTIME: dict[str, Any] = {
     "gradient_accumulation_fusion": False,
     "apply_rope_fusion": False,
     "persist_layer_norm": False,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
     "cuda_graph_scope": [],
 }
 
@@ -35,6 +37,7 @@ _FLAG_OF = {
     "layernorm_epsilon": "norm_epsilon",
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+    "num_moe_experts": "num_experts",
 }
 
 
@@ -45,7 +48,10 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
     architectures and packed batches demand comes last.
     """
     values = {}
+    has_experts = bool(getattr(args, "num_experts", 0))
     for name in (f.name for f in fields(TransformerConfig) if f.init):
+        if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
+            continue  # megatron-core refuses a dense model with their sizes
         value = getattr(args, _FLAG_OF.get(name, name), None)
         if value is not None:
             values[name] = value
@@ -58,4 +64,22 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
     )
-    return TransformerConfig(**values)
+    values.update(_expert_values(args))
+    if args.virtual_pipeline_model_parallel_size:
+        # Stages send in both directions at once. In one batch that deadlocks at two stages, even on NCCL.
+        values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
+    config = TransformerConfig(**values)
+    config.moe_token_dispatcher_type = getattr(args, "moe_token_dispatcher_type", "alltoall")
+    return config
+
+
+def _expert_values(args: Namespace) -> dict[str, Any]:
+    """Lists of one are values: megatron-core knows several ways to balance experts at once, we one."""
+    if not getattr(args, "num_experts", 0):
+        return {}
+    kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
+    return {
+        "moe_layer_freq": list(args.moe_layer_freq),
+        "moe_router_load_balancing_type": kinds[0],
+        "moe_aux_loss_coeff": coefficients[0],
+    }

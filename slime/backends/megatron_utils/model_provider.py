@@ -4,55 +4,77 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.moe import MixtureOfExperts
 from slime.backends.megatron_utils.named_params import named_params
-from slime.backends.megatron_utils.value_head import ValueHead
+from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
 from slime.utils.misc import load_function
 
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
-    """The model chunks of this rank on its device: one, as virtual pipeline stages are not supported.
+    """The model chunks of this rank on its device: one for each of its virtual pipeline stages, or one.
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
     caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
-    value head in the place of the output layer.
+    value head in the place of the output layer, which is new and always trains.
 
     Raises:
         ValueError: freezing flags that leave nothing to train.
     """
-    first, last = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
+    config = transformer_config_from_args(args)
+    virtual = args.virtual_pipeline_model_parallel_size
+    chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
+    freeze_model_params(args, chunks)
+    for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
+        head.requires_grad = True
+    return [chunk.to(torch.cuda.current_device()) for chunk in chunks]
+
+
+def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:
+    first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+    last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     if getattr(args, "custom_model_provider_path", None):
-        model = load_function(args.custom_model_provider_path)(first, last, vp_stage=None)
+        model = load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
     else:
-        model = build_gpt(args, transformer_config_from_args(args), first, last)
+        model = build_gpt(args, config, first, last, vp_stage)
     if role == "critic" and last:
         model.output_layer = ValueHead(get_model_config(model), args.seed)
-    freeze_model_params(args, model)
-    return [model.to(torch.cuda.current_device())]
+    return model
 
 
-def build_gpt(args: Namespace, config: TransformerConfig, pre_process: bool, post_process: bool) -> GPTModel:
-    """One pipeline stage; ``pre_process`` adds the embedding, ``post_process`` the final norm and the head.
+def build_gpt(
+    args: Namespace,
+    config: TransformerConfig,
+    pre_process: bool,
+    post_process: bool,
+    vp_stage: int | None = None,
+) -> GPTModel:
+    """One pipeline stage, or one of its virtual stages.
+
+    ``pre_process`` adds the embedding, ``post_process`` the final norm and the head.
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """
     return GPTModel(
         config=config,
-        transformer_layer_spec=load_function(family_of(args.model_type).layer_spec)(args, config),
+        transformer_layer_spec=load_function(family_of(args.model_type).layer_spec)(args, config, vp_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -61,18 +83,26 @@ def build_gpt(args: Namespace, config: TransformerConfig, pre_process: bool, pos
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         # PackedAttention applies the rotary embedding.
         position_embedding_type="none",
+        vp_stage=vp_stage,
     )
 
 
-def layer_spec(args: Namespace, config: TransformerConfig) -> TransformerBlockSubmodules:
+def layer_spec(
+    args: Namespace, config: TransformerConfig, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
     """megatron-core's own layers, with our norms and attention in them."""
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+    )
     attention = partial(
         PackedAttention,
         rotary_base=args.rotary_base,
         rope_scaling_factor=args.rope_scaling_factor if args.use_rope_scaling else None,
     )
-    for layer in block.layer_specs:
+    # Layers of a kind share one spec.
+    for layer in {id(spec): spec for spec in block.layer_specs}.values():
+        if layer.submodules.mlp.module is MoELayer:
+            layer.submodules.mlp = MixtureOfExperts
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         parts = layer.submodules.self_attention.submodules
         parts.core_attention = attention
@@ -82,13 +112,14 @@ def layer_spec(args: Namespace, config: TransformerConfig) -> TransformerBlockSu
     return block
 
 
-def freeze_model_params(args: Namespace, model: torch.nn.Module) -> None:
+def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> None:
     """Freezes by regular expressions over the parameters' global names (``re.search``). Collective.
 
     Where the output layer shares the embedding's weight, both copies go by the name of the embedding.
 
     Raises:
-        ValueError: both lists are given, a pattern matches nothing in the whole model, or nothing trains.
+        ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
+            first layer that trains does so on some expert-parallel ranks only.
     """
     only = getattr(args, "only_train_params_name_list", None)
     frozen = getattr(args, "freeze_params_name_list", None)
@@ -107,29 +138,44 @@ def freeze_model_params(args: Namespace, model: torch.nn.Module) -> None:
 def _check_freezing(
     flag: str, patterns: Sequence[str], params: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
-    """Over all model-parallel ranks: a stage may have no match, and none may give up alone."""
+    """Over all ranks: one may have no match, and none may give up alone."""
     matches = [sum(_any_match([pattern], name) for name, _ in params) for pattern in patterns]
-    trained, *matches = _model_parallel_sum([sum(param.requires_grad for _, param in params), *matches])
+    trained = [name for name, param in params if param.requires_grad]
+    total, apart, *matches = _sum_over_ranks([len(trained), not _begin_together(trained), *matches])
     for pattern, count in zip(patterns, matches, strict=True):
         if not count:
             raise ValueError(
                 f"{flag} {pattern!r}: matches no parameter (wanted: a regular expression for names such as "
                 "decoder.layers.0.mlp.linear_fc1.weight)"
             )
-    if not trained:
+    if not total:
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
+    if apart:
+        raise ValueError(
+            f"{flag} {' '.join(map(repr, patterns))}: the first layer that trains has an expert to train on "
+            "some ranks only (wanted: the same for all experts of a layer, or its router too)"
+        )
 
 
-def _names_to_match(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _begin_together(trained: Sequence[str]) -> bool:
+    """Whether backward passes end in the same layer on all expert-parallel ranks: they exchange gradients."""
+    layers = [int(match[1]) for name in trained if (match := _LAYER.match(name))]
+    first = -1 if _EMBEDDING in trained else min(layers, default=2**31)
+    ends = torch.tensor([first, -first], device=torch.cuda.current_device())
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=mpu.get_expert_model_parallel_group())
+    return int(ends.sum()) == 0
+
+
+def _names_to_match(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """`named_params`, where a tied weight has the same name on both stages that keep a copy of it."""
-    tied = getattr(model, "share_embeddings_and_output_weights", False)
-    for name, param in named_params([model]):
+    tied = getattr(model[0], "share_embeddings_and_output_weights", False)
+    for name, param in named_params(model):
         yield (_EMBEDDING if tied and name == "output_layer.weight" else name), param
 
 
-def _model_parallel_sum(counts: Sequence[int]) -> list[int]:
+def _sum_over_ranks(counts: Sequence[int]) -> list[int]:
     total = torch.tensor(counts, device=torch.cuda.current_device())
-    dist.all_reduce(total, group=mpu.get_model_parallel_group())
+    dist.all_reduce(total)
     return total.tolist()
 
 

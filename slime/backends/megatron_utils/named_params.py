@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 
 _LAYERS = "decoder.layers."
+_EXPERTS = "mlp.experts.local_experts."
 
 
 def strip_param_name_prefix(name: str) -> str:
@@ -18,19 +20,48 @@ def strip_param_name_prefix(name: str) -> str:
 
 
 def named_params(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(global name, parameter) of all chunks: layers are numbered over the whole model, from 0."""
+    """(global name, parameter) of all chunks: layers and experts are those of the whole model, from 0."""
     for chunk in model:
-        offset = get_transformer_layer_offset(get_model_config(chunk))
+        config = get_model_config(chunk)
+        offset = get_transformer_layer_offset(config, getattr(unwrap_model(chunk), "vp_stage", None))
         for local_name, param in chunk.named_parameters():
             name = strip_param_name_prefix(local_name)
             if name.startswith(_LAYERS):
                 layer, rest = name.removeprefix(_LAYERS).split(".", 1)
-                name = f"{_LAYERS}{int(layer) + offset}.{rest}"
+                name = f"{_LAYERS}{int(layer) + offset}.{_with_global_expert(rest, config.num_moe_experts)}"
             yield name, param
 
 
-def partition_dim(param: torch.Tensor) -> int | None:
-    """The dimension that tensor parallelism splits, or None if every rank holds the whole parameter."""
-    if mpu.get_tensor_model_parallel_world_size() == 1 or not getattr(param, "tensor_model_parallel", False):
+def _with_global_expert(name: str, num_experts: int | None) -> str:
+    """A name within a layer, the number of its expert counted over all expert-parallel ranks."""
+    if num_experts is None or not name.startswith(_EXPERTS):
+        return name
+    first = mpu.get_expert_model_parallel_rank() * (num_experts // mpu.get_expert_model_parallel_world_size())
+    return with_expert(name, first)
+
+
+def with_expert(name: str, offset: int) -> str:
+    """The name of an expert's parameter for the expert ``offset`` places after it."""
+    before, rest = name.split(_EXPERTS)
+    number, after = rest.split(".", 1)
+    return f"{before}{_EXPERTS}{int(number) + offset}.{after}"
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to an expert, and so is split over the expert-parallel ranks."""
+    return _EXPERTS in name
+
+
+def partition_dim(name: str, param: torch.Tensor) -> int | None:
+    """The dimension that tensor parallelism splits, or None if every rank of the group holds it whole."""
+    group = shard_group(name)
+    if group.size() == 1 or not getattr(param, "tensor_model_parallel", False):
         return None
     return int(vars(param)["partition_dim"])
+
+
+def shard_group(name: str) -> dist.ProcessGroup:
+    """The tensor-parallel ranks that a parameter is split over; experts may be split over others."""
+    if is_expert(name):
+        return mpu.get_expert_tensor_parallel_group()
+    return mpu.get_tensor_model_parallel_group()

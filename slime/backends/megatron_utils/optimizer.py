@@ -18,6 +18,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime.backends.megatron_utils import fused_adam
 from slime.backends.megatron_utils.moment_storage import MomentStorage
 from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam, UpdateRule
+from slime.training.optimizer_schedule import schedule_settings
 
 
 def ddp_config(args: Namespace) -> DistributedDataParallelConfig:
@@ -129,52 +130,9 @@ def _save_as_float32(part: Any) -> None:
     part._get_main_param_and_optimizer_states = read_wide
 
 
-def total_optimizer_steps(args: Namespace) -> int:
-    """Optimizer steps of the whole run, at least 1."""
-    samples = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
-    return max(1, samples // args.global_batch_size)
-
-
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """Learning rate and weight decay over the run, counted in samples as Megatron-LM does.
-
-    Raises:
-        ValueError: the warm-up is not shorter than the decay.
-    """
-    batch = args.global_batch_size
-    decay_iters = getattr(args, "lr_decay_iters", None) or total_optimizer_steps(args)
-    fraction = getattr(args, "lr_warmup_fraction", None)
-    warmup_iters = getattr(args, "lr_warmup_iters", 0) if fraction is None else fraction * decay_iters
-    if not args.num_rollout:
-        # Evaluation only: nothing warms up.
-        warmup_iters = 0
-    if warmup_iters >= decay_iters:
-        raise ValueError(
-            f"--lr-warmup-iters {warmup_iters}: wanted less than the {decay_iters} steps of the decay"
-        )
-    wsd_iters = getattr(args, "lr_wsd_decay_iters", None)
-    # A constant schedule is the same for every length of the run: extending it is no contradiction.
-    constant = args.lr_decay_style == "constant" and not warmup_iters
-    from_checkpoint = getattr(args, "use_checkpoint_opt_param_scheduler", False)
-    override = getattr(args, "override_opt_param_scheduler", False) or (constant and not from_checkpoint)
-    start_wd, end_wd = getattr(args, "start_weight_decay", None), getattr(args, "end_weight_decay", None)
-    return OptimizerParamScheduler(
-        optimizer,
-        init_lr=getattr(args, "lr_warmup_init", 0.0),
-        max_lr=args.lr,
-        min_lr=getattr(args, "min_lr", 0.0),
-        lr_warmup_steps=int(warmup_iters * batch),
-        lr_decay_steps=decay_iters * batch,
-        lr_decay_style=args.lr_decay_style,
-        start_wd=args.weight_decay if start_wd is None else start_wd,
-        end_wd=args.weight_decay if end_wd is None else end_wd,
-        wd_incr_steps=total_optimizer_steps(args) * batch,
-        wd_incr_style=getattr(args, "weight_decay_incr_style", "constant"),
-        use_checkpoint_opt_param_scheduler=from_checkpoint,
-        override_opt_param_scheduler=override,
-        wsd_decay_steps=None if wsd_iters is None else wsd_iters * batch,
-        lr_wsd_decay_style=getattr(args, "lr_wsd_decay_style", None),
-    )
+    """Learning rate and weight decay over the run."""
+    return OptimizerParamScheduler(optimizer, **vars(schedule_settings(args)))
 
 
 def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:

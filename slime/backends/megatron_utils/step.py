@@ -3,11 +3,13 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -19,6 +21,7 @@ from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
+from slime.backends.megatron_utils.moe import padding_mask, router_losses, router_metrics
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -28,7 +31,7 @@ from slime.backends.megatron_utils.optimizer import (
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.losses import LossFunction
-from slime.training.losses.scaling import loss_function
+from slime.training.losses.scaling import counted_tokens, loss_function
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.utils.misc import load_function
@@ -67,12 +70,18 @@ def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: M
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if getattr(args, "overlap_grad_reduce", False):
-        config.no_sync_func = model[0].no_sync
+        config.no_sync_func = _of_chunks([chunk.no_sync for chunk in model])
     if getattr(args, "overlap_param_gather", False) and getattr(args, "align_param_gather", False):
-        config.param_sync_func = model[0].start_param_sync
+        config.param_sync_func = _of_chunks([chunk.start_param_sync for chunk in model])
     if getattr(args, "overlap_param_gather", False):
         # Only training steps leave weights to be gathered; `overlapped_gathers` turns this on around them.
-        model[0].disable_forward_pre_hook(param_sync=False)
+        for chunk in model:
+            chunk.disable_forward_pre_hook(param_sync=False)
+
+
+def _of_chunks(functions: list[Callable]) -> Any:
+    """megatron-core wants the function itself where there is one chunk."""
+    return functions if len(functions) > 1 else functions[0]
 
 
 @contextmanager
@@ -89,22 +98,26 @@ def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
 
 
 def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """Logits [1, T, V / tp] on the last pipeline stage, hidden states before it."""
+    """Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it."""
     return model(
         input_ids=batch["tokens"],
         position_ids=None,
         attention_mask=None,
         packed_seq_params=batch["packed_seq_params"],
+        padding_mask=padding_mask(model, batch),
     )
 
 
 def _run_schedule(
     state: TrainState, forward_step: Callable, data: DataIterator, num_microbatches: int, **options: Any
 ) -> list[Any]:
-    """The results of the micro-batches; empty before the last pipeline stage."""
+    """The results of the micro-batches; empty before the last pipeline stage.
+
+    Each model chunk reads the same micro-batches, on its own.
+    """
     return get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[data],
+        data_iterator=[data, *(copy(data) for _ in state.model[1:])],
         model=state.model,
         num_microbatches=num_microbatches,
         # Unused: packed batches have variable lengths.
@@ -138,7 +151,7 @@ def forward_only(
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, (), context.pad_multiple)
+        batch = get_batch(iterator, (), context.pad_multiple, context)
         return _forward(model, batch), partial(collect, batch)
 
     for chunk in state.model:
@@ -181,7 +194,7 @@ def train_one_step(
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, keys, context.pad_multiple)
+        batch = get_batch(iterator, keys, context.pad_multiple, context)
         return _forward(model, batch), partial(
             loss_function,
             view(args, TrainingView),
@@ -191,7 +204,8 @@ def train_one_step(
             loss,
         )
 
-    with explained_gradients(state.model):
+    weight = _router_loss_weight(args, data, num_microbatches, context)
+    with explained_gradients(state.model), router_losses(state.model, weight):
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
@@ -199,6 +213,7 @@ def train_one_step(
         state.scheduler.step(increment=step_global_batch_size)
     elif refuses_nan(args):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
+    of_routers = router_metrics(state.model, num_microbatches)
     if not context.is_last_stage:
         return {}
     per_token = args.calculate_per_token_loss
@@ -210,5 +225,20 @@ def train_one_step(
         metrics["grad_norm"] = float(grad_norm)
     if num_zeros is not None:
         metrics["num_zeros_in_grad"] = float(num_zeros)
-    metrics.update({f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
+    metrics.update(of_routers, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
+
+
+def _router_loss_weight(
+    args: Namespace, data: DataIterator, num_microbatches: int, context: ParallelContext
+) -> float:
+    """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it.
+
+    The ranks of a context-parallel group count the same tokens, each for itself.
+    """
+    if not args.calculate_per_token_loss or not getattr(args, "num_experts", 0):
+        return 1.0
+    tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
+    tokens = tokens.to(torch.cuda.current_device())
+    dist.all_reduce(tokens, group=context.dp_group)
+    return float(tokens) * context.cp_size / (num_microbatches * context.dp_size)

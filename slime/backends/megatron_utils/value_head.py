@@ -54,7 +54,13 @@ def kept_head(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def without_foreign_head(template: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """What to load of a model's sharded weights: not a value head, if ``path`` has no such thing."""
+    """What to load of a model's sharded weights: not a value head, if ``path`` has no such thing.
+
+    Args:
+        template: of one model chunk, or of several under their numbers.
+    """
+    if all(isinstance(chunk, Mapping) for chunk in template.values()):
+        return {number: without_foreign_head(chunk, path) for number, chunk in template.items()}
     if _NAMES[1] not in template:
         return dict(template)
     saved = dist_checkpointing.load_tensors_metadata(str(path))

@@ -11,18 +11,15 @@ import torch
 from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
-    find_checkpoint,
     is_megatron_checkpoint,
     load_checkpoint,
     load_model_only,
     model_state,
 )
-from slime.backends.megatron_utils.finite import require_finite
-from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
+from slime.backends.megatron_utils.memory import trainer_memory
 from slime.backends.megatron_utils.named_params import named_params
-from slime.backends.megatron_utils.offload import TrainerMemory
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
 from slime.backends.megatron_utils.step import (
     forward_only,
@@ -31,6 +28,9 @@ from slime.backends.megatron_utils.step import (
     train_one_step,
 )
 from slime.training.backend import Head, Outputs, Start
+from slime.training.checkpoint_dir import find_checkpoint
+from slime.training.finite import require_finite
+from slime.training.hf_export import save_hf_model_to_path
 from slime.training.losses import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
@@ -54,13 +54,13 @@ class MegatronBackend:
         self._resumes = is_megatron_checkpoint(args.load)
         self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
-        self.memory = TrainerMemory(self.state.model, self.state.optimizer)
+        self.memory = trainer_memory(self.state.model, self.state.optimizer)
         self.versions = TensorBackuper(lambda: named_params(self.state.model))
         self._writer = CheckpointWriter(args)
         if self._resumes:
             return self._resume()
         if not is_hf_checkpoint(args.load or "") and is_megatron_checkpoint(args.ref_load):
-            self._load_weights(args.ref_load)
+            self._load_weights(args.ref_load, getattr(args, "ref_ckpt_step", None))
             self.state.optimizer.reload_model_params()
         return Start()
 
@@ -76,7 +76,7 @@ class MegatronBackend:
         iteration, common = load_checkpoint(self._args, self.state, self._args.load)
         return Start() if self._args.finetune else Start(iteration + 1, common)
 
-    def load_version(self, tag: str, path: str) -> None:
+    def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
         saved = None
         if self._resumes:
@@ -84,22 +84,23 @@ class MegatronBackend:
         if saved is not None and saved.is_dir():
             load_model_only(self.state, saved)
         else:
-            self._load_weights(path)
+            self._load_weights(path, step)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
-    def _load_weights(self, path: str) -> None:
+    def _load_weights(self, path: str, step: int | None) -> None:
         if is_megatron_checkpoint(path):
-            load_model_only(self.state, find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1])
+            load_model_only(self.state, find_checkpoint(path, step)[1])
         else:
             load_hf_weights(view(self._args, ModelView), self.state.model, path)
 
     def parallel_config(self) -> dict[str, int]:
         return {
             "dp_size": self.context.dp_size,
-            "cp_size": 1,
-            "vpp_size": 1,
-            "microbatch_group_size_per_vp_stage": 1,
+            "cp_size": self.context.cp_size,
+            "vpp_size": len(self.state.model),
+            # megatron-core's default: a chunk computes as many micro-batches in a row as there are stages.
+            "microbatch_group_size_per_vp_stage": self._args.pipeline_model_parallel_size,
             "dp_rank": self.context.dp_rank,
         }
 
@@ -143,7 +144,7 @@ class MegatronBackend:
         reset_optimizer_states(self.state.optimizer)
 
     def require_finite(self, what: str) -> None:
-        require_finite(self.state.model, what)
+        require_finite(named_params(self.state.model), what)
 
     def hf_tensors(self) -> HfWeights:
         return HfWeights(view(self._args, ModelView), self.state.model)
@@ -168,4 +169,4 @@ class MegatronBackend:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._args, path, self.state.model)
+        save_hf_model_to_path(self._args, path, self.hf_tensors())

@@ -43,10 +43,14 @@ async def post_to_reward_model(
     args: RolloutView, sample: Sample, response: str, max_retries: int = 10
 ) -> Any:
     """The same for a response that differs from the sample's, its boxed answer for instance."""
-    url = args.rm_url
-    if url is None:
+    if args.rm_url is None:
         raise ValueError("--rm-url: not given, expected the address that remote_rm asks")
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
+    return await post_json(args.rm_url, payload, max_retries)
+
+
+async def post_json(url: str, payload: dict[str, Any], max_retries: int = 10) -> Any:
+    """The JSON that an address answers; a request that it calls wrong is not sent again."""
 
     @retry(
         retry=retry_if_exception(_may_pass),

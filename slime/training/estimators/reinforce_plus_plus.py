@@ -1,5 +1,8 @@
 """REINFORCE++ (arXiv 2501.03262) and its form with the group's mean as baseline."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from slime.arguments.views import TrainingView
@@ -8,16 +11,41 @@ from slime.utils.types import RolloutBatch
 
 def token_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """Discounted returns of the KL penalties and of the reward at the last trained token."""
-    samples = zip(shard["rewards"], shard["kl"], shard["loss_masks"], strict=True)
-    return [
-        reinforce_plus_plus_returns(reward, kl, mask, args.kl_coef, args.gamma)
-        for reward, kl, mask in samples
-    ]
+    return get_reinforce_plus_plus_returns(
+        shard["rewards"], shard["kl"], shard["loss_masks"], None, None, args.kl_coef, args.gamma
+    )
 
 
 def baseline_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
     """The centred reward less the KL penalty of each token."""
-    return [reward - args.kl_coef * kl for reward, kl in zip(shard["rewards"], shard["kl"], strict=True)]
+    return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], None, args.kl_coef)
+
+
+def get_reinforce_plus_plus_returns(
+    rewards: Sequence[float] | torch.Tensor,
+    kl: Sequence[torch.Tensor],
+    loss_masks: Sequence[torch.Tensor],
+    response_lengths: Any,
+    total_lengths: Any,
+    kl_coef: float,
+    gamma: float,
+) -> list[torch.Tensor]:
+    """`reinforce_plus_plus_returns` of each sample. The lengths are not needed: responses come whole."""
+    samples = zip(rewards, kl, loss_masks, strict=True)
+    return [
+        reinforce_plus_plus_returns(float(reward), penalty, mask, kl_coef, gamma)
+        for reward, penalty, mask in samples
+    ]
+
+
+def get_reinforce_plus_plus_baseline_advantages(
+    rewards: Sequence[float] | torch.Tensor,
+    kl: Sequence[torch.Tensor],
+    loss_masks: Any,
+    kl_coef: float,
+) -> list[torch.Tensor]:
+    """A_t = r - kl_coef * kl_t, the reward r being centred on its group; masks change nothing."""
+    return [float(reward) - kl_coef * penalty for reward, penalty in zip(rewards, kl, strict=True)]
 
 
 def reinforce_plus_plus_returns(

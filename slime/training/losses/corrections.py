@@ -6,7 +6,7 @@ token.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,22 +16,35 @@ from slime.training.kl import ratio_of, sequence_kl
 Corrected = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
 
 
+class HasOpsmDelta(Protocol):
+    """``args``, of which OPSM reads one flag."""
+
+    @property
+    def opsm_delta(self) -> float: ...
+
+
 def compute_opsm_mask(
-    old_log_probs: Sequence[torch.Tensor],
-    log_probs: Sequence[torch.Tensor],
+    args: HasOpsmDelta,
+    full_log_probs: Sequence[torch.Tensor],
+    full_old_log_probs: Sequence[torch.Tensor],
     advantages: Sequence[torch.Tensor],
-    masks: Sequence[torch.Tensor],
-    delta: float,
-) -> torch.Tensor:
-    """Off-policy sequence masking: drops sequences with A < 0 that drifted beyond ``delta``.
+    loss_masks: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Off-policy sequence masking: drops tokens with A < 0 of sequences beyond ``args.opsm_delta``.
+
+    How far a sequence has drifted is its `sequence_kl`.
 
     Returns:
-        Per token (concatenated), True where it is dropped.
+        Per token (concatenated) 0.0 where it is dropped, else 1.0; and the sum over samples of the share of
+        their trained tokens that is dropped.
     """
-    samples = zip(old_log_probs, log_probs, advantages, masks, strict=True)
-    return torch.cat(
-        [(advantage < 0) & (sequence_kl(old, new, mask) > delta) for old, new, advantage, mask in samples]
-    )
+    kept, shares = [], []
+    samples = zip(full_log_probs, full_old_log_probs, advantages, loss_masks, strict=True)
+    for new, old, advantage, mask in samples:
+        dropped = ((advantage < 0) & (sequence_kl(old, new, mask) > args.opsm_delta)).float()
+        kept.append(1 - dropped)
+        shares.append((dropped * (mask != 0)).sum() / (mask != 0).sum().clamp(min=1))
+    return torch.cat(kept), torch.stack(shares).sum()
 
 
 def vanilla_tis_function(

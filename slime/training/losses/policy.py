@@ -11,8 +11,8 @@ import torch
 from slime.arguments.views import TrainingView
 from slime.training.kl import compute_approx_kl, ratio_of, sequence_kl
 from slime.training.log_probs import get_log_probs_and_entropy
-from slime.training.losses.corrections import compute_opsm_mask, vanilla_tis_function
-from slime.training.losses.reducers import LossOutput, Reducer, reducer_of
+from slime.training.losses.corrections import compute_opsm_mask
+from slime.training.losses.reducers import LossOutput, Reducer, pg_reducer_of, reducer_of
 from slime.training.parallel import ParallelContext
 from slime.utils.misc import load_function
 
@@ -34,7 +34,7 @@ def policy_loss_function(
     Args:
         batch: a micro-batch with ``advantages`` and, as far as they apply, ``log_probs``,
             ``rollout_log_probs`` and ``ref_log_probs``: per sample [R] float32.
-        logits: [1, T, V / tp].
+        logits: [1, T / cp, V / tp].
 
     Returns:
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
@@ -52,13 +52,7 @@ def policy_loss_function(
         reduce_pg = reducer_of(args, batch, masks)
     else:
         masks = batch["loss_masks"]
-    if args.custom_pg_loss_reducer_function_path:
-        custom = load_function(args.custom_pg_loss_reducer_function_path)
-        lengths = batch["total_lengths"], batch["response_lengths"]
-        pg = torch.where(torch.cat(masks) != 0, pg, 0.0)
-        pg_loss = custom(*lengths, masks, args.calculate_per_token_loss)(pg)
-    else:
-        pg_loss = reduce_pg(pg)
+    pg_loss = pg_reducer_of(args, batch, masks, reduce_pg)(pg)
     entropy = reduce(torch.cat(entropies))
     loss = pg_loss - args.entropy_coef * entropy
     metrics = {
@@ -97,7 +91,7 @@ def _policy_gradient(
     """Per token: loss, old minus new log-probs, 1.0 where clipped, and where OPSM drops it, if it does."""
     advantages, masks = torch.cat(batch["advantages"]), batch["loss_masks"]
     if args.advantage_estimator == "gspo":
-        ppo_kl = compute_gspo_kl(old, new, masks)
+        ppo_kl = compute_gspo_kl(new, old, new, masks)
     else:
         ppo_kl = torch.cat(old) - torch.cat(new)
     clip_range = args.eps_clip, args.eps_clip_high
@@ -107,7 +101,7 @@ def _policy_gradient(
         loss, clipped = compute_policy_loss(ppo_kl, advantages, *clip_range, args.eps_clip_c)
     dropped = None
     if args.use_opsm:
-        dropped = compute_opsm_mask(old, new, batch["advantages"], masks, args.opsm_delta)
+        dropped = compute_opsm_mask(args, new, old, batch["advantages"], masks)[0] == 0
         loss = torch.where(dropped, 0.0, loss)
     return loss, ppo_kl, clipped, dropped
 
@@ -118,12 +112,12 @@ def _correct_for_engine(
     """Importance correction for the gap between trainer and engine, or its metrics alone.
 
     Raises:
-        ValueError: the batch has no log-probs of the engine.
+        ValueError: the batch has no log-probs of the engine, or a custom correction gives another number of
+            values than it got.
     """
     if "rollout_log_probs" not in batch:
         raise ValueError("--use-tis, --get-mismatch-metrics: the rollout has no log-probs of the engine")
-    path = args.custom_tis_function_path
-    function = load_function(path) if path else vanilla_tis_function
+    function = load_function(args.tis_function_path)
     corrected, masks, metrics = function(
         args=args,
         pg_loss=pg,
@@ -132,8 +126,15 @@ def _correct_for_engine(
         loss_masks=batch["loss_masks"],
         total_lengths=batch["total_lengths"],
         response_lengths=batch["response_lengths"],
+        **({"mean_weight": batch["mean_weight"]} if args.tis_needs_mean else {}),
     )
-    return corrected, masks, {"ois": ratio_of(-ppo_kl), **metrics}
+    if corrected.shape != pg.shape:
+        found, wanted = list(corrected.shape), list(pg.shape)
+        raise ValueError(f"{args.tis_function_path}: pg_loss {found}, wanted {wanted} as given")
+    metrics = {"ois": ratio_of(-ppo_kl), **metrics}
+    if args.use_tis or args.custom_tis_function_path:
+        return corrected, masks, metrics
+    return pg, batch["loss_masks"], metrics
 
 
 def _engine_gap(
@@ -203,13 +204,19 @@ def compute_cispo_loss(
 
 
 def compute_gspo_kl(
-    old_log_probs: Sequence[torch.Tensor],
-    log_probs: Sequence[torch.Tensor],
-    masks: Sequence[torch.Tensor],
+    full_log_probs: Sequence[torch.Tensor],
+    full_old_log_probs: Sequence[torch.Tensor],
+    local_log_probs: Sequence[torch.Tensor],
+    loss_masks: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """GSPO's negated log-ratio (arXiv 2507.18071, eq. 7): each sequence's `sequence_kl` at all its tokens."""
+    """GSPO's negated log-ratio (arXiv 2507.18071, eq. 7): each sequence's `sequence_kl` at all its tokens.
+
+    Args:
+        local_log_probs: give the lengths of the result; responses come whole, so these are the full ones.
+    """
+    samples = zip(full_log_probs, full_old_log_probs, local_log_probs, strict=True)
     spread = [
-        sequence_kl(old, new, mask).expand_as(new)
-        for old, new, mask in zip(old_log_probs, log_probs, masks, strict=True)
+        sequence_kl(old, new, mask).expand_as(local)
+        for (new, old, local), mask in zip(samples, loss_masks, strict=True)
     ]
-    return torch.cat(_trained_alone(spread, masks))
+    return torch.cat(_trained_alone(spread, loss_masks))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from slime.arguments.views import TrainingView
+from slime.utils.misc import load_function
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 LossOutput = tuple[torch.Tensor, dict[str, torch.Tensor]]
@@ -23,7 +24,8 @@ def get_sum_of_sample_mean(
 
     By default the sum over samples of (masked sum / max(denominator, 1)), where the denominator is
     ``sample_denoms`` (the mask total of the whole rollout a sample belongs to), else the sample's own mask
-    total. With ``calculate_per_token_loss`` the plain masked sum.
+    total. With ``calculate_per_token_loss`` the plain masked sum. The values are those of whole responses,
+    also under context parallelism; the function refuses another number of them with a ValueError.
     """
     masks = [mask.float() for mask in loss_masks]
     if not calculate_per_token_loss:
@@ -32,6 +34,8 @@ def get_sum_of_sample_mean(
     weights = torch.cat(masks)
 
     def reduce(values: torch.Tensor) -> torch.Tensor:
+        if values.shape != weights.shape:
+            raise ValueError(f"per-token values {list(values.shape)}: wanted {list(weights.shape)}")
         # Not by multiplication alone: what is not trained may be infinite.
         return torch.where(weights != 0, values * weights, 0.0).sum()
 
@@ -49,3 +53,23 @@ def reducer_of(
         batch.get("rollout_mask_sums"),
         args.calculate_per_token_loss,
     )
+
+
+def pg_reducer_of(
+    args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor], default: Reducer
+) -> Reducer:
+    """The reducer of the policy-gradient term alone, under the masks that a correction has left.
+
+    ``--pg-loss-denominator`` N divides sums over a rollout by N, whatever
+    its length (Dr. GRPO, arXiv 2503.20783, sec. 3.2); a function of the user's decides for itself.
+    """
+    if args.custom_pg_loss_reducer_function_path:
+        custom = load_function(args.custom_pg_loss_reducer_function_path)
+        lengths = batch["total_lengths"], batch["response_lengths"]
+        reduce = custom(*lengths, masks, args.calculate_per_token_loss)
+        trained = torch.cat(list(masks)) != 0
+        return lambda values: reduce(torch.where(trained, values, 0.0))
+    if args.pg_loss_denominator is not None:
+        denominators = [args.pg_loss_denominator] * len(masks)
+        return get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, denominators)
+    return default

@@ -1,6 +1,6 @@
 """A loss on its way into the backward pass of a trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,11 @@ def _described(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} {str(output)[:60]}"
 
 
+def counted_tokens(loss_masks: Sequence[torch.Tensor]) -> int:
+    """The tokens of a micro-batch that a loss per token is divided by."""
+    return sum(max(int(mask.sum()), 1) for mask in loss_masks)
+
+
 def loss_function(
     args: TrainingView,
     batch: Mapping[str, Any],
@@ -52,13 +57,15 @@ def loss_function(
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """The loss as megatron-core's schedule wants it: scaled such that its gradients come out as means.
 
-    megatron-core divides by ``num_microbatches`` and averages over the data-parallel group, or, with
-    ``--calculate-per-token-loss``, divides by the sum of all normalisers.
+    megatron-core divides by ``num_microbatches`` and averages over the ranks that share the weights, those of
+    the data-parallel and the context-parallel groups; or, with ``--calculate-per-token-loss``, divides their
+    sum by the sum of all normalisers. The ranks of a context-parallel group compute the same loss, and the
+    gradients of each are a part of its gradient.
 
     Args:
         step_global_batch_size: rollouts of this optimizer step over all ranks.
         function: the loss.
-        logits: [1, T, V / tp].
+        logits: [1, T / cp, V / tp].
 
     Returns:
         The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]},
@@ -70,10 +77,12 @@ def loss_function(
         loss, metrics = checkpoint(checked(function), args, batch, logits, reducer, use_reentrant=False)
     else:
         loss, metrics = checked(function)(args, batch, logits, reducer)
-    tokens = sum(max(int(mask.sum()), 1) for mask in batch["loss_masks"])
+    tokens = counted_tokens(batch["loss_masks"])
+    context = context or ParallelContext.current()
     if not per_token:
-        dp_size = (context or ParallelContext.current()).dp_size
-        loss = loss * (num_microbatches / step_global_batch_size * dp_size)
+        loss = loss * (num_microbatches / step_global_batch_size * context.dp_size)
+    if context.cp_size > 1:
+        loss = loss * context.cp_size
     values = [torch.tensor(float(tokens if per_token else 0), device=logits.device)]
     values += [metric.detach().float().reshape(()) for metric in metrics.values()]
     normaliser = torch.tensor(tokens if per_token else 1, dtype=torch.int, device=logits.device)

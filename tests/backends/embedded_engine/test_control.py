@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.sglang_utils.client import EngineClient
 from slime.utils.types import EngineEndpoint
+from tests.backends.embedded_engine.test_scheduler import make_state
 from tests.engines.embedded import ENDLESS, LONG, Server
 
 AN_ENDLESS = {"max_new_tokens": ENDLESS, "ignore_eos": True, "temperature": 0}
@@ -176,6 +178,18 @@ def test_requests_wait_while_memory_is_released(server):
     wait_until(lambda: load(server)["num_waiting_reqs"] == 1)
     assert server.post("/resume_memory_occupation", tags=["kv_cache"]).json() is None
     assert request.result()["output_ids"] == before["output_ids"]
+
+
+@pytest.mark.parametrize("tags", [None, []])
+def test_no_tags_are_all_tags(checkpoint, tags):
+    state = make_state(checkpoint)
+    state.memory.release(tags)
+    assert state.engine.released == {"kv_cache", "weights", "cuda_graph"}
+    state.memory.resume(["weights"])
+    state.memory.resume(tags)
+    assert not state.engine.released
+    with pytest.raises(BadRequest, match="nothing to resume"):
+        state.memory.resume(tags)
 
 
 def test_release_is_refused_while_requests_run_and_resume_without_release(server):

@@ -107,6 +107,18 @@ def test_greedy_is_the_likeliest_token_and_unscaled(shared_server, checkpoint):
     assert largest_gap(answer, PROMPT, checkpoint[1]) < 1e-5
 
 
+@pytest.mark.parametrize("temperature", [9e-7, 1e-44, 1e-300])
+def test_next_to_no_temperature_is_none(shared_server, temperature):
+    def answer(temperature: float):
+        sampling = {"max_new_tokens": 8, "temperature": temperature, "ignore_eos": True}
+        return shared_server.generate(PROMPT, sampling, return_logprob=True)
+
+    found, expected = answer(temperature), answer(0.0)
+    assert found["output_ids"] == expected["output_ids"]
+    triples = [values(each["meta_info"]["output_token_logprobs"]) for each in (found, expected)]
+    assert triples[0] == pytest.approx(triples[1], abs=1e-5)
+
+
 def test_a_prompt_is_scored_without_generating(shared_server, checkpoint):
     prompt = [(5 * i) % 256 for i in range(60)]
     sampling = {"max_new_tokens": 0, "temperature": 0.5}
@@ -298,6 +310,7 @@ def test_a_wrong_sampling_parameter_is_named(shared_server, sampling):
         {"input_ids": [1] * (CONTEXT - 12), "sampling_params": {"max_new_tokens": 13}},
         {"input_ids": [1], "rid": ["a"]},
         {"input_ids": [[1], [2]], "rid": ["a", "a"]},
+        {"input_ids": [[1], [2]], "rid": ["a_0", "a"], "sampling_params": [{}, {"n": 2}]},
         {"input_ids": [[1], [2]], "sampling_params": [{}]},
         {"input_ids": [1], "logprob_start_len": 2, "return_logprob": True},
         {"input_ids": [1], "token_ids_logprob": [400], "return_logprob": True},

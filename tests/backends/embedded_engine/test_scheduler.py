@@ -85,10 +85,14 @@ def mixed_requests(count: int = 24) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("heads", [(4, 4), (7, 1)], ids=["one query per key", "seven queries per key"])
-def test_no_bit_of_a_response_depends_on_its_company(tmp_path, heads, dtype):
+@pytest.mark.parametrize(
+    ("family", "heads"),
+    [("qwen3", (4, 4)), ("qwen3", (7, 1)), ("qwen3_moe", (4, 2))],
+    ids=["one query per key", "seven queries per key", "experts"],
+)
+def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family, heads, dtype):
     shape = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 64}
-    make_checkpoint(tmp_path, hidden_size=256, vocab_size=2048, **shape)
+    make_checkpoint(tmp_path, family, hidden_size=256, vocab_size=2048, **shape)
     changes = {"dtype": dtype, "chunked_prefill_size": 256}
     alone, together = mixed_requests(), mixed_requests()
     scheduler = make_state((tmp_path,), **changes).engine.scheduler
@@ -244,5 +248,5 @@ def test_a_model_whose_logits_are_nan_gives_an_error_and_no_token(checkpoint, ne
     state.engine.scheduler.waiting.append(broken)
     run_all(state.engine.scheduler)
     assert broken.output_ids == []
-    assert broken.finish_reason["type"] == "abort" and broken.finish_reason["status_code"] == 500
+    assert broken.finish_reason["type"] == "abort" and broken.finish_reason["status_code"] == 400
     assert "NaN" in broken.finish_reason["message"]

@@ -5,13 +5,14 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from slime.utils.distributed_utils import init_process_group
-from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
+from slime.utils.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata, serialize_tensors
 from tests.engines.embedded import (
     LONG,
     Server,
@@ -196,9 +197,17 @@ def test_bad_payloads_are_refused_and_change_nothing(server):
         "no pairs": serialize_tensors([1, 2], share=False),
         "unknown name": serialize_tensors([("model.norm.weight", norm), ("nope", norm)], share=False),
         "wrong shape": serialize_tensors([("model.norm.weight", torch.zeros(3))], share=False),
+        "imaginary": serialize_tensors([("model.norm.weight", norm.to(torch.complex64))], share=False),
+        "integers": serialize_tensors([("model.norm.weight", norm.long())], share=False),
     }
     for payload in wrong.values():
         update(server, "/update_weights_from_tensor", 400, serialized_named_tensors=[payload])
+    entry = FlattenedTensorMetadata("model.norm.weight", torch.Size([64]), torch.float32, 0, 256, 64)
+    data = norm.view(torch.uint8)
+    for flat, one in [(data[None], entry), (torch.zeros(256), entry), (data, replace(entry, name=7))]:
+        bucket = serialize_tensors({"flattened_tensor": flat, "metadata": [one]}, share=False)
+        body = {"serialized_named_tensors": [bucket], "load_format": "flattened_bucket"}
+        update(server, "/update_weights_from_tensor", 400, **body)
     assert server.post("/weights_checker", action="checksum").json() == before
 
 
@@ -212,7 +221,7 @@ def test_a_handle_whose_memory_is_gone_is_refused(server):
 def test_broadcasts_are_checked_before_anything_is_received(server):
     body = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
     update(server, "/update_weights_from_distributed", 400, **body, group_name="unknown")
-    for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}):
+    for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}, {"dtypes": ["int64"]}):
         update(server, "/update_weights_from_distributed", 400, **{**body, **change})
     group = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": 2}
     for change in ({"rank_offset": 0, "backend": "gloo"}, {"rank_offset": 1, "backend": "nccl"}):

@@ -9,21 +9,18 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
-from slime.backends.megatron_utils.checkpoint import (
-    MARKER,
-    find_checkpoint,
-    is_megatron_checkpoint,
-    iteration_dir,
-    publish,
-)
+from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
+from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir, publish
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2}
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True, "use_rollout_logprobs": True}
 PP2 = {"pipeline_model_parallel_size": 2}
+VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
+CP2 = {"context_parallel_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +74,13 @@ def rollouts():
         (2, {"optimizer": "sgd", "sgd_momentum": 0.9, "lr": 0.1}),
         (1, {"use_stateless_adam": True}),
         (2, {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
+        (2, CP2),
+        (2, VPP2),
     ],
-    ids=["1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"],
+    ids=[
+        *("1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"),
+        *("CP 2", "VPP 2"),
+    ],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
@@ -133,7 +135,10 @@ def written_at_tp_2(checkpoint, rollouts, tmp_path_factory):
     return root, _one(results, "steps")[2:], results[0]["weights"]
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, {}), (2, PP2), (2, {}), (4, {**TP2, **PP2})], ids=str)
+LAYOUTS = [(1, {}), (2, {}), (2, PP2), (2, VPP2), (2, CP2), (4, {**TP2, **PP2})]
+
+
+@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=str)
 def test_what_tp_2_wrote_goes_on_in_another_layout(checkpoint, rollouts, written_at_tp_2, world_size, layout):
     root, steps, weights = written_at_tp_2
     args = trainer_args(checkpoint, load=root, **FLAGS, **layout)

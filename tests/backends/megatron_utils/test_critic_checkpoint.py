@@ -9,7 +9,13 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import critic_args, random_rollout, split, trainer_args
 
 TP2 = {"tensor_model_parallel_size": 2}
-LAYOUTS = {"1 process": (1, {}), "PP 2": (2, {"pipeline_model_parallel_size": 2}), "DP 2": (2, {})}
+VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+LAYOUTS = {
+    "1 process": (1, {}),
+    "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP 2 + VPP 2": (2, VPP2),
+    "DP 2": (2, {}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,17 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path):
     assert resumed["start"] == 1 and resumed["steps"] == through["steps"][2:]
     for name, weight in through["after"].items():
         assert torch.equal(weight, resumed["after"][name]), name
+
+
+def test_virtual_stages_take_the_trunk_of_an_actors_checkpoint(checkpoint, rollouts, tmp_path):
+    run_ranks(_run, 1, trainer_args(checkpoint, save=str(tmp_path)), "actor", {0: rollouts[0]}, True)
+    stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    (whole,) = run_ranks(_run, 1, critic_args(checkpoint, critic_load=str(tmp_path)), "critic", {}, False)
+    args = critic_args(checkpoint, critic_load=str(tmp_path), **stages)
+    parts = [result["before"] for result in run_ranks(_run, 2, args, "critic", {}, False)]
+    found = {name: weight for part in parts for name, weight in part.items()}
+    assert found.keys() == whole["before"].keys()
+    assert all(torch.equal(weight, whole["before"][name]) for name, weight in found.items())
 
 
 @pytest.mark.parametrize("flag", ["critic_load", "ref_load"])

@@ -110,3 +110,25 @@ def test_a_tied_embedding_trains_as_on_one_stage(checkpoint, flags):
 def test_both_freezing_flags_are_refused():
     with pytest.raises(ValueError, match="exclude each other"):
         freeze_model_params(Namespace(**_only("a"), **_freeze("b")), None)
+
+
+def test_experts_are_frozen_by_their_number_in_the_whole_model(tmp_path):
+    """Passes of expert-parallel ranks send messages in every layer up to the first one that trains."""
+    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    experts |= {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    args = make_args(save_tiny_hf(tmp_path, "qwen3_moe"), **experts)
+    flags = [
+        _freeze(r"local_experts\.3\."),
+        _only(r"layers\.2\.mlp\.experts", r"layers\.3\.mlp\.experts\.local_experts\.0"),
+        _only(r"local_experts\.3\.", r"layers\.0\.mlp\.router"),
+        _only(r"local_experts\.3\.", "final_layernorm"),
+        _only(r"local_experts\.3\.", "embedding"),
+    ]
+    first, last = run_ranks(_outcomes, 2, args, *flags)
+    of_expert_3 = [".local_experts.3." in name for name in last[0]]
+    assert any(".local_experts.2." in name for name in last[0]) and not any(of_expert_3)
+    assert len(first[1]) == 6 and len(last[1]) == 4
+    assert len(first[2]) == 1 and len(last[2]) == 7
+    assert len(first[4]) == 1 and len(last[4]) == 7
+    assert first[3] == last[3]
+    assert "has an expert to train on some ranks only" in first[3]

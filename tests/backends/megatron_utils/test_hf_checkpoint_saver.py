@@ -11,15 +11,15 @@ from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_m
 
 
 def _export(rank, args, target, shard_bytes):
-    from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
-    from slime.backends.megatron_utils.hf_weights import load_hf_weights
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.training.hf_export import save_hf_model_to_path
 
     init(args)
     model = get_model(args)
     load_hf_weights(args, model, args.hf_checkpoint)
-    save_hf_model_to_path(args, target, model, shard_bytes)
+    save_hf_model_to_path(args, target, HfWeights(args, model), shard_bytes)
 
 
 def _check(exported, expected):

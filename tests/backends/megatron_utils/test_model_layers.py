@@ -1,10 +1,17 @@
 """Packing of segments for attention."""
 
+from itertools import pairwise
+
+import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.backends.megatron_utils.layers import PackedLayout, _similar_lengths
+from slime.backends.megatron_utils.layers import PackedAttention, apply_rope
+from slime.backends.megatron_utils.packed_layout import PackedLayout, similar_lengths
+from slime.training.context_parallel import Piece, RowSplit
 
 CPU = torch.device("cpu")
 
@@ -48,5 +55,67 @@ def test_equal_segments_need_no_reordering():
 
 
 def test_groups_start_with_the_longest():
-    groups = _similar_lengths([(0, 3), (3, 13), (13, 22)])
-    assert groups == [[(3, 13), (13, 22)], [(0, 3)]]
+    groups = similar_lengths([Piece(0, 0, 3), Piece(3, 3, 13), Piece(13, 13, 22)])
+    assert groups == [[(3, 3, 13), (13, 13, 22)], [(0, 0, 3)]]
+
+
+def _reference(query, key, value, lengths):
+    """Causal attention of each segment, in float64, one head at a time."""
+    out, start = [], 0
+    for length in lengths:
+        q, k, v = (x[start : start + length].double() for x in (query, key, value))
+        groups = q.size(1) // k.size(1)
+        heads = []
+        for head in range(q.size(1)):
+            scores = q[:, head] @ k[:, head // groups].T / q.size(-1) ** 0.5
+            hidden = torch.ones(length, length).triu(1).bool()
+            heads.append(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, head // groups])
+        out.append(torch.stack(heads, 1))
+        start += length
+    return torch.cat(out)
+
+
+def _boundary_kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    """What torch's kernel for GPUs computes: the last query of a piece sees its last key."""
+    assert window_size == (-1, 0) and max_q == cu_q.diff().max() and max_k == cu_k.diff().max()
+    out = []
+    for (a, b), (c, d) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        seen = torch.ones(b - a, d - c).tril(d - c - (b - a)).bool()
+        q, k, v = (x.transpose(0, 1) for x in (query[a:b], key[c:d], value[c:d]))
+        piece = F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=enable_gqa)
+        out.append(piece.transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_attention_of_each_ranks_queries_is_that_of_the_whole_row(size, contiguous, has_kernel, monkeypatch):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _boundary_kernel)
+    config = TransformerConfig(num_layers=1, hidden_size=32, num_attention_heads=4, attention_dropout=0.0)
+    attention = PackedAttention(config, 1, None, "self", attention_dropout=0.0, rotary_base=1e4)
+    lengths = [12, 24, 12, 36]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(84, heads, 8, generator=generator) for heads in (4, 2, 2))
+    cos, sin = _layout(lengths).rope(attention.inv_freq, torch.float32)
+    expected = _reference(apply_rope(query, cos, sin), apply_rope(key, cos, sin), value, lengths)
+    splits = [RowSplit(tuple(lengths), size, rank, contiguous) for rank in range(size)]
+    order = torch.cat([split.rows for split in splits])
+    # In place of the other ranks.
+    everywhere = apply_rope(key, cos, sin)[order], value[order]
+    monkeypatch.setattr(attention, "_gather", lambda key, value: everywhere)
+    for split in splits:
+        local = (split.take(x) for x in (query, key, value))
+        found = attention._packed(*local, PackedLayout.of_split(split, CPU), has_kernel)
+        torch.testing.assert_close(found.double(), split.take(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_rope_turns_pairs_of_halves_as_complex_numbers_and_gradients_back():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2, 6, generator=generator, dtype=torch.double, requires_grad=True)
+    angles = torch.randn(5, 1, 3, generator=generator, dtype=torch.double)
+    both = torch.cat([angles, angles], -1)
+    turned = torch.complex(x[..., :3], x[..., 3:]) * torch.polar(torch.ones_like(angles), angles)
+    expected = torch.cat([turned.real, turned.imag], -1)
+    torch.testing.assert_close(apply_rope(x, both.cos(), both.sin()), expected)
+    assert torch.autograd.gradcheck(apply_rope, (x, both.cos(), both.sin()))

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config, total_optimizer_steps
+from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config
+from slime.training.optimizer_schedule import total_optimizer_steps
 
 
 def _args(**overrides):

@@ -34,7 +34,7 @@ from tools.quickstart.phases import Phase, Progress
 
 code = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 phase = Phase("p", "P", [sys.executable, "-c", code], 1, lambda: Progress(0, []))
-quickstart.plan = lambda layout, seed: [phase]
+quickstart.plan = lambda *_: [phase]
 sys.exit(quickstart.main(["--output", sys.argv[2]]))
 """
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http import (
@@ -28,7 +29,8 @@ def create_app(state: ServerState) -> FastAPI:
     for module in (generate_routes, openai_routes, control_routes, weight_routes, info_routes):
         app.include_router(module.router)
     app.add_exception_handler(BadRequest, _bad_request)
-    app.add_exception_handler(ClientGone, _client_gone)
+    for gone in (ClientGone, ClientDisconnect):
+        app.add_exception_handler(gone, _client_gone)
     app.add_exception_handler(Exception, _server_error)
     if state.args.api_key or state.args.admin_api_key:
         app.add_middleware(
@@ -58,4 +60,7 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _server_error(request: Request, error: Exception) -> Response:
     logger.exception("%s failed", request.url.path, exc_info=error)
-    return json_response({"error": {"message": repr(error)}}, 500)
+    answer = json_response({"error": {"message": repr(error)}}, 500)
+    # the connection does not survive an exception: unless told, the client would send its next request on it
+    answer.headers["Connection"] = "close"
+    return answer

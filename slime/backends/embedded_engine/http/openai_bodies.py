@@ -3,7 +3,7 @@
 from typing import Any
 
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.backends.embedded_engine.http.bodies import Body
+from slime.backends.embedded_engine.http.bodies import Body, Items
 
 _PASSED_THROUGH = (
     "temperature",
@@ -46,7 +46,7 @@ _UNSUPPORTED = (
 
 
 class CompletionBody(Body):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     model: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = False
@@ -56,11 +56,11 @@ class CompletionBody(Body):
     seed: int | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
-    rid: str | list[str] | None = None
+    rid: str | Items[str] | None = None
 
 
 class ChatBody(Body):
-    messages: list[Any]
+    messages: Items[Any]
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -75,7 +75,7 @@ class ChatBody(Body):
     min_tokens: int | None = 0
     return_token_ids: bool | None = False
     return_prompt_token_ids: bool | None = False
-    rid: str | list[str] | None = None
+    rid: str | Items[str] | None = None
 
 
 def sampling_params_of(

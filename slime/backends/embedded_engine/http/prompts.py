@@ -54,15 +54,17 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     prompts, single = _prompts(state, body)
     count = len(prompts)
     params = _params(state, body, count)
-    options = _logprob_options(state, body, prompts)
+    fitted = [fit_to_context(state, *pair) for pair in zip(prompts, params, strict=True)]
+    options = _logprob_options(state, body, [ids for ids, _ in fitted])
     rids = _rids(body.rid, count, single)
     sequences = []
-    for prompt, param, option, rid in zip(prompts, params, options, rids, strict=True):
-        ids, fitting = fit_to_context(state, prompt, param)
+    for (ids, param), option, rid in zip(fitted, options, rids, strict=True):
         for sample in range(param.n):
             name = rid if param.n == 1 else f"{rid}_{sample}"
             seed = state.noise_seed(param.sampling_seed, sample)
-            sequences.append(Sequence(name, ids, fitting, option, seed))
+            sequences.append(Sequence(name, ids, param, option, seed))
+    if len({s.rid for s in sequences}) < len(sequences):
+        raise BadRequest("rid: two responses of this request would have the same id")
     taken = [s.rid for s in sequences if s.rid in state.live_rids]
     if taken:
         raise BadRequest(f"rid {taken[0]!r} is in use")
@@ -100,6 +102,7 @@ def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], b
         if state.tokenizer is None:
             raise BadRequest("text: the server runs with --skip-tokenizer-init (wanted: input_ids)")
         texts = [body.text] if isinstance(body.text, str) else body.text
+        _check_count(len(texts))
         prompts = [state.tokenizer.encode(text) for text in texts]
         single = isinstance(body.text, str)
     else:
@@ -110,7 +113,13 @@ def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], b
         prompts = [ids] if single else ids
     if not prompts:
         raise BadRequest("text: no prompts")
+    _check_count(len(prompts))
     return prompts, single
+
+
+def _check_count(responses: int) -> None:
+    if responses > MAX_SEQUENCES:
+        raise BadRequest(f"n: {responses} responses in one request (wanted: at most {MAX_SEQUENCES})")
 
 
 def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
@@ -125,9 +134,7 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
 def _params(state: ServerState, body: GenerateBody, count: int) -> list[SamplingParams]:
     raws = _per_prompt("sampling_params", body.sampling_params, count)
     params = [parse_sampling_params(raw or {}, state.config.shape.vocab_size) for raw in raws]
-    total = sum(p.n for p in params)
-    if total > MAX_SEQUENCES:
-        raise BadRequest(f"n: {total} responses in one request (wanted: at most {MAX_SEQUENCES})")
+    _check_count(sum(p.n for p in params))
     if state.tokenizer is None and any(p.stop or p.stop_regex for p in params):
         raise BadRequest("stop: the server runs with --skip-tokenizer-init (wanted: stop_token_ids)")
     return params

@@ -58,8 +58,9 @@ class TextStream:
 
 def _possible_stop(text: str, stops: tuple[str, ...]) -> int:
     """Length of the longest end of ``text`` that begins a stop string."""
-    for length in range(max(map(len, stops), default=0), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops) and len(text) >= length:
+    longest = max(map(len, stops), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
             return length
     return 0
 

@@ -182,7 +182,7 @@ async def _in_daemon_thread(function: Callable[[], None]) -> None:
     def run() -> None:
         try:
             function()
-        except BadRequest as error:
+        except Exception as error:  # handed to whoever awaits it
             loop.call_soon_threadsafe(done.set_exception, error)
         else:
             loop.call_soon_threadsafe(done.set_result, None)

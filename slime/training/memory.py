@@ -5,11 +5,9 @@ are slices of one buffer, and in float32 its optimizer updates slices of that sa
 by ``tensor.data = tensor.cpu()`` would part the two, and the weights would stop learning.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
 
 from slime.utils.accelerator import host_buffer, on_device, synchronize
 
@@ -19,10 +17,23 @@ class TrainerMemory:
 
     They leave in two steps: an engine that takes its weights back, to be given new ones, needs room while
     the trainer still needs its own.
+
+    Args:
+        weights: the parameters.
+        optimizer_tensors: what the optimizer holds; tensors that share memory with weights stay with them.
+        drop_gradients: frees the gradients.
+        restore_gradients: makes room for them again, zeros.
     """
 
-    def __init__(self, model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(
+        self,
+        weights: Callable[[], Iterable[torch.Tensor]],
+        optimizer_tensors: Callable[[], Iterable[torch.Tensor]],
+        drop_gradients: Callable[[], None],
+        restore_gradients: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._weights, self._optimizer_tensors = weights, optimizer_tensors
+        self._drop_gradients, self._restore_gradients = drop_gradients, restore_gradients
         self._on_host: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         self._has_training_state = self._has_weights = True
 
@@ -34,8 +45,7 @@ class TrainerMemory:
         if not self._has_training_state:
             return
         self._has_training_state = False
-        for chunk in self._model:
-            chunk.offload_grad_buffers()
+        self._drop_gradients()
         weights = {storage.data_ptr() for storage in _distinct(self._weights())}
         self._move(s for s in _distinct(self._optimizer_tensors()) if s.data_ptr() not in weights)
 
@@ -64,8 +74,7 @@ class TrainerMemory:
             _bytes_of(storage).copy_(copy, non_blocking=True)
         synchronize()
         self._on_host = []
-        for chunk in self._model:
-            chunk.restore_grad_buffers()
+        self._restore_gradients()
         self._has_training_state = self._has_weights = True
 
     def _move(self, storages: Iterable[torch.UntypedStorage]) -> None:
@@ -74,20 +83,6 @@ class TrainerMemory:
         for storage, _ in moved:
             storage.resize_(0)
         self._on_host += moved
-
-    def _weights(self) -> Iterator[torch.Tensor]:
-        for chunk in self._model:
-            yield from chunk.parameters()
-
-    def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
-        for part in getattr(self._optimizer, "chained_optimizers", [self._optimizer]):
-            # A rank without parameters of some kind has no optimizer for them.
-            if part.optimizer is None:
-                continue
-            for group in part.optimizer.param_groups:
-                yield from group["params"]
-            for state in part.optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:

@@ -3,17 +3,14 @@
 import json
 import shutil
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from slime.arguments.views import ModelView, view
-from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.models.hf_config import read_hf_config
-from slime.training.backend import NamedTensors
+from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -23,7 +20,7 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin
 def save_hf_model_to_path(
     args: Namespace,
     path: str | Path,
-    model: Sequence[torch.nn.Module],
+    weights: HfTensors,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes config, tokenizer and weights to the directory ``path``. Called on every rank.
@@ -42,7 +39,7 @@ def save_hf_model_to_path(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    shards = _write_shards(partial, HfWeights(view(args, ModelView), model), shard_bytes, _writers(args))
+    shards = _write_shards(partial, weights, shard_bytes, _writers(args))
     dist.barrier()
     if dist.get_rank() == 0:
         _name_shards(partial, shards)
@@ -62,7 +59,7 @@ def _shard_name(number: int, count: int) -> str:
 
 
 def _write_shards(
-    directory: Path, weights: HfWeights, shard_bytes: int, writers: list[int]
+    directory: Path, weights: HfTensors, shard_bytes: int, writers: list[int]
 ) -> list[dict[str, int]]:
     """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes."""
     shards = []

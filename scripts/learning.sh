@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Lets each algorithm practise the quickstart's task from one and the same start, on two CPU cores.
+#
+#     bash scripts/learning.sh [--only rloo gspo ...] [--rollouts N] [--output DIR]
+#
+# All of them take about half an hour. Curves go to benchmarks/results/learning.json.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
+
+use_environment
+share_cores_politely
+cd "$REPOSITORY"
+exec python -m tools.quickstart.learning "$@"

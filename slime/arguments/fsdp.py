@@ -1,0 +1,141 @@
+"""The FSDP trainer, and which flags of the Megatron trainer it cannot honour."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from slime.arguments.checkpoint_files import is_release
+from slime.arguments.concern import Concern
+from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
+from slime.arguments.megatron import HONOURED, megatron_flags
+
+
+@dataclass(frozen=True)
+class FsdpArgs:
+    """What the trainer of --train-backend fsdp does otherwise."""
+
+    gradient_checkpointing: bool = flag(False, help="compute layers again in the backward pass (fsdp)")
+    attn_implementation: Literal["flash_attention_2", "sdpa", "eager", "flash_attention_3"] = flag(
+        "flash_attention_2",
+        supported=("flash_attention_2", "sdpa", "eager"),
+        help="attention of the transformers model (fsdp): flash_attention_2 keeps rows packed, with torch's "
+        "kernels; with the others each sequence gets a padded row",
+    )
+    fsdp_cpu_offload: bool = flag(
+        False, help="keep weights, gradients and optimizer state on the host between uses (fsdp)"
+    )
+    fsdp_state_dict_cpu_offload: bool = refused(
+        True, help="checkpoints pass through the host (fsdp; always so)", wanted="leave it out"
+    )
+    fsdp_cpu_backend: Literal["gloo"] = flag(
+        "gloo", supported=("gloo",), help="who sends host tensors (fsdp)"
+    )
+    warmup_ratio: float | None = refused(
+        help="part of the run that warms up (fsdp)", wanted="use --lr-warmup-fraction"
+    )
+
+
+FORMAT = "fsdp_dcp"
+"""What a checkpoint of this trainer says in its metadata.json."""
+# What changes the numbers or is a user's code, and what to do instead.
+_REFUSED = {
+    "tensor_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
+    "pipeline_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
+    "context_parallel_size": "wanted 1",
+    "expert_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
+    "expert_tensor_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
+    "num_layers_per_virtual_pipeline_stage": "leave it out",
+    "num_virtual_stages_per_pipeline_rank": "leave it out",
+    "custom_megatron_init_path": "leave it out, there is no Megatron",
+    "custom_megatron_before_log_prob_hook_path": "leave it out, there is no Megatron",
+    "custom_megatron_before_train_step_hook_path": "leave it out, there is no Megatron",
+    "custom_model_provider_path": "leave it out, transformers provides the model",
+    "fp16": "wanted --bf16 or --fp32",
+    "optimizer": "wanted adam",
+    "optimizer_cpu_offload": "wanted --fsdp-cpu-offload",
+    "use_precision_aware_optimizer": "leave it out",
+    "use_stateless_adam": "leave it out",
+    "decoupled_lr": "leave it out",
+    "decoupled_min_lr": "leave it out",
+    "apply_wd_to_qk_layernorm": "leave it out",
+}
+# The generated flags that this trainer reads, and those that say what kind of model it is.
+_READ = frozenset({"adam_beta1", "adam_beta2", "adam_eps", "deterministic_mode", "log_num_zeros_in_grad"})
+# Declared by hand elsewhere, and only about how Megatron's trainer gets its numbers.
+_IDLE = frozenset(
+    {
+        "accumulate_allreduce_grads_in_fp32",
+        "attention_backend",
+        "ckpt_format",
+        "make_vocab_size_divisible_by",
+        "no_ckpt_fully_parallel_save",
+        "recompute_activations",
+    }
+)
+
+
+def _differs(args: Namespace, spec: Flag) -> bool:
+    return bool(getattr(args, spec.dest, spec.default) != spec.default)
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Flags of the other trainer."""
+    if args.train_backend != "fsdp":
+        for spec in flags_of(FsdpArgs):
+            if _differs(args, spec):
+                yield f"{spec.names[0]}: has no effect without --train-backend fsdp"
+        return
+    idle = HONOURED - _READ - _REFUSED.keys() - {"decoupled_weight_decay"}
+    for spec in megatron_flags((), ()):
+        if spec.dest in idle and _differs(args, spec):
+            yield f"{spec.names[0]}: has no effect with --train-backend fsdp{_instead(spec.dest)}"
+    for name in sorted(_IDLE):
+        value: Any = getattr(args, name, None)
+        if value and value not in ("auto", "torch_dist", 128):
+            yield f"{option_string(name)}: has no effect with --train-backend fsdp"
+
+
+def _instead(dest: str) -> str:
+    return " (see --gradient-checkpointing)" if dest.startswith("recompute") else ""
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """What this trainer cannot do, before any process starts."""
+    if args.train_backend != "fsdp":
+        return
+    for name, instead in _REFUSED.items():
+        value = getattr(args, name, None)
+        if value is True or value not in (None, False, 1, "adam"):
+            shown = "" if value is True else f" {value}"
+            yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
+    if args.advantage_estimator == "ppo":
+        yield "--advantage-estimator ppo: not supported with --train-backend fsdp (it has no critic)"
+    if not args.decoupled_weight_decay:
+        yield "--no-decoupled-weight-decay: not supported with --train-backend fsdp (leave it out)"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """Checkpoints that the other trainer wrote."""
+    for name in ("load", "ref_load"):
+        path = getattr(args, name)
+        found = checkpoint_format(path) if path is not None else None
+        if path is not None and is_release(path):
+            found = "torch_dist"
+        if found is not None and (found == FORMAT) != (args.train_backend == "fsdp"):
+            wanted = f"one that --train-backend {args.train_backend} wrote, or a Hugging Face directory"
+            yield f"{option_string(name)} {path}: its format is {found} (wanted: {wanted})"
+
+
+def checkpoint_format(root: str | Path) -> str | None:
+    """What the newest complete checkpoint below ``root`` says of its format; None without one."""
+    found = sorted(Path(root).glob("iter_*/metadata.json"))
+    try:
+        return json.loads(found[-1].read_text()).get("sharded_backend") if found else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+CONCERN = Concern({"fsdp": FsdpArgs}, notes=notes, contradictions=contradictions, missing=missing)

@@ -1,0 +1,199 @@
+"""Mixtures of experts: how tokens find their experts, and how these are spread over processes."""
+
+import ast
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slime.arguments.concern import Concern
+from slime.arguments.errors import UsageError
+from slime.arguments.flags import flag, flags_of
+
+_MOST_LAYERS = 100_000
+
+
+@dataclass(frozen=True)
+class ExpertShapeArgs:
+    """What config.json says of the experts too."""
+
+    num_experts: int | None = flag(at_least=0, same_as_default=(0,), help="experts of an MoE layer")
+    moe_layer_freq: str | None = flag(
+        same_as_default=("1",),
+        help="which layers have experts: N for every N-th one, or a list such as [0]*1+[1]*47",
+    )
+    moe_ffn_hidden_size: int | None = flag(above=0, help="width of an expert's MLP")
+    moe_router_topk: int | None = flag(above=0, help="experts that a token is sent to")
+    moe_router_pre_softmax: bool | None = flag(
+        const=True, help="weigh experts by their share of all of them, not of the chosen ones"
+    )
+    moe_router_score_function: Literal["softmax", "sigmoid"] = flag(
+        "softmax", supported=("softmax",), help="what makes scores of a router's logits"
+    )
+
+
+@dataclass(frozen=True)
+class ExpertArgs:
+    """How experts are trained and where they are."""
+
+    expert_model_parallel_size: int = flag(
+        1, above=0, help="expert parallel size: ranks that the experts of a layer are dealt out to"
+    )
+    expert_tensor_parallel_size: int | None = flag(
+        above=0, help="ranks that each expert is split over; default --tensor-model-parallel-size"
+    )
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag(
+        "allgather", supported=("allgather", "alltoall"), help="how tokens travel to their experts"
+    )
+    moe_router_dtype: Literal["fp32", "fp64"] | None = flag(help="number format of the router's scores")
+    moe_router_load_balancing_type: list[str] | None = flag(
+        same_as_default=(["aux_loss"],), help="how the router balances experts: aux_loss (default) or none"
+    )
+    moe_aux_loss_coeff: list[float] | None = flag(
+        at_least=0, same_as_default=([0.0],), help="weight of the balancing loss; 0 if left out"
+    )
+    moe_z_loss_coeff: float | None = flag(
+        at_least=0, same_as_default=(0.0,), help="weight of the loss that keeps the router's logits small"
+    )
+    moe_grouped_gemm: bool = flag(False, help="one kernel for all experts of a rank (no effect here)")
+    moe_permute_fusion: bool = flag(False, help="fused sorting of tokens by expert (no effect here)")
+
+
+def layer_kinds(text: str, num_layers: int) -> tuple[int, ...]:
+    """Megatron-LM's notation of the layers with experts: 1 for each, 0 for a dense one.
+
+    Raises:
+        UsageError: no number, and no list of as many 0 and 1 as there are layers.
+    """
+    try:
+        value = _evaluated(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        value = None
+    if type(value) is int and value > 0:
+        return tuple(int(layer % value == 0) for layer in range(num_layers))
+    if isinstance(value, list) and len(value) == num_layers and all(kind in (0, 1) for kind in value):
+        return tuple(value)
+    raise UsageError(
+        f"--moe-layer-freq {text}: wanted a number, or a list of a 0 or a 1 for each of {num_layers} layers"
+    )
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """Lists of numbers, their sums and their multiples."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.List(elts=elements):
+            return [_evaluated(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _list(_evaluated(left)) + _list(_evaluated(right))
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            repeated = _list(_evaluated(left))
+            if len(repeated) * times <= _MOST_LAYERS:
+                return repeated * times
+    raise ValueError("neither a number nor a list")
+
+
+def _list(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError("no list")
+    return value
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Kernels of TransformerEngine, which only change how fast the same is computed."""
+    for name, given in (
+        ("--moe-grouped-gemm", args.moe_grouped_gemm),
+        ("--moe-permute-fusion", args.moe_permute_fusion),
+    ):
+        if given:
+            yield f"{name}: has no effect: TransformerEngine's kernels are not used"
+
+
+def derive(args: Namespace) -> None:
+    """Megatron-LM's defaults; a model without experts has no use for any of the flags."""
+    if not isinstance(args.moe_layer_freq, tuple):  # as config.json has it; a flag is text
+        _refuse_on_dense(args)
+        args.expert_tensor_parallel_size = None
+        args.num_experts = args.moe_router_topk = args.moe_ffn_hidden_size = 0
+        args.moe_layer_freq = (0,) * args.num_layers
+        return
+    if args.expert_tensor_parallel_size is None:
+        args.expert_tensor_parallel_size = args.tensor_model_parallel_size
+    args.moe_router_load_balancing_type = args.moe_router_load_balancing_type or ["aux_loss"]
+    args.moe_aux_loss_coeff = args.moe_aux_loss_coeff or [0.0]
+
+
+# Left out they have the same meaning for a dense model.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "expert_tensor_parallel_size": (1,),
+    "moe_token_dispatcher_type": ("alltoall",),
+    "moe_router_load_balancing_type": (["none"],),
+}
+
+
+def _refuse_on_dense(args: Namespace) -> None:
+    for spec in (*flags_of(ExpertShapeArgs), *flags_of(ExpertArgs)):
+        value = getattr(args, spec.dest)
+        if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
+            shown = "" if isinstance(value, bool) else f" {value}"
+            raise UsageError(
+                f"{spec.names[0]}{shown}: config.json of --hf-checkpoint describes a model without experts"
+            )
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Sizes that do not divide the experts or the GPUs, and what does not work with experts."""
+    if not args.num_experts:
+        return
+    yield from _bad_sizes(args)
+    yield from _bad_losses(args)
+    if args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
+        yield (
+            f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
+            "a model with experts needs --sequence-parallel too"
+        )
+    if "moe_act" in (args.recompute_modules or ()):
+        yield "--recompute-modules moe_act: not supported (wanted: moe)"
+
+
+def _bad_sizes(args: Namespace) -> Iterator[str]:
+    experts, parts = args.expert_model_parallel_size, args.expert_tensor_parallel_size
+    tp, stages = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    if args.num_experts % experts:
+        yield (
+            f"--expert-model-parallel-size {experts} does not divide num_experts {args.num_experts} "
+            "(config.json)"
+        )
+    if tp % parts:
+        yield f"--expert-tensor-parallel-size {parts} does not divide --tensor-model-parallel-size {tp}"
+    elif args.moe_ffn_hidden_size % parts:
+        width = args.moe_ffn_hidden_size
+        yield f"--expert-tensor-parallel-size {parts} does not divide moe_intermediate_size {width}"
+    if args.trainer_world_size % (experts * parts * stages) and not args.debug_rollout_only:
+        yield (
+            f"--expert-model-parallel-size {experts} x --expert-tensor-parallel-size {parts} x "
+            f"--pipeline-model-parallel-size {stages}: does not divide {args.trainer_world_size} trainer GPUs"
+        )
+
+
+def _bad_losses(args: Namespace) -> Iterator[str]:
+    kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
+    shown = " ".join(kinds)
+    if kinds not in (["aux_loss"], ["none"]):
+        yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
+    elif len(coefficients) > 1:
+        yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"
+    elif args.train_backend == "fsdp" and (any(coefficients) or args.moe_z_loss_coeff):
+        name = "--moe-aux-loss-coeff" if any(coefficients) else "--moe-z-loss-coeff"
+        yield f"{name}: not supported with --train-backend fsdp (wanted: 0)"
+    elif kinds == ["none"] and any(coefficients):
+        yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
+
+
+CONCERN = Concern(
+    {"experts of the model": ExpertShapeArgs, "experts": ExpertArgs},
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
+)

@@ -1,0 +1,105 @@
+"""Attention within the sequences of a packed row, as a function that ``transformers`` models call."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from slime.backends.fsdp_utils.segments import Segments
+from slime.utils.accelerator import has_packed_attention
+
+NAME = "slime_packed"
+# What some models hand to their attention, and this one does not compute.
+_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask")
+
+
+class UnknownAttention(RuntimeError):
+    """A model asks of its attention what packed attention does not compute."""
+
+
+class PackedAttention:
+    """Causal attention, with a window where a layer has one, between the tokens of the same sequence.
+
+    An object and no plain function: layers that are computed again in the backward pass, in a thread of
+    autograd's, need the same segments as in the forward pass.
+
+    Attributes:
+        segments: of the row that the model computes at present.
+    """
+
+    def __init__(self) -> None:
+        self.segments: Segments | None = None
+        AttentionInterface.register(NAME, self)  # type: ignore[arg-type]
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **features: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """query [1, heads, T, dim], key and value [1, key heads, T, dim] -> [1, T, heads, dim].
+
+        Raises:
+            UnknownAttention: the model wants more than causal attention.
+        """
+        wanted = [name for name in _FEATURES if features.get(name) is not None]
+        if wanted or dropout or features.get("is_causal") is False:
+            raise UnknownAttention(f"{type(module).__name__} wants {', '.join(wanted) or 'no causal mask'}")
+        assert self.segments is not None
+        query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        if has_packed_attention(query) and query.shape[-1] == value.shape[-1]:
+            return self._flash(query, key, value, scaling, sliding_window)[None], None
+        outputs = []
+        for group in self.segments.groups:
+            q, k, v = (group.gather(x) for x in (query, key, value))
+            outputs.append(_attend(q, k, v, scaling, sliding_window))
+        return self.segments.packed(outputs)[None], None
+
+    def _flash(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        segments = self.segments
+        assert segments is not None
+        ends, longest = segments.boundaries, segments.longest
+        out = varlen_attn(
+            *(query, key, value, ends, ends, longest, longest),
+            scale=scaling,
+            window_size=(-1 if window is None else window - 1, 0),
+            enable_gqa=key.size(1) != query.size(1),
+        )
+        assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
+        return out
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """[count, length, heads, dim] of one group; queries see themselves and what is before them."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    mask, length = None, query.size(2)
+    if window is not None and window < length:
+        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+        mask = ones.tril() & ones.triu(1 - window)
+    grouped = key.size(1) != query.size(1)
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)

@@ -1,0 +1,199 @@
+"""Checkpoints of a training run in torch's distributed format (DCP).
+
+    <save>/iter_0000007/model/        weights in float32, of any number of ranks
+                        optimizer/    moments and step counts
+                        ref/          weights of a version that is saved along
+                        rng_00000.pt  random generators of a rank
+                        metadata.json schedule and plain values; there when all else is
+
+Only tensors are in the distributed parts; nothing that is read can run code.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from slime.arguments.fsdp import FORMAT
+from slime.backends.fsdp_utils.model import named_tensors
+from slime.backends.fsdp_utils.optimizer import ensure_states
+from slime.backends.fsdp_utils.random_state import load_random_state, save_random_state
+from slime.backends.fsdp_utils.step import TrainState
+from slime.training.checkpoint_dir import (
+    find_checkpoint,
+    fresh_directory,
+    iteration_dir,
+    on_first_rank,
+    publish,
+)
+from slime.training.checkpoint_errors import explained
+
+Tensors = dict[str, torch.Tensor]
+Swap = Callable[[], AbstractContextManager[None]]
+"""Puts another version in the place of the trained weights; leaving it undoes that."""
+
+
+def model_tensors(state: TrainState) -> Tensors:
+    return {name: tensor.detach() for name, tensor in named_tensors(state.model)}
+
+
+def optimizer_tensors(state: TrainState) -> Tensors:
+    """``NAME.exp_avg`` and so on of every parameter that trains."""
+    ensure_states(state.optimizer)
+    return {
+        f"{name}.{key}": value
+        for name, param in state.model.named_parameters()
+        if param.requires_grad
+        for key, value in state.optimizer.state[param].items()
+    }
+
+
+class CheckpointWriter:
+    """Saves to ``args.save``; with ``--async-save`` a thread writes copies while training goes on."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args, self._later = args, bool(getattr(args, "async_save", False))
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if self._later else None
+        # A group of its own: the thread's messages must not mix with the trainer's.
+        self._group = dist.new_group(backend="gloo")
+        self._writing: tuple[Future[None], Callable[[], None]] | None = None
+
+    def save(
+        self, iteration: int, state: TrainState, common: Mapping[str, Any], versions: Mapping[str, Swap]
+    ) -> None:
+        """Collective. Writes model, optimizer, schedule, random state and ``common``, plain values."""
+        self.finish()
+        final = iteration_dir(self._args.save, iteration)
+        temporary = final.with_suffix(".tmp")
+        with self._explained():
+            on_first_rank(lambda: fresh_directory(temporary, subdirectories=[]))
+            parts = self._parts(state, versions)
+            if not getattr(self._args, "no_save_rng", False):
+                save_random_state(temporary, dist.get_rank())
+            if dist.get_rank() == 0:
+                content = self._plain(iteration, state, common)
+                (temporary / "metadata.json").write_text(json.dumps(content, indent=2) + "\n")
+            make_latest = partial(publish, temporary, final, iteration)
+            if self._thread is None:
+                self._write(temporary, parts)
+                on_first_rank(make_latest)
+            else:
+                self._writing = self._thread.submit(self._write, temporary, parts), make_latest
+
+    def _parts(self, state: TrainState, versions: Mapping[str, Swap]) -> dict[str, Tensors]:
+        keep = _copies if self._later else dict
+        parts = {}
+        for tag, swap in versions.items():
+            with swap():
+                parts[tag] = _copies(model_tensors(state))
+        parts["model"] = keep(model_tensors(state))
+        if not getattr(self._args, "no_save_optim", False):
+            parts["optimizer"] = keep(optimizer_tensors(state))
+        return parts
+
+    def _plain(self, iteration: int, state: TrainState, common: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "sharded_backend": FORMAT,
+            "sharded_backend_version": 1,
+            "iteration": iteration,
+            "world_size": dist.get_world_size(),
+            "scheduler": state.scheduler.state_dict(),
+            "common": dict(common),
+        }
+
+    def _write(self, directory: Path, parts: Mapping[str, Tensors]) -> None:
+        for name, tensors in parts.items():
+            dcp.save(dict(tensors), checkpoint_id=directory / name, process_group=self._group)
+
+    def _explained(self) -> AbstractContextManager[None]:
+        return explained(self._args.save, "written", "space there, and leave to write")
+
+    def poll(self) -> None:
+        """Makes a background save the latest if it is complete; does not wait."""
+        # The first rank's part ends last: it writes what says where the others' are.
+        if dist.get_rank() == 0 and self._writing is not None and self._writing[0].done():
+            future, make_latest = self._writing
+            if future.exception() is None:
+                make_latest()
+                self._writing = future, lambda: None
+
+    def finish(self) -> None:
+        """Collective. Waits for a save that is still being written, and makes it the latest."""
+        if self._writing is None:
+            return
+        future, make_latest = self._writing
+        self._writing = None
+        with self._explained():
+            future.result()
+            on_first_rank(make_latest)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """On the host, in memory of their own."""
+    return {
+        name: tensor.to("cpu") if tensor.device.type != "cpu" else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+
+
+def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
+    """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
+
+    Random state is left alone where other ranks saved it.
+
+    Returns:
+        The iteration, and the common values that were saved with it.
+    """
+    iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
+    saved = read_metadata(path)
+    load_model(state, path / "model")
+    if not (args.finetune or getattr(args, "no_load_optim", False)):
+        if not (path / "optimizer").is_dir():
+            raise ValueError(
+                f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
+            )
+        tensors = optimizer_tensors(state)
+        _read(tensors, path / "optimizer")
+        _load_schedule(state, saved["scheduler"], root)
+    same_ranks = saved["world_size"] == dist.get_world_size()
+    if same_ranks and not (args.finetune or getattr(args, "no_load_rng", False)):
+        load_random_state(path, dist.get_rank())
+    return iteration, saved["common"]
+
+
+def load_model(state: TrainState, path: Path) -> None:
+    """Collective. Overwrites the weights with those of a part of a checkpoint."""
+    _read(model_tensors(state), path)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The plain values of a checkpoint.
+
+    Raises:
+        ValueError: another trainer wrote it.
+    """
+    content: dict[str, Any] = json.loads((path / "metadata.json").read_text())
+    if (found := content.get("sharded_backend")) != FORMAT:
+        wanted = f"wanted {FORMAT!r} of --train-backend fsdp"
+        raise ValueError(f"checkpoint {path}: its format is {found!r}, {wanted}")
+    return content
+
+
+def _read(tensors: Tensors, path: Path) -> None:
+    with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
+        dcp.load(dict(tensors), checkpoint_id=path)
+
+
+def _load_schedule(state: TrainState, saved: Mapping[str, Any], root: str | Path) -> None:
+    try:
+        state.scheduler.load_state_dict(saved)
+    except ValueError as error:
+        raise ValueError(f"--load {root}: {error}") from error

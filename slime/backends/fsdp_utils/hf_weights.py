@@ -1,0 +1,80 @@
+"""The whole model as buckets of Hugging Face tensors, gathered from the shards of all ranks."""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+from slime.backends.fsdp_utils.model import named_tensors
+from slime.training.backend import NamedTensors
+
+
+class FsdpHfTensors:
+    """A model's tensors under the names of its checkpoints, in ``dtype``; tied ones once.
+
+    ``transformers`` keeps some weights in another form than checkpoints do, the experts of a layer in one
+    tensor for instance; they are given in the form of the checkpoints.
+
+    Attributes:
+        ranks: all of them have to iterate in step.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        self._model, self._dtype = model, dtype
+        self.ranks = frozenset(range(dist.get_world_size()))
+        self._converts = bool(model._weight_conversions)
+        self._joins = any(isinstance(each, WeightConverter) for each in model._weight_conversions)
+
+    def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """Lists of at most ``max_bytes``; what fits in none, or must stay together, comes alone."""
+        bucket: NamedTensors = []
+        used = 0
+        for unit in self._units():
+            size = sum(tensor.numel() * self._dtype_of(tensor).itemsize for _, tensor in unit)
+            if bucket and used + size > max_bytes:
+                yield self._gather(bucket)
+                bucket, used = [], 0
+            bucket += unit
+            used += size
+        if bucket:
+            yield self._gather(bucket)
+
+    def _units(self) -> Iterator[NamedTensors]:
+        """Tensors that a conversion may join stay together: those of a layer."""
+        if not self._joins:
+            yield from ([pair] for pair in named_tensors(self._model))
+            return
+        for _, pairs in groupby(named_tensors(self._model), lambda pair: _layer_of(pair[0])):
+            yield list(pairs)
+
+    def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        return self._dtype if tensor.is_floating_point() else tensor.dtype
+
+    @torch.no_grad()
+    def _gather(self, bucket: NamedTensors) -> NamedTensors:
+        whole = {name: self._whole(tensor) for name, tensor in bucket}
+        return (
+            list(revert_weight_conversion(self._model, whole).items()) if self._converts else [*whole.items()]
+        )
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Shards are converted before they are gathered, which may halve the bytes.
+        part: Any = tensor.detach().to(self._dtype_of(tensor))
+        if not isinstance(part, DTensor):
+            return part
+        if part.device.type != part.device_mesh.device_type:  # --fsdp-cpu-offload
+            part = part.to(part.device_mesh.device_type)
+        whole: torch.Tensor = part.full_tensor()
+        return whole
+
+
+def _layer_of(name: str) -> str:
+    """``model.layers.3`` of every name in that layer, the name itself elsewhere."""
+    match = re.match(r"(.*?\.\d+)\.", name)
+    return match[1] if match else name

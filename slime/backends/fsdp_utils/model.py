@@ -1,0 +1,137 @@
+"""A ``transformers`` causal language model of this rank, sharded by FSDP2."""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange
+from transformers.initialization import no_init_weights
+
+
+def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
+    """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
+
+    Raises:
+        ValueError: gradient checkpointing or freezing that the model does not offer.
+    """
+    model = empty_model(args.hf_checkpoint, args.trust_remote_code)
+    freeze(args, model)
+    if args.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ValueError(f"--gradient-checkpointing: {type(model).__name__} does not offer it")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    apply_fsdp2(model, mesh, cpu_offload=args.fsdp_cpu_offload, args=args)
+    return model
+
+
+def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrainedModel:
+    """The whole model of a Hugging Face directory on the host, in memory that is reserved and not touched."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    _drop_dropout(config)
+    options = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    model.tie_weights()
+    # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
+    model._weight_conversions = [
+        conversion
+        for conversion in get_model_conversion_mapping(model, add_legacy=False)
+        if not isinstance(conversion, PrefixChange)
+    ]
+    return model
+
+
+def _drop_dropout(config: PretrainedConfig) -> None:
+    """Old and new log-probs have to be of the same network."""
+    for name, value in list(vars(config).items()):
+        if re.search("dropout|pdrop", name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    config.use_cache = False
+
+
+def apply_fsdp2(
+    model: PreTrainedModel, mesh: DeviceMesh, cpu_offload: bool = False, args: Namespace | None = None
+) -> PreTrainedModel:
+    """Shards the layers one by one, then the rest; parameters are gathered in ``params_dtype`` for use.
+
+    Everything is freed after use, of the rest too: what is gathered would outlive a change of the shards.
+    """
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": True,
+        "mp_policy": _precision(args),
+        "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
+    }
+    for module in (*_units(model), model):
+        sharded = fully_shard(module, **options)
+        # Sums that are divided afterwards: gloo has no averages.
+        sharded.set_force_sum_reduction_for_comms(True)
+    # A rank may not have used all of its experts.
+    sharded.set_reduce_scatter_unused_params(True)
+    return model
+
+
+def _precision(args: Namespace | None) -> MixedPrecisionPolicy:
+    dtype = torch.float32 if args is None else args.params_dtype
+    if dtype == torch.float32:
+        return MixedPrecisionPolicy()
+    reduce = dtype if getattr(args, "grad_reduce_in_bf16", False) else torch.float32
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)
+
+
+def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The outermost layers, and embeddings that share their weight with nothing."""
+    names = set(model._no_split_modules or ())
+    tied = model.config.get_text_config().tie_word_embeddings
+    units: dict[str, torch.nn.Module] = {}
+    for path, module in model.named_modules():
+        wanted = type(module).__name__ in names or (isinstance(module, torch.nn.Embedding) and not tied)
+        if wanted and not any(path.startswith(f"{outer}.") for outer in units):
+            units[path] = module
+    return list(units.values())
+
+
+def freeze(args: Namespace, model: torch.nn.Module) -> None:
+    """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``).
+
+    Raises:
+        ValueError: a pattern matches nothing, or nothing trains.
+    """
+    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    patterns: Sequence[str] = only or frozen or ()
+    flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
+    params = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in params):
+            raise ValueError(
+                f"{flag} {pattern!r}: matches no parameter (wanted: a regular expression for names such as "
+                f"{next(iter(params))})"
+            )
+    for name, param in params.items():
+        matched = any(re.search(pattern, name) for pattern in patterns)
+        param.requires_grad = matched == bool(only) if patterns else True
+    if not any(param.requires_grad for param in params.values()):
+        raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
+
+
+def is_hf_checkpoint(path: str | Path | None) -> bool:
+    """Whether ``path`` is a Hugging Face directory with safetensors files, of any family."""
+    return (
+        path is not None and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors"))
+    )
+
+
+def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, parameter or saved buffer), what is tied once, under the first of its names."""
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor

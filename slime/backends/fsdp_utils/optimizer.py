@@ -1,0 +1,78 @@
+"""AdamW over the shards of FSDP2, with Megatron-LM's rule of decay."""
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.AdamW:
+    """AdamW; parameters of one dimension, as norms and biases are, do not decay (``wd_mult`` 0)."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    groups = [
+        {"params": [param for param in params if param.dim() != 1], "wd_mult": 1.0},
+        {"params": [param for param in params if param.dim() == 1], "wd_mult": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=args.lr,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_eps,
+        weight_decay=args.weight_decay,
+        fused=True,
+    )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, in the memory of the parameter."""
+    shard: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return shard.detach()
+
+
+def ensure_states(optimizer: torch.optim.Optimizer) -> None:
+    """Moments of zero where no step has made any."""
+    for param in parameters_of(optimizer):
+        if not optimizer.state[param]:
+            step = torch.zeros((), dtype=torch.float32, device=param.device)
+            moments = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[param].update(step=step, **moments)
+
+
+@torch.no_grad()
+def reset_states(optimizer: torch.optim.Optimizer) -> None:
+    """Zeroes the moments and the step count (``--reset-optimizer-states``)."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
+@torch.no_grad()
+def gradient_norm(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, device: torch.device) -> float:
+    """The 2-norm over all parameters and ranks.
+
+    Args:
+        gradients: this rank's shards.
+    """
+    squares = [torch.linalg.vector_norm(gradient.float()).square() for gradient in gradients]
+    total = torch.stack(squares).sum().to(device) if squares else torch.zeros((), device=device)
+    dist.all_reduce(total, group=group)
+    return float(total.sqrt())
+
+
+@torch.no_grad()
+def scale(gradients: Iterable[torch.Tensor], factor: float) -> None:
+    tensors = list(gradients)
+    if tensors and factor != 1:
+        torch._foreach_mul_(tensors, factor)
+
+
+def clip_factor(norm: float, largest: float) -> float:
+    """What gradients of this norm are multiplied by; Megatron-LM's and torch's rule. 0 clips nothing."""
+    return min(1.0, largest / (norm + 1e-6)) if largest > 0 else 1.0

@@ -1,0 +1,139 @@
+"""Forward passes and optimizer steps of a `transformers` model over packed micro-batches."""
+
+import math
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from slime.arguments.views import TrainingView, view
+from slime.backends.fsdp_utils.forward import PackedForward
+from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
+from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
+from slime.observability.train_metric_utils import reduce_train_step_metrics
+from slime.training.backend import Head, Outputs
+from slime.training.finite import gradients_not_finite
+from slime.training.losses import LossFunction
+from slime.training.losses.scaling import loss_function
+from slime.training.micro_batches import DataIterator, packed_micro_batch
+from slime.training.parallel import ParallelContext
+
+
+@dataclass
+class TrainState:
+    """What a rank trains: its shard of the model, its optimizer and schedule.
+
+    Attributes:
+        device: where it computes, which with ``--fsdp-cpu-offload`` is not where the shards are.
+    """
+
+    model: PreTrainedModel
+    forward: PackedForward
+    optimizer: torch.optim.Optimizer
+    scheduler: FSDPLRScheduler
+    device: torch.device
+
+
+@torch.no_grad()
+def forward_only(
+    args: Namespace,
+    state: TrainState,
+    data: DataIterator,
+    num_microbatches: int,
+    context: ParallelContext,
+    head: Head,
+    prefix: str,
+) -> Outputs:
+    """What ``head`` computes for all samples of the next micro-batches, ``prefix`` before the names."""
+    state.model.eval()
+    outputs: Outputs = {}
+    for _ in range(num_microbatches):
+        batch = packed_micro_batch(data, (), context.pad_multiple)
+        for key, values in head(view(args, TrainingView), state.forward(batch), batch).items():
+            outputs.setdefault(prefix + key, []).extend(values)
+    return outputs
+
+
+def train_one_step(
+    args: Namespace,
+    state: TrainState,
+    data: DataIterator,
+    keys: Sequence[str],
+    loss: LossFunction,
+    num_microbatches: int,
+    step_global_batch_size: int,
+    context: ParallelContext,
+) -> dict[str, float]:
+    """One optimizer step over this rank's next micro-batches.
+
+    Returns:
+        Its metrics without a prefix, reduced over all ranks.
+
+    Raises:
+        NotFinite: NaN or infinity in the gradients.
+    """
+    state.model.train()
+    state.optimizer.zero_grad(set_to_none=True)
+    results, tokens = [], torch.zeros((), device=state.device)
+    for _ in range(num_microbatches):
+        batch = packed_micro_batch(data, keys, context.pad_multiple)
+        scaled, normaliser, report = loss_function(
+            view(args, TrainingView),
+            batch,
+            num_microbatches,
+            step_global_batch_size,
+            loss,
+            state.forward(batch),
+            context,
+        )
+        (scaled if args.calculate_per_token_loss else scaled / num_microbatches).backward()
+        tokens += normaliser
+        results.append(report)
+    norm = _finish_gradients(args, state, tokens, context)
+    rates = [float(group["lr"]) for group in state.optimizer.param_groups]
+    zeros = _count_zeros(state, context) if getattr(args, "log_num_zeros_in_grad", False) else None
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.scheduler.step(increment=step_global_batch_size)
+    metrics = reduce_train_step_metrics(
+        results, step_global_batch_size, context.dp_group, args.calculate_per_token_loss
+    )
+    return {
+        **metrics,
+        "grad_norm": norm,
+        **({} if zeros is None else {"num_zeros_in_grad": zeros}),
+        **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)},
+    }
+
+
+def _gradients(state: TrainState) -> list[torch.Tensor]:
+    return [local(param.grad) for param in state.model.parameters() if param.grad is not None]
+
+
+def _finish_gradients(
+    args: Namespace, state: TrainState, tokens: torch.Tensor, context: ParallelContext
+) -> float:
+    """Makes means of the gradients, which FSDP has averaged over the ranks, and clips them; their norm."""
+    gradients = _gradients(state)
+    if args.calculate_per_token_loss:
+        dist.all_reduce(tokens, group=context.dp_group)
+        scale(gradients, context.dp_size / float(tokens))
+    assert context.dp_group is not None
+    norm = gradient_norm(gradients, context.dp_group, tokens.device)
+    if not (math.isfinite(norm) or getattr(args, "no_check_for_nan_in_loss_and_grad", False)):
+        weights = ((name, local(param)) for name, param in state.model.named_parameters())
+        raise gradients_not_finite(weights, f"gradient norm {norm}")
+    scale(gradients, clip_factor(norm, args.clip_grad))
+    return norm
+
+
+@torch.no_grad()
+def _count_zeros(state: TrainState, context: ParallelContext) -> float:
+    zeros: Any = sum((gradient == 0).sum() for gradient in _gradients(state))
+    total = torch.as_tensor(zeros, dtype=torch.float32)
+    dist.all_reduce(total, group=context.dp_group)
+    return float(total)

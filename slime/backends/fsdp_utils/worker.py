@@ -1,0 +1,170 @@
+"""The FSDP trainer: one rank of one role."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.backends.fsdp_utils.checkpoint import CheckpointWriter, load_checkpoint, load_model, read_metadata
+from slime.backends.fsdp_utils.forward import PackedForward
+from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
+from slime.backends.fsdp_utils.initialize import init
+from slime.backends.fsdp_utils.loading import load_hf_weights
+from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
+from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
+from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
+from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
+from slime.training.backend import Head, Outputs, Start
+from slime.training.checkpoint_dir import MARKER, find_checkpoint
+from slime.training.finite import require_finite
+from slime.training.hf_export import save_hf_model_to_path
+from slime.training.losses import LossFunction
+from slime.training.memory import TrainerMemory
+from slime.training.micro_batches import DataIterator
+from slime.training.optimizer_schedule import schedule_settings
+from slime.training.parallel import ParallelContext
+from slime.training.passes import TRAINED
+from slime.utils.tensor_backper import TensorBackuper
+from slime.utils.types import RolloutBatch
+
+
+class FSDPBackend:
+    """A `slime.training.backend.TrainBackend` on torch's FSDP2."""
+
+    def __init__(self, args: Namespace, role: str = "actor") -> None:
+        if role != "actor":
+            raise ValueError(f"--train-backend fsdp: no role {role!r} (wanted: actor)")
+        self._args = args
+
+    def load(self) -> Start:
+        """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
+        args = self._args
+        mesh, self.device = init(args)
+        self.context = ParallelContext.current()
+        model = build_model(args, mesh)
+        forward = PackedForward(model, args.attn_implementation, args.params_dtype)
+        optimizer = build_optimizer(args, model)
+        scheduler = FSDPLRScheduler(optimizer, schedule_settings(args))
+        self.state = TrainState(model, forward, optimizer, scheduler, self.device)
+        self.memory = TrainerMemory(
+            lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
+        )
+        self.versions = TensorBackuper(self._named_shards)
+        self._writer = CheckpointWriter(args)
+        self._resumes = _is_checkpoint(args.load)
+        start = self._start()
+        forward.choose()
+        return start
+
+    def _start(self) -> Start:
+        args = self._args
+        given = [path for path in (args.load, args.ref_load) if is_hf_checkpoint(path)]
+        # Of a resumed run too: a checkpoint does not hold what a model computes from its config.
+        load_hf_weights(args, self.state.model, [*given, args.hf_checkpoint][0])
+        if self._resumes:
+            iteration, common = load_checkpoint(args, self.state, args.load)
+            return Start() if args.finetune else Start(iteration + 1, common)
+        if not is_hf_checkpoint(args.load) and _is_checkpoint(args.ref_load):
+            self._load_weights(args.ref_load)
+        return Start()
+
+    def load_version(self, tag: str, path: str) -> None:
+        self.versions.backup(TRAINED)
+        saved = None
+        if self._resumes:
+            saved = find_checkpoint(self._args.load, getattr(self._args, "ckpt_step", None))[1] / tag
+        if saved is not None and saved.is_dir():
+            load_model(self.state, saved)
+        else:
+            self._load_weights(path)
+        self.versions.backup(tag)
+        self.versions.restore(TRAINED)
+
+    def _load_weights(self, path: str) -> None:
+        if _is_checkpoint(path):
+            directory = find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1]
+            read_metadata(directory)
+            load_model(self.state, directory / "model")
+        else:
+            load_hf_weights(self._args, self.state.model, path)
+
+    def parallel_config(self) -> dict[str, int]:
+        return {
+            "dp_size": self.context.dp_size,
+            "cp_size": 1,
+            "vpp_size": 1,
+            "microbatch_group_size_per_vp_stage": 1,
+            "dp_rank": self.context.dp_rank,
+        }
+
+    def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
+        count = sum(batch["num_microbatches"])
+        return forward_only(self._args, self.state, data, count, self.context, head, prefix)
+
+    def training(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(
+        self,
+        rollout_id: int,
+        step_id: int,
+        data: DataIterator,
+        keys: Sequence[str],
+        loss: LossFunction,
+        num_microbatches: int,
+        step_global_batch_size: int,
+    ) -> dict[str, float]:
+        return train_one_step(
+            self._args, self.state, data, keys, loss, num_microbatches, step_global_batch_size, self.context
+        )
+
+    def reset_optimizer(self) -> None:
+        reset_states(self.state.optimizer)
+
+    def require_finite(self, what: str) -> None:
+        require_finite(self._named_shards(), what)
+
+    def hf_tensors(self) -> FsdpHfTensors:
+        return FsdpHfTensors(self.state.model, self._args.params_dtype)
+
+    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+        self._writer.save(
+            rollout_id, self.state, common, {tag: partial(self._swapped, tag) for tag in versions}
+        )
+        if wait:
+            self._writer.finish()
+
+    @contextmanager
+    def _swapped(self, tag: str) -> Iterator[None]:
+        """The weights of a version, in the place of the trained ones while the context lasts."""
+        self.versions.backup(TRAINED)
+        self.versions.restore(tag)
+        try:
+            yield
+        finally:
+            self.versions.restore(TRAINED)
+
+    def poll(self) -> None:
+        self._writer.poll()
+
+    def save_hf(self, path: str) -> None:
+        save_hf_model_to_path(self._args, path, self.hf_tensors())
+
+    def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, local(param)) for name, param in self.state.model.named_parameters())
+
+    def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
+        for param in parameters_of(self.state.optimizer):
+            yield from map(local, self.state.optimizer.state[param].values())
+
+    def _drop_gradients(self) -> None:
+        self.state.optimizer.zero_grad(set_to_none=True)
+
+
+def _is_checkpoint(path: str | Path | None) -> bool:
+    """Whether ``path`` has at least one complete checkpoint of a trainer."""
+    return path is not None and (Path(path) / MARKER).is_file()

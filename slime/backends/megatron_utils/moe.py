@@ -1,0 +1,151 @@
+"""Mixtures of experts: megatron-core's layer, where packed batches of RL need it otherwise."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import (
+    MoEAuxLossAutoScaler,
+    clear_aux_losses_tracker,
+    get_default_pg_collection,
+    get_moe_layer_wise_logging_tracker,
+    save_to_aux_losses_tracker,
+)
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_model_config, unwrap_model
+
+
+class Router(TopKRouter):
+    """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
+
+    Their gradients enter a step as the mean over its micro-batches, see `router_losses`.
+    """
+
+    def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
+        super().__init__(config=config, pg_collection=pg_collection)
+        # Else they are multiplied by the row's tokens, but divided by those that the policy's loss counts.
+        self.calculate_per_token_loss = False
+
+    def apply_z_loss(self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attaches the z-loss (Zoph et al. 2022, ST-MoE, eq. 5) to logits [tokens, experts].
+
+        megatron-core's takes the mean of the ranks' means, which differs where one of them has the padding.
+        """
+        coefficient = self.config.moe_z_loss_coeff
+        if not coefficient or not self.training or not torch.is_grad_enabled():
+            return logits
+        squares = torch.logsumexp(logits.float(), dim=-1).square()
+        real = torch.ones_like(squares) if padding_mask is None else (~padding_mask).to(squares)
+        count = real.sum()
+        dist.all_reduce(count, group=self.tp_cp_group)
+        loss = (squares * real).sum() / count
+        layers, group = self.config.num_layers, self.tp_cp_group
+        save_to_aux_losses_tracker("z_loss", loss, self.layer_number, layers, reduce_group=group)
+        return MoEAuxLossAutoScaler.apply(logits, coefficient * loss)
+
+
+class AllGatherDispatcher(MoEAllGatherTokenDispatcher):
+    """megatron-core's, for rows of different lengths: each rank pads its own to the longest one's."""
+
+    def dispatch_preprocess(
+        self, hidden_states: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, probs = super().dispatch_preprocess(hidden_states, routing_map, probs)
+        self._rows = len(tokens)
+        longest = torch.tensor(self._rows, device=tokens.device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self.tp_ep_group)
+        padding = (0, 0, 0, int(longest) - self._rows)
+        self.routing_map = F.pad(routing_map, padding)  # to no expert
+        return F.pad(tokens, padding), F.pad(probs, padding)
+
+    def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().combine_postprocess(hidden_states[: self._rows])
+
+
+class MixtureOfExperts(MoELayer):
+    """The layer. Experts have an optimizer of their own in every layout, so that checkpoints fit all."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int | None = None,
+        pg_collection: Any = None,
+    ) -> None:
+        groups = pg_collection or get_default_pg_collection()
+        parts = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts).submodules
+        super().__init__(config, replace(parts, router=Router), layer_number, groups)
+        if config.moe_token_dispatcher_type == "allgather":
+            self.token_dispatcher = AllGatherDispatcher(
+                self.num_local_experts, self.local_expert_indices, config=config, pg_collection=groups
+            )
+        for parameter in self.experts.parameters():
+            # megatron-core says so at an expert-parallel size above 1 only. But where experts are split
+            # over fewer ranks than attention is, their gradients have other ranks to be summed over too.
+            vars(parameter)["allreduce"] = False
+
+
+def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """[1, T] bool, True for padding, of the tokens that this rank routes; None for dense models.
+
+    Experts are chosen for padding too, but it must not count in the losses of routers.
+    """
+    config = get_model_config(model)
+    if not config.num_moe_experts:
+        return None
+    mask: torch.Tensor = batch["padding_mask"]
+    if config.sequence_parallel and not unwrap_model(model).pre_process:
+        # megatron-core splits it over the ranks on the first pipeline stage only.
+        mask = mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]
+    return mask
+
+
+@contextmanager
+def router_losses(model: Sequence[torch.nn.Module], weight: float) -> Iterator[None]:
+    """Around a step's passes: what the losses of routers weigh beside that of the policy.
+
+    megatron-core scales their gradients by 1 / (micro-batches x data-parallel ranks), or, with
+    ``--calculate-per-token-loss``, by 1 / (tokens that all ranks have counted in the step), where ``weight``
+    must be the quotient of the two.
+    """
+    config = get_model_config(model[0])
+    before = config.moe_aux_loss_coeff, config.moe_z_loss_coeff
+    config.moe_aux_loss_coeff = before[0] * weight
+    config.moe_z_loss_coeff = before[1] and before[1] * weight
+    try:
+        yield
+    finally:
+        config.moe_aux_loss_coeff, config.moe_z_loss_coeff = before
+
+
+def router_metrics(model: Sequence[torch.nn.Module], num_microbatches: int) -> dict[str, float]:
+    """Collective. Means over layers and micro-batches since the last call, not yet times coefficients."""
+    config = get_model_config(model[0])
+    if not config.num_moe_experts:
+        return {}
+    coefficients = {"load_balancing_loss": config.moe_aux_loss_coeff, "z_loss": config.moe_z_loss_coeff}
+    names = [name for name, coefficient in coefficients.items() if coefficient]
+    if not names:
+        return {}
+    tracker = get_moe_layer_wise_logging_tracker()
+    # A pipeline stage may have no such layer.
+    sums = [tracker[name]["values"].sum() if name in tracker else torch.zeros(()) for name in names]
+    totals = torch.stack([value.to(torch.cuda.current_device()) for value in sums])
+    replicas = mpu.get_data_parallel_group()
+    for group in (
+        mpu.get_pipeline_model_parallel_group(),
+        mpu.get_tensor_and_context_parallel_group(),
+        replicas,
+    ):
+        dist.all_reduce(totals, group=group)
+    clear_aux_losses_tracker()
+    count = sum(config.moe_layer_freq) * num_microbatches * replicas.size()
+    return {f"moe_{name}": value / count for name, value in zip(names, totals.tolist(), strict=True)}

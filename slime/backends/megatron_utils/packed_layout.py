@@ -1,0 +1,183 @@
+"""Where the segments of a packed batch lie, for attention within each of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+
+from slime.training.context_parallel import Piece, RowSplit
+
+# Pieces are padded to the longest of their group; a group takes those at least this fraction as long.
+_GROUP_RATIO = 0.75
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """Segments, or pieces of them, of similar length, right-padded to one batch.
+
+    ``rows``: [segments * length] int64, the packed row of every slot. Slots that pad point to row 0: causal
+    attention hides them from the real queries before them, and their outputs are dropped.
+    ``key_rows``: [segments * keys] int64, likewise for keys and values; a piece has those of its segment up
+    to its own end.
+    ``mask``: [segments, 1, length, keys] bool, True where a query sees a key; None where each query sees the
+    keys up to its own slot.
+    """
+
+    rows: torch.Tensor
+    key_rows: torch.Tensor
+    segments: int
+    length: int
+    keys: int
+    mask: torch.Tensor | None
+
+
+class Varlen(NamedTuple):
+    """The same for kernels that take boundaries and align the last query of a piece with its last key.
+
+    ``key_rows``: [keys of all pieces] int64. ``queries``, ``keys``: [pieces + 1] int32 boundaries.
+    """
+
+    key_rows: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+    max_queries: int
+    max_keys: int
+
+
+@dataclass
+class PackedLayout:
+    """The pieces of a packed batch that this rank has, computed once per micro-batch and used by every layer.
+
+    Attributes:
+        pieces: in the order of this rank's rows.
+        slots: where the key of each row of the whole batch is after gathering; None if this rank has all.
+    """
+
+    pieces: list[Piece]
+    device: torch.device
+    slots: torch.Tensor | None = None
+    _rope: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, params: PackedSeqParams) -> "PackedLayout":
+        """The layout of ``params``, kept on it; that of the ``row_split`` that `get_batch` has put there."""
+        layout = getattr(params, "segment_layout", None)
+        if layout is None:
+            device, split = params.cu_seqlens_q.device, getattr(params, "row_split", None)
+            if split is None:
+                layout = cls.from_boundaries(params.cu_seqlens_q.tolist(), device)
+            else:
+                layout = cls.of_split(split, device)
+            vars(params)["segment_layout"] = layout
+        return layout
+
+    @classmethod
+    def of_split(cls, split: RowSplit, device: torch.device) -> "PackedLayout":
+        return cls(split.pieces, device, split.slots if split.size > 1 else None)
+
+    @classmethod
+    def from_boundaries(cls, boundaries: Sequence[int], device: torch.device) -> "PackedLayout":
+        """Layout of the segments ``boundaries[i]:boundaries[i + 1]``, empty ones left out."""
+        return cls([Piece(a, a, b) for a, b in pairwise(boundaries) if b > a], device)
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(piece.end - piece.begin for piece in self.pieces)
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """[rows] int64, position of each token within its segment."""
+        positions = [torch.arange(begin - segment, end - segment) for segment, begin, end in self.pieces]
+        return torch.cat(positions).to(self.device)
+
+    def rope(self, inv_freq: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the tokens' rotary angles: [rows, 1, head_dim] each."""
+        if dtype not in self._rope:
+            angles = torch.outer(self.positions.float(), inv_freq.float())
+            angles = torch.cat([angles, angles], dim=-1)[:, None]
+            self._rope[dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
+        return self._rope[dtype]
+
+    @property
+    def groups(self) -> list[SegmentGroup]:
+        """The pieces as padded batches."""
+        return self._grouping[0]
+
+    @property
+    def order(self) -> torch.Tensor | None:
+        """[rows] int64, for each row its slot in the concatenated outputs of ``groups``.
+
+        None if there is one group whose rows are this rank's rows, and its keys as well.
+        """
+        return self._grouping[1]
+
+    @cached_property
+    def _grouping(self) -> tuple[list[SegmentGroup], torch.Tensor | None]:
+        lengths = [piece.end - piece.begin for piece in self.pieces]
+        starts = dict(zip(self.pieces, accumulate([0, *lengths[:-1]]), strict=True))
+        order, offset = torch.empty(self.num_rows, dtype=torch.int64), 0
+        groups = []
+        for members in similar_lengths(self.pieces):
+            first = torch.tensor([starts[piece] for piece in members])
+            length = torch.tensor([piece.end - piece.begin for piece in members])[:, None]
+            rows, real = _padded(first, length)
+            order[rows[real]] = real.flatten().nonzero().flatten() + offset
+            groups.append(self._group(members, rows.where(real, 0), length))
+            offset += rows.numel()
+        if len(groups) == 1 and self.slots is None and torch.equal(order, torch.arange(offset)):
+            return groups, None
+        return groups, order.to(self.device)
+
+    @cached_property
+    def varlen(self) -> Varlen:
+        """For kernels that take boundaries."""
+        queries = [piece.end - piece.begin for piece in self.pieces]
+        keys = [piece.end - piece.segment for piece in self.pieces]
+        rows = torch.cat([torch.arange(piece.segment, piece.end) for piece in self.pieces])
+        return Varlen(
+            self._gathered(rows), self._boundaries(queries), self._boundaries(keys), max(queries), max(keys)
+        )
+
+    def _boundaries(self, lengths: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
+
+    def _gathered(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows if self.slots is None else self.slots[rows]).to(self.device)
+
+    def _group(self, members: Sequence[Piece], rows: torch.Tensor, queries: torch.Tensor) -> SegmentGroup:
+        keys = torch.tensor([piece.end - piece.segment for piece in members])[:, None]
+        key_rows, real = _padded(torch.tensor([piece.segment for piece in members]), keys)
+        (segments, length), width, mask = rows.shape, key_rows.size(1), None
+        if not torch.equal(queries, keys):
+            last_seen = (keys - queries)[:, :, None] + torch.arange(length)[:, None]
+            mask = (torch.arange(width) <= last_seen)[:, None].to(self.device)
+        gathered = self._gathered(key_rows.where(real, 0).flatten())
+        return SegmentGroup(rows.flatten().to(self.device), gathered, segments, length, width, mask)
+
+
+def _padded(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows from each start on, as many as the longest has, and which of them its length covers."""
+    offsets = torch.arange(int(lengths.max()))
+    return starts[:, None] + offsets, offsets < lengths
+
+
+def similar_lengths(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Splits pieces into groups, the longest first, that waste little when padded to their longest."""
+    groups: list[list[Piece]] = []
+    # A stable sort, so that equally long pieces stay in packed order.
+    for piece in sorted(pieces, key=lambda piece: (piece.segment - piece.end, piece.begin - piece.end)):
+        if groups and _is_similar(groups[-1][0], piece):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _is_similar(longest: Piece, piece: Piece) -> bool:
+    keys, most_keys = piece.end - piece.segment, longest.end - longest.segment
+    queries, most_queries = sorted((piece.end - piece.begin, longest.end - longest.begin))
+    return keys >= _GROUP_RATIO * most_keys and queries >= _GROUP_RATIO * most_queries

@@ -1,0 +1,75 @@
+"""Where the checkpoints of a run lie, and how one becomes the latest.
+
+    <save>/latest_checkpointed_iteration.txt     iteration of the last complete checkpoint
+    <save>/iter_0000007/                         written as iter_0000007.tmp, then renamed
+
+The marker is written last and atomically, and only what it names is ever loaded: a save that was killed
+half-way is not chosen.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+MARKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+"""What a converter writes into the marker, and calls the directory of its weights."""
+
+
+def iteration_dir(root: str | Path, iteration: int) -> Path:
+    return Path(root) / f"iter_{iteration:07d}"
+
+
+def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Path]:
+    """Iteration and directory of a checkpoint: of ``step``, else the one that the marker names.
+
+    What a converter wrote is iteration 0.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: the marker does not hold a number.
+    """
+    if step is None:
+        text = (Path(root) / MARKER).read_text().strip()
+        if not text.isdigit() and text != RELEASE:
+            raise ValueError(f"{Path(root) / MARKER}: found {text!r}, wanted an iteration number")
+        step = None if text == RELEASE else int(text)
+    path = Path(root) / RELEASE if step is None else iteration_dir(root, step)
+    if not (path / "metadata.json").is_file():
+        wanted = RELEASE if step is None else f"iteration {step}"
+        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted {wanted}")
+    return step or 0, path
+
+
+def on_first_rank(action: Callable[[], None]) -> None:
+    """Runs ``action`` on rank 0 while the others wait."""
+    if dist.get_rank() == 0:
+        action()
+    dist.barrier()
+
+
+def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
+    """An empty one, with these in it."""
+    if path.exists():
+        shutil.rmtree(path)
+    for directory in (path, *(path / name for name in subdirectories)):
+        directory.mkdir(parents=True)
+
+
+def publish(temporary: Path, final: Path, iteration: int | str) -> None:
+    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it."""
+    replaced = final.with_suffix(".replaced")
+    if final.exists():
+        final.rename(replaced)
+    temporary.rename(final)
+    marker = final.parent / MARKER
+    partial_marker = marker.with_suffix(".partial")
+    with partial_marker.open("w") as file:
+        file.write(str(iteration))
+        file.flush()
+        os.fsync(file.fileno())
+    partial_marker.replace(marker)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,77 @@
+"""What --train-backend fsdp takes of the other trainer's flags, and what the other takes of its own."""
+
+import json
+
+import pytest
+
+from slime.arguments import validated_args
+
+REFUSED = {
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 2,
+    "fp16": True,
+    "decoupled_lr": 1e-3,
+    "apply_wd_to_qk_layernorm": True,
+    "no_decoupled_weight_decay": True,
+    "custom_model_provider_path": "tests.arguments.test_fsdp.anything",
+    "custom_megatron_init_path": "tests.arguments.test_fsdp.anything",
+    "custom_megatron_before_train_step_hook_path": "tests.arguments.test_fsdp.anything",
+    "custom_megatron_before_log_prob_hook_path": "tests.arguments.test_fsdp.anything",
+}
+IDLE = {
+    "recompute_granularity": "full",
+    "overlap_grad_reduce": True,
+    "attention_backend": "flash",
+    "no_ckpt_fully_parallel_save": True,
+    "accumulate_allreduce_grads_in_fp32": True,
+}
+OWN = {"gradient_checkpointing": True, "attn_implementation": "sdpa", "fsdp_cpu_offload": True}
+
+
+def anything(*args):
+    """A plug-in."""
+
+
+def option(name):
+    return "--" + name.replace("_", "-")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_honour_is_refused_by_name(words, refusal, name):
+    changes = {name: REFUSED[name], "actor_num_gpus_per_node": 2}
+    message = refusal(words(train_backend="fsdp", **changes))
+    assert message.startswith(option(name))
+    assert "not supported with --train-backend fsdp" in message
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_changes_nothing_gets_a_note(words, notes, name):
+    extra = {"recompute_method": "uniform", "recompute_num_layers": 1} if name.startswith("recompute") else {}
+    lines = notes(words(train_backend="fsdp", **{name: IDLE[name]}, **extra))
+    assert [line for line in lines if line.startswith(f"{option(name)}: has no effect with")]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_its_own_flags_are_idle_with_megatron_and_not_here(words, notes, name):
+    (line,) = notes(words(**{name: OWN[name]}))
+    assert line.startswith(f"{option(name)}: has no effect without --train-backend fsdp")
+    assert notes(words(train_backend="fsdp", **{name: OWN[name]})) == []
+
+
+def test_it_needs_no_other_flag(words, notes):
+    assert notes(words(train_backend="fsdp")) == []
+    assert validated_args(words(train_backend="fsdp")).train_backend == "fsdp"
+
+
+@pytest.mark.parametrize(("backend", "found"), [("megatron", "fsdp_dcp"), ("fsdp", "torch_dist")])
+@pytest.mark.parametrize("flag", ["load", "ref_load"])
+def test_a_checkpoint_of_the_other_trainer_is_refused(words, refusal, tmp_path, backend, found, flag):
+    iteration = tmp_path / "saved" / "iter_0000003"
+    iteration.mkdir(parents=True)
+    (iteration.parent / "latest_checkpointed_iteration.txt").write_text("3")
+    (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": found}))
+    changes = {flag: iteration.parent, "use_kl_loss": True}
+    message = refusal(words(train_backend=backend, **changes))
+    assert message.startswith(
+        f"--{flag.replace('_', '-')} {iteration.parent}: its format is {found} (wanted: "
+    )

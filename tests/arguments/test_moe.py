@@ -1,0 +1,164 @@
+"""Flags of experts: what config.json says, Megatron-LM's notation, and what is refused."""
+
+import json
+
+import pytest
+
+from slime.arguments import UsageError, validated_args
+from slime.arguments.moe import layer_kinds
+from tests.arguments.conftest import write_empty_weights
+from tools.make_tiny_model import make_config, make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory):
+    """A mixture of 8 experts, 2 of them for a token, each 64 wide; the first of 3 layers is dense."""
+    path = tmp_path_factory.mktemp("experts")
+    tokenizer = make_tokenizer()
+    make_config(tokenizer, "qwen3_moe").save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [0]}))
+    tokenizer.save_pretrained(path)
+    write_empty_weights(path)
+    return path
+
+
+def test_the_shape_comes_from_config_json(words, experts):
+    args = validated_args(words(hf_checkpoint=experts))
+    assert (args.num_experts, args.moe_router_topk, args.moe_ffn_hidden_size) == (8, 2, 64)
+    assert args.moe_layer_freq == (0, 1, 1) and args.moe_router_pre_softmax is False
+    assert (args.moe_router_load_balancing_type, args.moe_aux_loss_coeff) == (["aux_loss"], [0.0])
+
+
+def test_flags_that_say_the_same_are_accepted(words, experts):
+    same = {
+        "num_experts": 8,
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 64,
+        "moe_layer_freq": "[0]*1+[1]*2",
+        "moe_router_score_function": "softmax",
+        "moe_token_drop_policy": "probs",
+        "moe_aux_loss_coeff": 0,
+    }
+    assert validated_args(words(hf_checkpoint=experts, **same)).moe_layer_freq == (0, 1, 1)
+
+
+def test_experts_are_split_as_attention_is_unless_told(words, experts):
+    flags = {"actor_num_gpus_per_node": 2, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+    flags |= {"hf_checkpoint": experts}
+    assert validated_args(words(**flags)).expert_tensor_parallel_size == 2
+    whole = validated_args(words(**flags, expert_tensor_parallel_size=1, expert_model_parallel_size=2))
+    assert (whole.expert_tensor_parallel_size, whole.expert_model_parallel_size) == (1, 2)
+
+
+def test_kernels_that_are_not_there_are_a_note(words, experts, notes):
+    told = notes(words(hf_checkpoint=experts, moe_grouped_gemm=True, moe_permute_fusion=True))
+    assert [line.split(":")[0] for line in told] == ["--moe-grouped-gemm", "--moe-permute-fusion"]
+
+
+def test_what_changes_nothing_is_accepted_for_a_dense_model(words):
+    harmless = {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall", "num_experts": 0}
+    args = validated_args(words(**harmless, moe_router_load_balancing_type="none"))
+    assert (args.num_experts, args.expert_tensor_parallel_size) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("1", (1, 1, 1, 1)),
+        ("2", (1, 0, 1, 0)),
+        ("[0]*1+[1]*3", (0, 1, 1, 1)),
+        ("([0]*1 + [1]*1)*2", (0, 1, 0, 1)),
+        ("[0,1,1,0]", (0, 1, 1, 0)),
+    ],
+)
+def test_the_notation_of_layers(text, kinds):
+    assert layer_kinds(text, 4) == kinds
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "[1]*3", "[2]*4", "x", "", "__import__('os')", "[1]*10**9", "[[1]]*4"]
+)
+def test_other_notation_is_refused(text):
+    with pytest.raises(UsageError, match=r"--moe-layer-freq .*: wanted a number, or a list"):
+        layer_kinds(text, 4)
+
+
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_experts": 4}, "--num-experts 4: config.json of --hf-checkpoint says 8"),
+        (
+            {"moe_layer_freq": "[1]*3"},
+            "--moe-layer-freq [1]*3: config.json of --hf-checkpoint says (0, 1, 1)",
+        ),
+        ({"moe_router_pre_softmax": True}, "--moe-router-pre-softmax: config.json of --hf-checkpoint says"),
+        (
+            {"expert_model_parallel_size": 3, "actor_num_gpus_per_node": 3},
+            "--expert-model-parallel-size 3 does not divide num_experts 8 (config.json)",
+        ),
+        (
+            {"expert_model_parallel_size": 4, "actor_num_gpus_per_node": 2},
+            "--expert-model-parallel-size 4 x --expert-tensor-parallel-size 1 x "
+            "--pipeline-model-parallel-size 1: does not divide 2 trainer GPUs",
+        ),
+        (
+            {"expert_tensor_parallel_size": 2, "actor_num_gpus_per_node": 2},
+            "--expert-tensor-parallel-size 2 does not divide --tensor-model-parallel-size 1",
+        ),
+        (
+            {"tensor_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+            "--tensor-model-parallel-size 2: a model with experts needs --sequence-parallel too",
+        ),
+        (
+            {"moe_router_load_balancing_type": "seq_aux_loss"},
+            "--moe-router-load-balancing-type seq_aux_loss: not supported (wanted: aux_loss or none)",
+        ),
+        ({"moe_aux_loss_coeff": [0.1, 0.2]}, "--moe-aux-loss-coeff 0.1 0.2: wanted one number"),
+        (
+            {"moe_aux_loss_coeff": 0.1, "moe_router_load_balancing_type": "none"},
+            "--moe-aux-loss-coeff 0.1: has no effect without aux_loss",
+        ),
+        (
+            {"moe_aux_loss_coeff": 0.1, "train_backend": "fsdp"},
+            "--moe-aux-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
+        ),
+        (
+            {"moe_z_loss_coeff": 0.1, "train_backend": "fsdp"},
+            "--moe-z-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
+        ),
+        ({"moe_token_dispatcher_type": "flex"}, "--moe-token-dispatcher-type flex: not supported"),
+        ({"moe_router_score_function": "sigmoid"}, "--moe-router-score-function sigmoid: not supported"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": "moe_act"},
+            "--recompute-modules moe_act: not supported (wanted: moe)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(words, experts, refusal, flags, message):
+    assert refusal(words(hf_checkpoint=experts, **flags)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"num_experts": 8},
+        {"num_experts": 8, "moe_layer_freq": "[1]*3"},
+        {"moe_router_topk": 2},
+        {"expert_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
+        {"expert_tensor_parallel_size": 2, "actor_num_gpus_per_node": 2, **TP2},
+        {"moe_aux_loss_coeff": 0.1},
+        {"moe_z_loss_coeff": 0.1},
+        {"moe_grouped_gemm": True},
+        {"moe_router_dtype": "fp32"},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_a_dense_model_has_no_use_for_them(words, refusal, flags):
+    name = "--" + next(iter(flags)).replace("_", "-")
+    message = refusal(words(**flags))
+    assert message.startswith(name)
+    assert message.endswith("config.json of --hf-checkpoint describes a model without experts")

@@ -1,0 +1,72 @@
+"""Virtual pipeline stages, and the micro-batches that they want."""
+
+from argparse import Namespace
+
+import pytest
+
+from slime.arguments import validated_args
+from slime.arguments.batches import CONCERN as BATCHES
+from slime.arguments.errors import UsageError
+from slime.arguments.parallelism import CONCERN as PARALLELISM
+
+
+@pytest.fixture
+def staged(words):
+    """``staged(flag=value)``: the args of a run with 8 layers on 2 GPUs, PP 2."""
+    known = vars(validated_args(words()))
+    layout = dict(num_layers=8, trainer_world_size=2, pipeline_model_parallel_size=2)
+
+    def build(**changes) -> Namespace:
+        args = Namespace(**{**known, **layout, **changes})
+        PARALLELISM.derive(args)
+        return args
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("flags", "stages"),
+    [
+        ({}, None),
+        ({"num_virtual_stages_per_pipeline_rank": 1}, None),
+        ({"num_virtual_stages_per_pipeline_rank": 4}, 4),
+        ({"num_layers_per_virtual_pipeline_stage": 2}, 2),
+        ({"num_layers_per_virtual_pipeline_stage": 4}, None),
+    ],
+)
+def test_stages_are_counted_whichever_way_they_are_given(staged, flags, stages):
+    args = staged(**flags)
+    assert args.virtual_pipeline_model_parallel_size == stages
+    assert not [*PARALLELISM.contradictions(args), *BATCHES.contradictions(args)]
+
+
+def test_layers_of_a_stage_divide_those_of_the_model(staged):
+    with pytest.raises(UsageError, match=r"stage 3 x --pipeline.* 2: does not divide num_layers 8"):
+        staged(num_layers_per_virtual_pipeline_stage=3)
+
+
+def test_uneven_stages_are_not_cut(staged):
+    args = staged(num_virtual_stages_per_pipeline_rank=2, decoder_first_pipeline_num_layers=2)
+    (line,) = PARALLELISM.contradictions(args)
+    assert line.startswith("--num-virtual-stages-per-pipeline-rank 2: not together with --decoder-first-")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"global_batch_size": 16}, None),
+        (
+            {"global_batch_size": 16, "micro_batch_size": 16},
+            "--global-batch-size 16: not a multiple of --micro-batch-size 16 x data-parallel size 1 x "
+            "--pipeline-model-parallel-size 2, which virtual pipeline stages want",
+        ),
+        (
+            {"global_batch_size": 1, "use_dynamic_batch_size": True, "max_tokens_per_gpu": 64},
+            "--global-batch-size 1: below data-parallel size 1 x --pipeline-model-parallel-size 2, which "
+            "virtual pipeline stages want",
+        ),
+    ],
+)
+def test_there_are_micro_batches_for_all_stages(staged, flags, line):
+    args = staged(num_virtual_stages_per_pipeline_rank=2, **flags)
+    assert [*BATCHES.contradictions(args)] == ([line] if line else [])

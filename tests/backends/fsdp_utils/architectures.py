@@ -1,0 +1,63 @@
+"""Tiny random models of several architectures, most of which no part of slime knows."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import transformers
+
+_SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ARCHITECTURES = {
+    "Qwen3": {**_SMALL, **_HEADS},
+    "GPTNeoX": {**_SMALL, "num_attention_heads": 4, "max_position_embeddings": 64},
+    "GPT2": {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "Gemma": {**_SMALL, **_HEADS},
+    "Mistral": {**_SMALL, **_HEADS, "sliding_window": 4},
+    "Gemma2": {**_SMALL, **_HEADS, "sliding_window": 4, "attn_logit_softcapping": 5.0},
+    "Qwen3Moe": {**_SMALL, **_HEADS, **_MOE},
+    "Bloom": {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "Mamba": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
+"""The values of their configs, by the name of the architecture."""
+
+
+def save(path: Path | str, architecture: str) -> str:
+    """Writes a model whose attention is far from uniform; returns its path."""
+    config = getattr(transformers, f"{architecture}Config")(**ARCHITECTURES[architecture])
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if param.dim() > 1 and "norm" not in name:
+                param.mul_(4)
+    model.save_pretrained(path)
+    return str(path)
+
+
+def model_args(path: str, **overrides) -> SimpleNamespace:
+    """What building and loading a model reads of ``args``."""
+    defaults = dict(
+        hf_checkpoint=path,
+        trust_remote_code=False,
+        gradient_checkpointing=False,
+        fsdp_cpu_offload=False,
+        params_dtype=torch.float32,
+        seed=1,
+        only_train_params_name_list=None,
+        freeze_params_name_list=None,
+    )
+    return SimpleNamespace(**{**defaults, **overrides})
+
+
+def load(args: SimpleNamespace):
+    """In a rank: the model of ``args`` with its weights."""
+    from slime.backends.fsdp_utils.initialize import init
+    from slime.backends.fsdp_utils.loading import load_hf_weights
+    from slime.backends.fsdp_utils.model import build_model
+
+    mesh, _ = init(args)
+    model = build_model(args, mesh)
+    load_hf_weights(args, model, args.hf_checkpoint)
+    return model

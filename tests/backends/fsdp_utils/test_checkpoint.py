@@ -1,0 +1,179 @@
+"""Resuming equals never having stopped, on other ranks too; half a checkpoint is never chosen."""
+
+import json
+import os
+import pickle
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slime.backends.fsdp_utils import checkpoint as checkpoint_module
+from slime.ray.session import cause
+from slime.ray.train_worker import TrainWorker
+from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir
+from tests.backends.fsdp_harness import fsdp_args, weights_of
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split
+
+FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True}
+MOVING = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    return {i: random_rollout(vocab_size=256, seed=i) for i in range(4)}
+
+
+def _drawn():
+    return [random.random(), float(np.random.rand()), torch.rand(()).item()]
+
+
+def _run(rank, args, rollouts, save_after):
+    """Trains on ``rollouts`` from where ``args.load`` says; saves after one of them."""
+    worker = TrainWorker(args)
+    start = worker.start()
+    steps, drawn = [], []
+    for rollout_id in range(start, max(rollouts) + 1):
+        drawn += _drawn()
+        shard = split(args, rollouts[rollout_id], worker.parallel_config())
+        steps += worker.train_shard(rollout_id, shard)[0].get("train", [])
+        if rollout_id == save_after:
+            worker._weight_version = 5
+            worker.save_model(rollout_id, force_sync=args.force_sync)
+    worker.backend._writer.finish()
+    version = worker._weight_version
+    return {"start": start, "steps": steps, "weights": weights_of(worker), "version": version, "drawn": drawn}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "extra"),
+    [(1, {}), (2, MOVING), (2, {"async_save": True, "force_sync": False})],
+    ids=["1 rank", "2 ranks, moving reference", "async save"],
+)
+def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
+    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
+    through = run_ranks(_run, world_size, args, rollouts, 1)
+    assert (tmp_path / MARKER).read_text() == "1"
+    assert not list(tmp_path.glob("*.tmp"))
+    resumed = run_ranks(_run, world_size, args, rollouts, -1)
+    for before, after in zip(through, resumed, strict=True):
+        assert (after["start"], after["version"]) == (2, 5)
+        assert after["steps"] == before["steps"][2:]
+        assert after["drawn"] == before["drawn"][6:]
+        for name, weight in before["weights"].items():
+            assert torch.equal(weight, after["weights"][name]), name
+
+
+def test_a_checkpoint_of_two_ranks_loads_at_one_and_back(checkpoint, rollouts, tmp_path):
+    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
+    through = run_ranks(_run, 2, args, rollouts, 1)[0]
+    for world_size in (1, 2):
+        resumed = run_ranks(_run, world_size, args, rollouts, -1)[0]
+        first, *later = resumed["steps"]
+        assert first == pytest.approx(through["steps"][2], rel=1e-5, abs=1e-8)
+        assert later == [pytest.approx(step, rel=1e-3, abs=1e-6) for step in through["steps"][3:]]
+        for name, weight in through["weights"].items():
+            torch.testing.assert_close(resumed["weights"][name], weight, rtol=0, atol=1e-4)
+
+
+def test_only_the_weights_are_loaded_where_that_is_asked_for(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path / "saved"), "no_save_optim": True}
+    (saved,) = run_ranks(_run, 1, fsdp_args(checkpoint, **flags), {0: rollouts[0]}, 0)
+    place = str(tmp_path / "saved")
+    with pytest.raises(RuntimeError, match="no optimizer state: wanted --no-load-optim"):
+        run_ranks(_run, 1, fsdp_args(checkpoint, load=place, **FLAGS), {}, -1)
+    for flags, start in (({"no_load_optim": True}, 1), ({"finetune": True}, 0)):
+        args = fsdp_args(checkpoint, load=place, **FLAGS, **flags)
+        (loaded,) = run_ranks(_weights_at_start, 1, args)
+        assert loaded["start"] == start
+        assert all(torch.equal(w, loaded["weights"][name]) for name, w in saved["weights"].items())
+
+
+def _weights_at_start(rank, args):
+    worker = TrainWorker(args)
+    return {"start": worker.start(), "weights": weights_of(worker)}
+
+
+def test_a_reference_comes_from_a_checkpoint(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path)}
+    (saved,) = run_ranks(_run, 1, fsdp_args(checkpoint, **flags), {0: rollouts[0]}, 0)
+    args = fsdp_args(checkpoint, ref_load=str(tmp_path), use_kl_loss=True, kl_loss_coef=0.1)
+    (reference,) = run_ranks(_reference_at_start, 1, args)
+    assert all(torch.equal(w, reference[name]) for name, w in saved["weights"].items())
+
+
+def _reference_at_start(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    return dict(worker.backend.versions.get("ref"))
+
+
+def _save_then_die(rank, args, rollout):
+    """Saves iteration 0 and is killed when iteration 1 is written but not published."""
+    worker = TrainWorker(args)
+    worker.start()
+    worker.train_shard(0, split(args, rollout, worker.parallel_config()))
+    worker.save_model(0)
+    checkpoint_module.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    worker.save_model(1)
+    return {}
+
+
+def test_a_save_killed_half_way_is_not_chosen(checkpoint, rollouts, tmp_path):
+    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
+    with pytest.raises(RuntimeError, match="died"):
+        run_ranks(_save_then_die, 1, args, rollouts[0])
+    assert (tmp_path / "iter_0000001.tmp").is_dir()
+    assert find_checkpoint(tmp_path) == (0, iteration_dir(tmp_path, 0))
+    assert run_ranks(_weights_at_start, 1, args)[0]["start"] == 1
+
+
+def _first_line(rank, args):
+    try:
+        TrainWorker(args).start()
+    except (RuntimeError, ValueError) as error:
+        return cause(error)
+
+
+class Planted:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self):
+        return open, (str(self.proof), "w")
+
+
+def test_damaged_foreign_and_planted_checkpoints_are_refused(checkpoint, rollouts, tmp_path):
+    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
+    run_ranks(_run, 1, args, {0: rollouts[0]}, 0)
+    directory, proof = tmp_path / "iter_0000000", tmp_path / "proof"
+
+    def refused_with(file, content):
+        original = file.read_bytes()
+        file.write_bytes(content)
+        (line,) = run_ranks(_first_line, 1, args)
+        file.write_bytes(original)
+        return line
+
+    metadata = json.loads((directory / "metadata.json").read_text())
+    foreign = json.dumps({**metadata, "sharded_backend": "torch_dist"}).encode()
+    assert "its format is 'torch_dist', wanted 'fsdp_dcp'" in refused_with(
+        directory / "metadata.json", foreign
+    )
+    weights = directory / "model" / "__0_0.distcp"
+    assert "could not be read" in refused_with(weights, weights.read_bytes()[:200])
+    planted = pickle.dumps(Planted(proof))
+    assert "not a checkpoint's metadata" in refused_with(directory / "model" / ".metadata", planted)
+    assert "not the random state of a rank" in refused_with(directory / "rng_00000.pt", planted)
+    assert not proof.exists()

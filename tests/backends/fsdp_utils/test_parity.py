@@ -1,0 +1,118 @@
+"""One step of the FSDP trainer is one step of the Megatron trainer."""
+
+import sys
+
+import pytest
+import torch
+
+from slime.ray.train_worker import TrainWorker
+from tests.backends.fsdp_harness import fsdp_args, train
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+# Old log-probs around the model's, a reference, ratios, clipping, an entropy bonus: all of the policy loss.
+LOSS = {"entropy_coef": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_tis": True, "tis_clip": 1.5}
+BATCHES = {
+    "dynamic": {},
+    "micro-batch 1": {"use_dynamic_batch_size": False, "micro_batch_size": 1},
+    "micro-batch 2": {"use_dynamic_batch_size": False, "micro_batch_size": 2},
+    "per token": {"calculate_per_token_loss": True, "lr_decay_style": "cosine", "lr_warmup_iters": 1},
+    "two steps": {"global_batch_size": 4, "advantage_estimator": "gspo", "clip_grad": 0.0},
+}
+FSDP = {
+    "1 rank": (1, {}),
+    "2 ranks": (2, {}),
+    "2 ranks, checkpointing": (2, {"gradient_checkpointing": True}),
+    "1 rank, padded rows": (1, {"attn_implementation": "sdpa", "gradient_checkpointing": True}),
+    "2 ranks, eager": (2, {"attn_implementation": "eager"}),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    return [random_rollout(256, seed=seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def megatron(checkpoint, rollouts):
+    """The outcome of the Megatron trainer, computed once for each kind of batch."""
+    outcomes = {}
+
+    def outcome(batches):
+        if batches not in outcomes:
+            args = trainer_args(checkpoint, **LOSS, **BATCHES[batches])
+            (outcomes[batches],) = run_ranks(train, 1, args, rollouts)
+        return outcomes[batches]
+
+    return outcome
+
+
+def assert_same(found, wanted):
+    tolerance = 1e-5
+    for (steps, rollout), (wanted_steps, wanted_rollout) in zip(
+        found["reports"], wanted["reports"], strict=True
+    ):
+        assert rollout == pytest.approx(wanted_rollout, rel=tolerance, abs=1e-8)
+        for step, wanted_step in zip(steps, wanted_steps, strict=True):
+            assert step.keys() == wanted_step.keys()
+            assert step == pytest.approx(wanted_step, rel=tolerance, abs=1e-8)
+            # Adam makes much of the last bits of gradients that are almost 0.
+            tolerance = 1e-3
+    assert found["weights"].keys() == wanted["weights"].keys()
+    for name, weight in wanted["weights"].items():
+        torch.testing.assert_close(
+            found["weights"][name], weight, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+@pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
+def test_steps_equal_those_of_megatron_for_any_batches(ranks, batches, checkpoint, rollouts, megatron):
+    world_size, overrides = FSDP[ranks]
+    args = fsdp_args(checkpoint, **LOSS, **BATCHES[batches], **overrides)
+    results = run_ranks(train, world_size, args, rollouts)
+    assert_same(results[0], megatron(batches))
+    assert all(torch.equal(w, results[-1]["weights"][n]) for n, w in results[0]["weights"].items())
+
+
+@pytest.mark.parametrize("variant", [name for name in FSDP if name not in ("1 rank", "2 ranks")])
+def test_steps_equal_those_of_megatron_however_they_are_computed(variant, checkpoint, rollouts, megatron):
+    world_size, overrides = FSDP[variant]
+    args = fsdp_args(checkpoint, **LOSS, **BATCHES["per token"], **overrides)
+    assert_same(run_ranks(train, world_size, args, rollouts)[0], megatron("per token"))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_other_families_and_untied_embeddings(model_type, tmp_path, rollouts):
+    path = save_tiny_hf(tmp_path, model_type)
+    (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS), rollouts[:1])
+    assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
+
+
+def _modules(rank, args, rollout):
+    before = {name for name in sys.modules if name.split(".")[0] == "megatron"}
+    for name in before:
+        del sys.modules[name]
+    worker = TrainWorker(args)
+    worker.start()
+    worker.train_shard(0, split(args, rollout, worker.parallel_config()))
+    return sorted(name for name in sys.modules if name.split(".")[0] == "megatron")
+
+
+def test_nothing_of_it_loads_megatron_core(checkpoint, rollouts):
+    assert run_ranks(_modules, 1, fsdp_args(checkpoint), rollouts[0]) == [[]]
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights(checkpoint, rollouts):
+    half = {"params_dtype": torch.bfloat16, "bf16": True}
+    (wanted,) = run_ranks(train, 1, trainer_args(checkpoint, **half), rollouts[:1])
+    (found,) = run_ranks(train, 1, fsdp_args(checkpoint, **half), rollouts[:1])
+    assert {weight.dtype for weight in found["weights"].values()} == {torch.bfloat16}
+    step, wanted_step = found["reports"][0][0][0], wanted["reports"][0][0][0]
+    assert step["train/loss"] == pytest.approx(wanted_step["train/loss"], rel=0.05, abs=0.05)
+    assert step["train/grad_norm"] == pytest.approx(wanted_step["train/grad_norm"], rel=0.1)

@@ -1,0 +1,126 @@
+"""One optimizer step under context parallelism is that of one process: metrics, gradient norm and weights."""
+
+import pytest
+import torch
+
+from slime.backends.megatron_utils.cp_utils import (
+    all_gather_with_cp,
+    get_logits_and_tokens_offset_with_cp,
+    slice_log_prob_with_cp,
+)
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.ray.train_worker import TrainWorker
+from slime.training.parallel import ParallelContext
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+HERE = "tests.backends.megatron_utils.test_context_parallel"
+CP = {"context_parallel_size": 2}
+VARIANTS = {
+    "GRPO, dynamic batches, KL in the loss": {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    "micro-batches of 1": {"use_dynamic_batch_size": False},
+    "micro-batches of 2": {"use_dynamic_batch_size": False, "micro_batch_size": 2},
+    "mean over tokens": {"calculate_per_token_loss": True, "entropy_coef": 0.01},
+    "several steps, whitened": {"global_batch_size": 6, "normalize_advantages": True},
+    "GSPO": {"advantage_estimator": "gspo"},
+    "OPSM": {"use_opsm": True, "opsm_delta": 1e-3},
+    "sequence-level correction by a plug-in": {
+        "use_tis": True,
+        "use_rollout_logprobs": False,
+        "custom_tis_function_path": f"{HERE}.sequence_weights",
+    },
+    "a loss that gathers pieces": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": f"{HERE}.loss_of_pieces",
+    },
+}
+
+
+def sequence_weights(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **lengths):
+    """As plug-ins for upstream do it: gather, weigh whole sequences, cut the weights to the rank's tokens."""
+    sizes = list(zip(lengths["total_lengths"], lengths["response_lengths"], strict=True))
+    weights, kept = [], []
+    for (total, response), train, rollout, mask in zip(
+        sizes, train_log_probs, rollout_log_probs, loss_masks, strict=True
+    ):
+        train, rollout = (all_gather_with_cp(x, total, response) for x in (train, rollout))
+        mean = ((train - rollout) * mask).sum() / mask.sum().clamp(min=1)
+        weights.append(mean.exp().clamp(max=2.0).expand(response))
+        kept.append(mask * int(mean.abs() < 0.4))
+    cut = lambda values: [slice_log_prob_with_cp(v, *size) for v, size in zip(values, sizes, strict=True)]
+    weight = torch.cat(cut(weights))
+    return pg_loss * weight, cut(kept), {"sequence_weight": weight}
+
+
+def loss_of_pieces(args, batch, logits, sum_of_sample_mean):
+    """A loss of a user who takes his rows from the logits himself: the mean log-prob, squared."""
+    whole, start = [], 0
+    samples = zip(batch["unconcat_tokens"], batch["response_lengths"], batch["segment_lengths"], strict=False)
+    for tokens, response, segment in samples:
+        total = len(tokens)
+        _, chunks, rows, targets = get_logits_and_tokens_offset_with_cp(total, response)
+        pieces, here = [], [c[1] - c[0] for c in chunks]
+        offsets = [start, start + here[0]]
+        for (first, _), (a, b), (c, d), offset in zip(chunks, rows, targets, offsets, strict=True):
+            own = logits[0, offset + a - first : offset + b - first] if b else logits[0, :0]
+            pieces.append(own.log_softmax(-1).gather(-1, tokens[c:d, None])[:, 0])
+        start += segment // ParallelContext.current().cp_size
+        whole.append(all_gather_with_cp(torch.cat(pieces), total, response))
+    loss = -sum_of_sample_mean(torch.cat([values.sum().expand_as(values) for values in whole]))
+    return loss, {"loss": loss}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3", num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def rollout():
+    """Beside random samples: nothing trained, no response, fewer tokens than chunks, all in one chunk."""
+    batch = random_rollout(vocab_size=256, num_samples=8)
+    generator = torch.Generator().manual_seed(3)
+    for prompt, response, trained in [(9, 6, False), (5, 0, False), (1, 2, True), (30, 3, True)]:
+        tokens = torch.randint(256, (prompt + response,), generator=generator).tolist()
+        batch["tokens"].append(tokens)
+        batch["response_lengths"].append(response)
+        batch["loss_masks"].append([int(trained)] * response)
+        batch["rollout_log_probs"].append([-5.0] * response)
+        batch["rewards"].append(float(torch.randn((), generator=generator)))
+    count = len(batch["tokens"])
+    batch |= {"raw_reward": list(batch["rewards"]), "truncated": [0] * count}
+    batch["sample_indices"] = batch["rollout_ids"] = [*range(count)]
+    batch["rollout_mask_sums"] = [sum(mask) for mask in batch["loss_masks"]]
+    return batch
+
+
+def _step(rank, args, rollout):
+    worker = TrainWorker(args)
+    worker.start()
+    report = worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
+    weights = {}
+    for bucket in HfWeights(args, worker.backend.state.model).buckets(1 << 30):
+        weights.update({name: tensor.clone() for name, tensor in bucket})
+    return {"report": report, "weights": weights}
+
+
+def _trained(args, world_size, rollout):
+    results = run_ranks(_step, world_size, args, rollout)
+    (report,) = [result["report"] for result in results if result["report"]]
+    for result in results[1:]:
+        assert all(torch.equal(result["weights"][name], w) for name, w in results[0]["weights"].items())
+    return report, results[0]["weights"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_ranks_take_the_step_of_one(variant, checkpoint, rollout):
+    flags = {"use_rollout_logprobs": True, "global_batch_size": 12, **VARIANTS[variant]}
+    args = lambda **layout: trainer_args(checkpoint, **{**flags, **layout})
+    (one, expected), (two, weights) = _trained(args(), 1, rollout), _trained(args(**CP), 2, rollout)
+    assert [*one["train"][0]] == [*two["train"][0]]
+    for alone, shared in zip([*one["train"], one["rollout"]], [*two["train"], two["rollout"]], strict=True):
+        assert shared == pytest.approx(alone, rel=1e-5, abs=1e-7, nan_ok=True)
+    for name, weight in weights.items():
+        torch.testing.assert_close(
+            weight, expected[name], rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )

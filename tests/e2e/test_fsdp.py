@@ -1,0 +1,29 @@
+"""The loop with the FSDP trainer, with every process real."""
+
+import math
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+LAYOUTS = {
+    "colocated, two ranks": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
+        *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3", "--gradient-checkpointing"),
+    ],
+    "disaggregated, two ranks, one engine": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
+    extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
+    checks = ["--ci-test", "--ci-train-rollout-logprob-abs-diff-threshold", 1e-5]
+    run = start([*rl_flags, "--train-backend", "fsdp", *LAYOUTS[layout], *extra, *checks]).expect_success()
+    steps = run.rows("train")
+    assert sorted(steps) == [0, 1]
+    for step in steps.values():
+        assert step["train/ppo_kl"] == pytest.approx(0, abs=1e-8)
+        assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
+        assert 0 < step["train/grad_norm"] < math.inf
+    run.expect_no_processes()

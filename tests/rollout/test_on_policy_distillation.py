@@ -1,0 +1,52 @@
+"""A teacher behind an engine: what it is asked, and what is taken off its answer."""
+
+import asyncio
+from argparse import Namespace
+
+import pytest
+
+from slime.rollout import on_policy_distillation as opd
+from slime.rollout.base_types import RolloutError
+from slime.utils.types import Sample
+
+
+def sample_with(answer, response_length=2):
+    return Sample(index=3, tokens=[5, 6, 7, 8], response_length=response_length, reward=answer)
+
+
+def answer(*log_probs):
+    return {"meta_info": {"input_token_logprobs": [[value, 0, None] for value in log_probs]}}
+
+
+def test_the_teacher_is_asked_about_all_tokens_and_generates_none(monkeypatch):
+    asked = []
+
+    async def post_json(url, payload):
+        asked.append((url, payload))
+        return {"any": "answer"}
+
+    monkeypatch.setattr(opd, "post_json", post_json)
+    args = Namespace(rm_url="http://teacher/generate", rollout_temperature=1.0)
+    assert asyncio.run(opd.reward_func(args, sample_with(None), evaluation=False)) == {"any": "answer"}
+    sampling = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
+    wanted = {"input_ids": [5, 6, 7, 8], "sampling_params": sampling}
+    wanted |= {"return_logprob": True, "logprob_start_len": 0}
+    assert asked == [("http://teacher/generate", wanted)]
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(2, [-2.0, -3.0]), (0, []), (3, [-1.0, -2.0, -3.0])])
+def test_log_probs_of_the_response_are_taken_and_rewards_are_zero(length, wanted):
+    samples = [sample_with(answer(None, -1.0, -2.0, -3.0), length)]
+    assert opd.post_process_rewards(Namespace(), samples) == ([0.0], [0.0])
+    assert samples[0].teacher_log_probs == wanted
+
+
+@pytest.mark.parametrize("bad", [0.5, {"meta_info": {}}, answer(None, None, -1.0, -1.0), answer(None, -1.0)])
+def test_an_answer_without_log_probs_is_refused_with_the_name_of_its_sample(bad):
+    with pytest.raises(RolloutError, match=r"sample 3.*teacher"):
+        opd.post_process_rewards(Namespace(), [sample_with(bad)])
+
+
+def test_without_an_address_there_is_no_teacher():
+    with pytest.raises(ValueError, match="--rm-url"):
+        asyncio.run(opd.reward_func(Namespace(rm_url=None), sample_with(None)))

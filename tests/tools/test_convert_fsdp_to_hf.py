@@ -1,0 +1,67 @@
+"""The merged directory holds the weights that two ranks have saved."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime.ray.train_worker import TrainWorker
+from tests.backends.fsdp_harness import fsdp_args, weights_of
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import random_rollout, split
+
+ROOT = Path(__file__).parents[2]
+
+
+def _save(rank, args, rollout):
+    worker = TrainWorker(args)
+    worker.start()
+    worker.train_shard(0, split(args, rollout, worker.parallel_config()))
+    worker.save_model(7)
+    return weights_of(worker)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Where two ranks have saved iteration 7, the model it began with, and the weights."""
+    root = tmp_path_factory.mktemp("run")
+    origin = save_tiny_hf(root / "origin", "qwen3")
+    (root / "origin" / "tokenizer.json").write_text("{}")
+    args = fsdp_args(origin, save=str(root / "saved"))
+    return root / "saved", origin, run_ranks(_save, 2, args, random_rollout(256))[0]
+
+
+def convert(*words):
+    command = [sys.executable, "tools/convert_fsdp_to_hf.py", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_a_checkpoint_becomes_a_hugging_face_directory(saved, tmp_path):
+    source, origin, weights = saved
+    out = tmp_path / "out"
+    done = convert("--input-dir", source, "--output-dir", out, "--origin-hf-dir", origin)
+    assert done.returncode == 0, done.stderr
+    assert (out / "tokenizer.json").read_text() == "{}"
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+
+
+def test_another_format_is_asked_for_by_name(saved, tmp_path):
+    source, origin, weights = saved
+    words = ["--input-dir", source / "iter_0000007", "--output-dir", tmp_path, "--origin-hf-dir", origin]
+    done = convert(*words, "--dtype", "bfloat16")
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(found[name], weights[name].bfloat16()) for name in weights)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_what_is_no_checkpoint_is_refused_in_a_line(saved, tmp_path):
+    _, origin, _ = saved
+    done = convert("--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--origin-hf-dir", origin)
+    assert done.returncode == 2 and "metadata.json" in done.stderr.splitlines()[-1]
