@@ -241,4 +241,5 @@ def _router_loss_weight(
     tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
     tokens = tokens.to(torch.cuda.current_device())
     dist.all_reduce(tokens, group=context.dp_group)
+    # Every rank of a context-parallel group counts the tokens of whole sequences.
     return float(tokens) * context.cp_size / (num_microbatches * context.dp_size)

@@ -221,7 +221,7 @@ def test_a_handle_whose_memory_is_gone_is_refused(server):
 def test_broadcasts_are_checked_before_anything_is_received(server):
     body = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
     update(server, "/update_weights_from_distributed", 400, **body, group_name="unknown")
-    for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}, {"dtypes": ["int64"]}):
+    for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}):
         update(server, "/update_weights_from_distributed", 400, **{**body, **change})
     group = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": 2}
     for change in ({"rank_offset": 0, "backend": "gloo"}, {"rank_offset": 1, "backend": "nccl"}):

@@ -38,6 +38,7 @@ LAYOUTS = {
     "CP 2": (2, ALL_TO_ALL | CP2),
     "CP 2, EP 2, contiguous": (2, EP2 | ALL_GATHER | CP2 | {"allgather_cp": True} | PER_TOKEN),
     "CP 2 x TP 2, EP 2": (4, EP2 | TP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
+    "CP 2, EP 2": (2, EP2 | ALL_TO_ALL | CP2 | PER_TOKEN),
     "EP 2 x DP 2": (4, EP2 | ALL_TO_ALL),
     "EP 2 x DP 2, all-gather": (4, EP2 | ALL_GATHER | PER_TOKEN),
     "EP 2 x ETP 2": (4, TP2 | ALL_TO_ALL | {"expert_model_parallel_size": 2}),
