@@ -24,9 +24,14 @@ def has_checkpoint(path: str | Path) -> bool:
 
 
 def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
-    """Whether Megatron-LM's converter wrote ``path``, by its name from this Hugging Face directory."""
+    """Whether ``path`` names a conversion of this Hugging Face directory, and has none of its weights."""
     named_after = Path(path).name.casefold().startswith(Path(hf_checkpoint).name.casefold())
-    return named_after and _marked(Path(path)) == _CONVERTED
+    return named_after and is_release(path) and not (Path(path) / _CONVERTED / "metadata.json").is_file()
+
+
+def is_release(path: str | Path) -> bool:
+    """Whether a converter wrote what the marker names: weights alone, of no iteration."""
+    return _marked(Path(path)) == _CONVERTED
 
 
 def _marked(root: Path) -> str | None:
@@ -60,11 +65,9 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
 
 def _bad_iteration(root: Path, step: int | None) -> str | None:
     text = _marked(root) or ""
-    if text == _CONVERTED:
-        return (
-            f"{CHECKPOINT_MARKER} says {_CONVERTED!r}: weights that Megatron-LM's converter wrote have other "
-            "names (wanted: the Hugging Face directory that they were made from)"
-        )
+    if step is None and text == _CONVERTED:
+        complete = (root / _CONVERTED / "metadata.json").is_file()
+        return None if complete else f"{CHECKPOINT_MARKER} says {text!r}, which is missing or incomplete"
     if step is None and not (text.isascii() and text.isdigit() and len(text) < 10):
         return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
     iteration = f"iter_{int(text) if step is None else step:07d}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from slime.arguments.checkpoint_files import is_release
 from slime.arguments.concern import Concern
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
@@ -59,6 +60,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "moe_z_loss_coeff": (0.0, "leave it out"),
     "fp16": (False, "wanted --bf16 or --fp32"),
     "optimizer": ("adam", "wanted adam"),
+    "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
+    "use_precision_aware_optimizer": (False, "leave it out"),
+    "use_stateless_adam": (False, "leave it out"),
     "decoupled_lr": (None, "leave it out"),
     "decoupled_min_lr": (None, "leave it out"),
     "apply_wd_to_qk_layernorm": (False, "leave it out"),
@@ -73,6 +77,7 @@ _IDLE = frozenset(
         "ckpt_format",
         "make_vocab_size_divisible_by",
         "no_ckpt_fully_parallel_save",
+        "recompute_activations",
     }
 )
 
@@ -133,6 +138,8 @@ def missing(args: Namespace) -> Iterator[str]:
     for name in ("load", "ref_load", "opd_teacher_load"):
         path = getattr(args, name)
         found = checkpoint_format(path) if path is not None else None
+        if path is not None and is_release(path):
+            found = "torch_dist"
         if found is not None and (found == FORMAT) != (args.train_backend == "fsdp"):
             wanted = f"one that --train-backend {args.train_backend} wrote, or a Hugging Face directory"
             yield f"{option_string(name)} {path}: its format is {found} (wanted: {wanted})"
