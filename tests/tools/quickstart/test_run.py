@@ -17,6 +17,7 @@ from tools.quickstart.layout import Layout
 from tools.quickstart.phases import (
     Phase,
     Progress,
+    environment,
     plan,
     rl_progress,
     sft_progress,
@@ -155,3 +156,11 @@ def test_figures_are_printed_and_written(layout, metrics):
     assert "sampled   39% → 95%" in stream.getvalue()
     write_summary(layout, summary)
     assert json.loads(layout.summary.read_text())["eval_greedy_rl"] == 1.0
+
+
+def test_the_scripts_train_with_the_trainer_that_is_asked_for(tmp_path):
+    layout = Layout(tmp_path)
+    *_, sft, grpo = plan(layout, seed=5)
+    for phase in (sft, grpo):
+        assert environment(layout, 5, phase, "fsdp")["TRAIN_BACKEND"] == "fsdp"
+        assert '--train-backend "${TRAIN_BACKEND:-megatron}"' in (ROOT / phase.command[1]).read_text()
