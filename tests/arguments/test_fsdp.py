@@ -78,6 +78,15 @@ def test_a_checkpoint_of_the_other_trainer_is_refused(words, refusal, tmp_path, 
     )
 
 
+@pytest.mark.parametrize("flag", ["load", "ref_load"])
+def test_what_megatron_lms_converter_wrote_is_refused(words, refusal, tmp_path, flag):
+    (tmp_path / "saved" / "release").mkdir(parents=True)
+    (tmp_path / "saved" / "release" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("release")
+    changes = {flag: tmp_path / "saved", "use_kl_loss": True}
+    assert "its format is torch_dist (wanted: " in refusal(words(train_backend="fsdp", **changes))
+
+
 def test_a_critic_is_refused(words, refusal):
     message = refusal(words(train_backend="fsdp", advantage_estimator="ppo"))
     assert message.startswith("--advantage-estimator ppo: not supported with --train-backend fsdp")
