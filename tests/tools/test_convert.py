@@ -20,12 +20,12 @@ def tool(name, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture(scope="module", params=["qwen3 in bfloat16", "llama"])
+@pytest.fixture(scope="module", params=["qwen3 in bfloat16", "llama", "qwen3_moe"])
 def source(request, tmp_path_factory):
     """A model with a vocabulary that is padded on the way."""
     path = tmp_path_factory.mktemp("source")
-    if request.param == "llama":
-        return Path(save_tiny_hf(path, "llama", vocab_size=250))
+    if request.param in ("llama", "qwen3_moe"):
+        return Path(save_tiny_hf(path, request.param, vocab_size=250))
     tiny_hf_model("qwen3", vocab_size=250).to(torch.bfloat16).save_pretrained(path)
     return path
 

@@ -16,12 +16,12 @@ from megatron.core import dist_checkpointing
 
 from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, load_model_only, model_state
-from slime.backends.megatron_utils.hf_checkpoint_saver import save_hf_model_to_path
-from slime.backends.megatron_utils.hf_weights import load_hf_weights
+from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.step import TrainState
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
+from slime.training.hf_export import save_hf_model_to_path
 from slime.utils.accelerator import process_group_backend
 
 
@@ -46,7 +46,7 @@ def write_hf(args: Namespace, source: str | Path, target: str | Path, shard_byte
     """
     state = _model(args)
     load_model_only(state, source)
-    save_hf_model_to_path(args, target, state.model, shard_bytes)
+    save_hf_model_to_path(args, target, HfWeights(view(args, ModelView), state.model), shard_bytes)
 
 
 def find_weights(path: str | Path) -> Path:

@@ -17,6 +17,11 @@ ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
 ALL_GATHER = {"moe_token_dispatcher_type": "allgather"}
 PER_TOKEN = {"calculate_per_token_loss": True}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
+ON_HOST = {
+    **{"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, "no_pin_cpu_grads": False},
+    **{"use_precision_aware_optimizer": True, "optimizer_offload_fraction": 0.7, "no_pin_cpu_params": False},
+    **{"exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32"},
+}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTED = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
 LAYOUTS = {
@@ -26,6 +31,7 @@ LAYOUTS = {
     "EP 2": (2, EP2 | ALL_TO_ALL | PER_TOKEN),
     "EP 2, all-gather": (2, EP2 | ALL_GATHER),
     "EP 2, overlapped": (2, EP2 | ALL_TO_ALL | OVERLAP),
+    "EP 2, optimizer on the host": (2, EP2 | ALL_TO_ALL | ON_HOST),
     "EP 2, recomputed": (2, EP2 | ALL_TO_ALL | RECOMPUTED),
     "EP 2, all-gather, experts recomputed": (2, EP2 | ALL_GATHER | SELECTED | PER_TOKEN),
     "ETP 2": (2, TP2 | ALL_TO_ALL),
