@@ -7,10 +7,10 @@ Hugging Face one, with a ``config.json``.
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from slime.arguments.flags import option_string
-from slime.models import HfConfigError, family_of, read_shape
+from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.shape import ShapeArgs
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
@@ -24,9 +24,14 @@ def has_checkpoint(path: str | Path) -> bool:
 
 
 def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
-    """Whether Megatron-LM's converter wrote ``path``, by its name from this Hugging Face directory."""
+    """Whether ``path`` names a conversion of this Hugging Face directory, and has none of its weights."""
     named_after = Path(path).name.casefold().startswith(Path(hf_checkpoint).name.casefold())
-    return named_after and _marked(Path(path)) == _CONVERTED
+    return named_after and is_release(path) and not (Path(path) / _CONVERTED / "metadata.json").is_file()
+
+
+def is_release(path: str | Path) -> bool:
+    """Whether a converter wrote what the marker names: weights alone, of no iteration."""
+    return _marked(Path(path)) == _CONVERTED
 
 
 def _marked(root: Path) -> str | None:
@@ -53,18 +58,16 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
     elif not any(Path(path).glob("*.safetensors")):
         reason = "holds no .safetensors file"
     else:
-        reason = _another_model(Path(path), Path(args.hf_checkpoint))
+        reason = _another_model(args, Path(path), Path(args.hf_checkpoint))
     if reason:
         yield f"{option_string(name)} {path}: {reason}"
 
 
 def _bad_iteration(root: Path, step: int | None) -> str | None:
     text = _marked(root) or ""
-    if text == _CONVERTED:
-        return (
-            f"{CHECKPOINT_MARKER} says {_CONVERTED!r}: weights that Megatron-LM's converter wrote have other "
-            "names (wanted: the Hugging Face directory that they were made from)"
-        )
+    if step is None and text == _CONVERTED:
+        complete = (root / _CONVERTED / "metadata.json").is_file()
+        return None if complete else f"{CHECKPOINT_MARKER} says {text!r}, which is missing or incomplete"
     if step is None and not (text.isascii() and text.isdigit() and len(text) < 10):
         return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
     iteration = f"iter_{int(text) if step is None else step:07d}"
@@ -74,15 +77,21 @@ def _bad_iteration(root: Path, step: int | None) -> str | None:
     return f"{iteration} is missing or incomplete (complete ones: {there})"
 
 
-def _another_model(path: Path, trained: Path) -> str | None:
+def _another_model(args: Namespace, path: Path, trained: Path) -> str | None:
     try:
-        found, wanted = vars(read_shape(path)), vars(read_shape(trained))
+        found, wanted = _shape(args, path), _shape(args, trained)
     except HfConfigError as error:
         return str(error)
     for name, value in wanted.items():
         if name != "max_position_embeddings" and found[name] != value:
             return f"is another model than --hf-checkpoint: its {name} is {found[name]} (wanted: {value})"
     return None
+
+
+def _shape(args: Namespace, path: Path) -> dict[str, Any]:
+    if args.train_backend == "fsdp":
+        return shape_of_any(path, args.trust_remote_code)
+    return vars(read_shape(path))
 
 
 def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
@@ -99,10 +108,16 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
     try:
         with SafetensorReader(path) as reader:
             reader.open_all()
-            missing = family_of(args.model_type).weights.hf_names(cast(ShapeArgs, args)) - set(reader.names())
+            missing = _wanted_names(args) - set(reader.names())
     except (ValueError, OSError) as error:
         yield f"{option_string(name)}: {error}"
         return
     if missing:
         wanted = f"{len(missing)} tensors of config.json are missing, e.g. {sorted(missing)[0]}"
         yield f"{option_string(name)} {path}: {wanted}"
+
+
+def _wanted_names(args: Namespace) -> set[str]:
+    """The tensors of the model; of an architecture without a family ``transformers`` will say."""
+    family = FAMILIES.get(args.model_type)
+    return set() if family is None else set(family.weights.hf_names(cast(ShapeArgs, args)))

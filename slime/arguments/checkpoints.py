@@ -10,6 +10,7 @@ from slime.arguments.checkpoint_files import (
     CHECKPOINT_MARKER,
     bad_checkpoint,
     has_checkpoint,
+    is_release,
     unusable_weights,
 )
 from slime.arguments.concern import Concern
@@ -44,7 +45,7 @@ class CheckpointArgs:
     pretrained_checkpoint: str | None = refused(
         help="checkpoint to fine-tune", wanted="use --load --finetune"
     )
-    exit_on_missing_checkpoint: bool = refused(False, help="stop when --load holds no checkpoint")
+    exit_on_missing_checkpoint: bool = flag(False, help="stop when --load holds no checkpoint")
     no_ckpt_fully_parallel_save: bool = flag(
         False,
         names=("--no-ckpt-fully-parallel-save", "--disable-ckpt-fully-parallel-save"),
@@ -64,8 +65,9 @@ def notes(args: Namespace) -> Iterator[str]:
 
 
 def derive(args: Namespace) -> None:
-    """``--load`` that holds no checkpoint yet is a run that starts: weights come from elsewhere."""
-    if args.load is not None and (Path(args.load) / CHECKPOINT_MARKER).is_file():
+    """``--load`` that holds no checkpoint yet, or what a converter wrote, is a run that starts."""
+    converted = args.load is not None and args.ckpt_step is None and is_release(args.load)
+    if args.load is not None and (Path(args.load) / CHECKPOINT_MARKER).is_file() and not converted:
         return
     args.no_load_optim = args.no_load_rng = args.finetune = True
     if args.start_rollout_id is None:
@@ -84,6 +86,8 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load {args.load}: is no directory"
     elif args.load is not None and has_checkpoint(args.load):
         yield from bad_checkpoint(args, "load", args.ckpt_step)
+    elif args.load is not None and args.exit_on_missing_checkpoint:
+        yield f"--load {args.load}: no checkpoint there (--exit-on-missing-checkpoint)"
     elif args.ckpt_step is not None:
         yield f"--ckpt-step {args.ckpt_step}: there is no checkpoint (--load {args.load})"
     yield from bad_output(args, "save", is_directory=True)

@@ -1,5 +1,7 @@
 """The kernels of a layer. Most of these flags say what is so anyway; Megatron-LM's scripts pass them."""
 
+from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,8 +36,22 @@ class ComputeArgs:
     no_persist_layer_norm: bool | None = flag(const=True, help="no persistent norm kernel (default)")
     apply_rope_fusion: bool = refused(False, help="fused rotary embedding")
     no_rope_fusion: bool | None = flag(const=True, help="no fused rotary embedding (default)")
+    recompute_activations: bool = flag(False, help="the same as --recompute-granularity selective")
     gradient_accumulation_fusion: bool = refused(False, help="fuse gradient accumulation into the GEMM")
     no_gradient_accumulation_fusion: bool | None = flag(const=True, help="do not fuse it (default)")
 
 
-CONCERN = Concern({"compute": ComputeArgs})
+def derive(args: Namespace) -> None:
+    """Two names for one thing."""
+    if args.recompute_activations and args.recompute_granularity is None:
+        args.recompute_granularity = "selective"
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Two granularities."""
+    if args.recompute_activations and args.recompute_granularity != "selective":
+        other = f"--recompute-granularity {args.recompute_granularity}"
+        yield f"--recompute-activations and {other}: only one of them at a time"
+
+
+CONCERN = Concern({"compute": ComputeArgs}, derive=derive, contradictions=contradictions)

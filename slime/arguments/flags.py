@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from slime.arguments.foreign import LEAVE_OUT, field_reason
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -85,8 +87,11 @@ def place_flag(help: str, **options: Any) -> Any:
     return flag(options.pop("default", None), help=help, place=True, **options)
 
 
-def refused(default: Any = None, *, help: str, wanted: str = "leave it out", **options: Any) -> Any:
-    """A known flag that this version refuses unless it has its default value."""
+def refused(default: Any = None, *, help: str, wanted: str = LEAVE_OUT, **options: Any) -> Any:
+    """A known flag that this version refuses unless it has its default value.
+
+    Without ``wanted`` the tables of foreign options may know the reason.
+    """
     return flag(default, help=help, supported=(default,), wanted=wanted, **options)
 
 
@@ -103,6 +108,8 @@ def flags_of(cls: type, prefix: str = "") -> Iterator[Flag]:
         names = options.pop("names") or (option_string(field.name),)
         if prefix:
             names = tuple(option_string(name.removeprefix("--"), prefix) for name in names)
+        if options.get("wanted") == LEAVE_OUT:
+            options["wanted"] = field_reason(names[0])
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

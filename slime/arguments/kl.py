@@ -39,7 +39,7 @@ def notes(args: Namespace) -> Iterator[str]:
     """A reference whose weights are read from where they were converted from."""
     if _is_conversion(args):
         yield (
-            f"--ref-load {args.ref_load}: Megatron-LM's converter wrote it, with other names of weights; "
+            f"--ref-load {args.ref_load}: says that a converter wrote it, and holds no weights; "
             "those of --hf-checkpoint are used, after which it is named"
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.arguments.flags import Flag
+from slime.arguments.foreign import field_reason
 from slime.arguments.megatron_source import config_flags
 
 # The dense GPT path of megatron-core acts on these once its config carries them.
@@ -74,7 +75,6 @@ SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {
     "hierarchical_context_parallel_sizes": ([1],),
     "moe_input_jitter_eps": (0.0,),
     "moe_shared_expert_intermediate_size": (0,),
-    "optimizer_offload_fraction": (1.0,),  # Megatron-LM's own default; nothing is offloaded
 }
 _OTHER_MODEL = "leave it out: the engines would compute something else"
 _NO_KERNEL = "leave it out: it needs kernels that are not used"
@@ -106,11 +106,16 @@ IDLE_WITHOUT = {
     "muon_extra_scale_factor": "--optimizer muon",
     "muon_momentum": "--optimizer muon",
     "muon_num_ns_steps": "--optimizer muon",
-    "sgd_momentum": "--optimizer sgd",
+} | {
+    f"tp_comm_{what}": "--tp-comm-overlap"
+    for what in ("bulk_wgrad", "bulk_dgrad", "overlap_ag", "overlap_rs")
 }
-# Set by this package from other flags, or by the trainer itself.
+IDLE_WITHOUT |= {f"tp_comm_split_{what}": "--tp-comm-overlap" for what in ("ag", "rs")}
+# Set by this package from other flags, or by the trainer itself, or of no effect by now.
 NOT_FLAGS = frozenset(
     {
+        "async_tensor_model_parallel_allreduce",
+        "barrier_with_L1_time",
         "check_for_nan_in_grad",
         "enable_autocast",
         "fp8",
@@ -150,7 +155,7 @@ def _adapt(spec: Flag) -> Flag:
     return dataclasses.replace(
         spec,
         supported=(default,),
-        wanted=INSTEAD.get(spec.dest, "leave it out"),
+        wanted=INSTEAD.get(spec.dest) or field_reason(names[0]),
         same_as_default=SAME_AS_DEFAULT.get(spec.dest, ()),
         idle_without=IDLE_WITHOUT.get(spec.dest, ""),
     )

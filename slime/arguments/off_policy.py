@@ -61,7 +61,6 @@ class OffPolicyArgs:
     use_opsm: bool = flag(False, help="mask sequences that drifted and have a negative advantage")
     opsm_delta: float = flag(1e-4, at_least=0, help="sequence KL above which --use-opsm masks")
     reset_optimizer_states: bool = flag(False, help="zero Adam's moments before each rollout's steps")
-    use_stateless_adam: bool = refused(False, help="optimizer without moments")
     use_routing_replay: bool = refused(False, help="replay the trainer's MoE routing")
     use_rollout_routing_replay: bool = refused(False, help="replay the engine's MoE routing")
 

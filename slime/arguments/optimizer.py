@@ -14,8 +14,13 @@ class OptimizerArgs:
     """What Megatron-LM's optimizer group offers, where its name or default is not the dataclass's."""
 
     optimizer: Literal["adam", "sgd", "muon", "dist_muon"] = flag(
-        "adam", supported=("adam",), help="optimizer"
+        "adam",
+        supported=("adam", "sgd"),
+        wanted="adam or sgd: Muon is not an optimizer of the trainer's",
+        help="optimizer",
     )
+    sgd_momentum: float = flag(0.9, at_least=0, below=1, help="momentum of --optimizer sgd")
+    use_stateless_adam: bool = flag(False, help="Adam that keeps no moments: each step is like its first")
     lr: float = flag(1e-6, at_least=0, at_most=1, help="learning rate")
     min_lr: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the end of the decay")
     weight_decay: float = flag(0.01, at_least=0, help="weight decay")
@@ -62,6 +67,12 @@ class ScheduleArgs:
     )
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """The momentum of another optimizer."""
+    if args.sgd_momentum != 0.9 and args.optimizer != "sgd":
+        yield f"--sgd-momentum {args.sgd_momentum}: has no effect without --optimizer sgd"
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
     """Schedules that lack a number, have one twice, or never end their warm-up."""
     if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
@@ -85,5 +96,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 
 CONCERN = Concern(
-    {"optimizer": OptimizerArgs, "learning-rate schedule": ScheduleArgs}, contradictions=contradictions
+    {"optimizer": OptimizerArgs, "learning-rate schedule": ScheduleArgs},
+    notes=notes,
+    contradictions=contradictions,
 )

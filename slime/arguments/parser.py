@@ -4,21 +4,19 @@ import argparse
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 from slime.arguments.custom_config import apply_custom_config
-from slime.arguments.engines import add_sglang_server_flags, choose_engine
+from slime.arguments.engines import add_sglang_server_flags, choose_engine, with_current_names
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
+from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values
 
 AddArguments = Callable[[argparse.ArgumentParser], Any]
-_MEGATRON_LM_FLAGS = Path(__file__).with_name("megatron_lm_flags.txt")
 
 
 def build_parser(
@@ -39,6 +37,7 @@ def build_parser(
     if engine == "sglang":
         add_sglang_server_flags(parser.add_argument_group("sglang", "Server options of SGLang."))
     add_router_flags(parser, parser.add_argument_group("router", "Options of sglang-router."))
+    add_foreign_flags(parser)
     return parser, {spec.dest: spec for group in groups for spec in group.flags}
 
 
@@ -56,13 +55,15 @@ def parse(
     words = list(sys.argv[1:] if argv is None else argv)
     engine = _engine_of(words)
     parser, specs = build_parser(engine, add_custom_arguments)
+    words, told = with_current_names(words, parser._option_string_actions)
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False  # a misspelt flag is named as such before the one that it leaves missing
     args, unknown = parser.parse_known_args(words)
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
-    told = apply_custom_config(args, specs, parser._actions, derived_names())
+    told += judge(args)
+    told += apply_custom_config(args, specs, parser._actions, derived_names())
     if notes is not None:
         notes += told
     for action in required:
@@ -103,18 +104,11 @@ def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag],
     name = word.split("=")[0]
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
-    if name in megatron_lm_flags():
-        return f"{name}: a flag of Megatron-LM that is not supported (wanted: leave it out)"
     refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
+    refused |= {name for entry in foreign_flags() for name in entry.names}
     options = {option for action in parser._actions for option in action.option_strings}
     close = nearest(name, options - refused)
     return f"{name}: unknown flag" + (f" (did you mean {close}?)" if close else "")
-
-
-@cache
-def megatron_lm_flags() -> frozenset[str]:
-    """The names of Megatron-LM's flags, known to this version or not."""
-    return frozenset(_MEGATRON_LM_FLAGS.read_text(encoding="utf-8").split())
 
 
 def _unsupported(args: Namespace, specs: dict[str, Flag]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 MARKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+"""What a converter writes into the marker, and calls the directory of its weights."""
 
 
 def iteration_dir(root: str | Path, iteration: int) -> Path:
@@ -24,19 +26,22 @@ def iteration_dir(root: str | Path, iteration: int) -> Path:
 def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Path]:
     """Iteration and directory of a checkpoint: of ``step``, else the one that the marker names.
 
+    What a converter wrote is iteration 0.
+
     Raises:
         FileNotFoundError: it is not there.
         ValueError: the marker does not hold a number.
     """
     if step is None:
         text = (Path(root) / MARKER).read_text().strip()
-        if not text.isdigit():
+        if not text.isdigit() and text != RELEASE:
             raise ValueError(f"{Path(root) / MARKER}: found {text!r}, wanted an iteration number")
-        step = int(text)
-    path = iteration_dir(root, step)
+        step = None if text == RELEASE else int(text)
+    path = Path(root) / RELEASE if step is None else iteration_dir(root, step)
     if not (path / "metadata.json").is_file():
-        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted iteration {step}")
-    return step, path
+        wanted = RELEASE if step is None else f"iteration {step}"
+        raise FileNotFoundError(f"checkpoint {path}: not there or incomplete, wanted {wanted}")
+    return step or 0, path
 
 
 def on_first_rank(action: Callable[[], None]) -> None:
@@ -46,15 +51,16 @@ def on_first_rank(action: Callable[[], None]) -> None:
     dist.barrier()
 
 
-def fresh_directory(path: Path, subdirectories: Sequence[str]) -> None:
+def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
+    """An empty one, with these in it."""
     if path.exists():
         shutil.rmtree(path)
     for directory in (path, *(path / name for name in subdirectories)):
         directory.mkdir(parents=True)
 
 
-def publish(temporary: Path, final: Path, iteration: int) -> None:
-    """Makes a finished checkpoint visible, replacing one of the same iteration."""
+def publish(temporary: Path, final: Path, iteration: int | str) -> None:
+    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it."""
     replaced = final.with_suffix(".replaced")
     if final.exists():
         final.rename(replaced)

@@ -4,6 +4,7 @@ Everything else asks here instead of branching on the hardware.
 """
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -51,9 +52,35 @@ def host_buffer(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=has_gpu())
 
 
-def host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """The same for a tensor of this shape and dtype."""
-    return torch.empty_like(tensor, device="cpu", pin_memory=has_gpu())
+def host_like(tensor: torch.Tensor, pinned: bool = True) -> torch.Tensor:
+    """The same for a tensor of this shape and dtype; pinned only if wanted."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=pinned and has_gpu())
+
+
+class CopyLane:
+    """Copies between host and device, one after the other; on a GPU beside what is computed, if wanted."""
+
+    def __init__(self, beside: bool) -> None:
+        self._stream = torch.cuda.Stream() if beside and has_gpu() else None
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        """Copies what ``source`` will hold after all that is queued by now.
+
+        Returns:
+            What waits on the host until that is done.
+        """
+        if self._stream is None:
+            target.copy_(source)
+            return lambda: None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        return self._stream.record_event().synchronize
+
+    def join(self) -> None:
+        """What is queued on the device from now on sees the copies."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
 
 def collect_handles() -> None:

@@ -396,6 +396,24 @@ CONTRADICTIONS = [
     (dict(lr_warmup_fraction=0.1, lr_warmup_iters=1), "--lr-warmup-fraction and --lr-warmup-iters"),
     (dict(lr_warmup_iters=2), "--lr-warmup-iters 2: wanted less than the 2 steps of the decay"),
     (dict(lr=1e-6, min_lr=1e-5), "--min-lr 1e-05: above --lr 1e-06"),
+    (dict(exp_avg_dtype="bf16"), "--exp-avg-dtype bf16: needs --use-precision-aware-optimizer"),
+    (dict(optimizer="sgd", use_stateless_adam=True), "--use-stateless-adam: needs --optimizer adam"),
+    (
+        dict(optimizer="sgd", use_precision_aware_optimizer=True),
+        "--use-precision-aware-optimizer: needs --optimizer adam",
+    ),
+    (
+        dict(use_stateless_adam=True, use_precision_aware_optimizer=True),
+        "--use-stateless-adam: has no moments",
+    ),
+    (
+        dict(recompute_activations=True, recompute_granularity="full"),
+        "--recompute-activations and --recompute-granularity full: only one of them",
+    ),
+    (
+        dict(load="/none", exit_on_missing_checkpoint=True),
+        "--load /none: no checkpoint there (--exit-on-missing-checkpoint)",
+    ),
     (dict(lr_decay_style="WSD"), "--lr-decay-style WSD: needs --lr-wsd-decay-iters"),
     (dict(weight_decay_incr_style="linear"), "--weight-decay-incr-style linear: needs"),
     (dict(fp32=True, grad_reduce_in_bf16=True), "--grad-reduce-in-bf16: needs --bf16"),

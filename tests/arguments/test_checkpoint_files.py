@@ -14,7 +14,7 @@ from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ("release", "says 'release': weights that Megatron-LM's converter wrote have other names"),
+        ("release", "says 'release', which is missing or incomplete"),
         ("", "says '' (wanted: the number of an iteration)"),
         ("three", "says 'three' (wanted: the number of an iteration)"),
         ("-3", "says '-3' (wanted: the number of an iteration)"),
@@ -136,7 +136,7 @@ def test_a_conversion_named_after_the_model_stands_for_it(words, notes, checkpoi
     line = words(ref_load=path)
     assert validated_args(line).ref_load is None
     (note,) = notes(line)
-    assert note.startswith(f"--ref-load {path}: Megatron-LM's converter wrote it")
+    assert note.startswith(f"--ref-load {path}: says that a converter wrote it, and holds no weights")
     assert note.endswith("those of --hf-checkpoint are used, after which it is named")
 
 
@@ -144,5 +144,16 @@ def test_a_chosen_iteration_of_a_conversion_is_refused(words, refusal, checkpoin
     path = tmp_path / f"{checkpoint.name}_torch_dist"
     path.mkdir()
     (path / CHECKPOINT_MARKER).write_text("release")
-    assert "says 'release'" in refusal(words(ref_load=path, ref_ckpt_step=3))
+    assert "iter_0000003 is missing" in refusal(words(ref_load=path, ref_ckpt_step=3))
     assert "says 'release'" in refusal(words(load=path))
+
+
+def test_the_weights_of_a_conversion_begin_a_run(words, notes, checkpoint, tmp_path):
+    path = tmp_path / f"{checkpoint.name}_torch_dist"
+    (path / "release").mkdir(parents=True)
+    (path / "release/metadata.json").write_text("{}")
+    (path / CHECKPOINT_MARKER).write_text("release")
+    args = validated_args(words(ref_load=path, load=path))
+    assert (args.ref_load, args.load) == (str(path), str(path))
+    assert (args.finetune, args.no_load_optim, args.start_rollout_id) == (True, True, 0)
+    assert notes(words(ref_load=path, load=path)) == []

@@ -76,6 +76,20 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
         (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
         (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
         (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
+        (dict(sgd_momentum=0.5), "--sgd-momentum 0.5: has no effect without --optimizer sgd"),
+        (
+            dict(use_precision_aware_optimizer=True),
+            "--use-precision-aware-optimizer: has no effect, the formats of --exp-avg-dtype",
+        ),
+        (
+            dict(overlap_cpu_optimizer_d2h_h2d=True),
+            "--overlap-cpu-optimizer-d2h-h2d: has no effect without --optimizer-cpu-offload",
+        ),
+        (dict(no_pin_cpu_grads=True), "--no-pin-cpu-grads: has no effect without --optimizer-cpu-offload"),
+        (
+            dict(optimizer_offload_fraction=0.5),
+            "--optimizer-offload-fraction 0.5: has no effect without --optimizer-cpu-offload",
+        ),
         (dict(opd_type="sglang"), "--opd-type sglang: has no effect without --use-opd"),
         (
             dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),

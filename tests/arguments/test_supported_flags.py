@@ -63,7 +63,7 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
     ("words", "message"),
     [
         (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
-        (["--use-stateless-adam"], "--use-stateless-adam: not supported (wanted: leave it out)"),
+        (["--use-routing-replay"], "--use-routing-replay: not supported (wanted: leave it out"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
         (
             ["--moe-layer-recompute"],
@@ -111,6 +111,9 @@ ALWAYS_TRUE = {
     "train_backend",
     "transformer_impl",
     "seq_length",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "use_torch_optimizer_for_cpu_offload",
     "swiglu",
     "use_rotary_position_embeddings",
 }

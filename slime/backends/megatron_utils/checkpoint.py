@@ -17,11 +17,18 @@ from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy, SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
+from slime.backends.megatron_utils.foreign_checkpoint import (
+    NothingInCommon,
+    layer_naming,
+    read_common,
+    split_objects,
+)
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
+from slime.backends.megatron_utils.resume import load_optimizer, load_schedule
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
 from slime.training.checkpoint_dir import (
@@ -41,8 +48,6 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
-# What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
-_OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -136,14 +141,27 @@ class CheckpointWriter:
 def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
     """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
 
-    Random state is left alone where the parallel layout differs from the one that saved it.
+    Random state is left alone where the parallel layout differs from the one that saved it. Of a checkpoint
+    that this trainer did not write only the weights can be loaded.
 
     Returns:
         The iteration, and the common values that were saved with it.
+
+    Raises:
+        ValueError: flags want more of the checkpoint than it has.
     """
     iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
     with_optimizer = not (args.finetune or getattr(args, "no_load_optim", False))
-    saved = dist_checkpointing.load_common_state_dict(str(path))
+    saved = read_common(path)
+    if saved is None:
+        if not args.finetune:
+            raise ValueError(
+                f"checkpoint {path}: was not written by this trainer, which can load its weights and nothing "
+                "else of it: wanted --finetune"
+            )
+        load_model_only(state, path)
+        state.optimizer.reload_model_params()
+        return iteration, {}
     common: dict[str, Any] = saved["common"]
     with_rng = not (args.finetune or getattr(args, "no_load_rng", False)) and common["layout"] == _layout()
     with_rng = with_rng and common["has_rng"]
@@ -156,8 +174,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     loaded = _load(template, path)
     _load_model(state, loaded["model"])
     if with_optimizer:
-        _load_optimizer(args, state, loaded["optimizer"])
-        _load_schedule(state, saved["scheduler"], root)
+        load_optimizer(args, state, loaded["optimizer"])
+        load_schedule(state, saved["scheduler"], root)
     else:
         state.optimizer.reload_model_params()
     if with_rng:
@@ -167,18 +185,27 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    loaded = _load({"model": without_foreign_head(model_state(state), path)}, path)
-    _load_model(state, loaded["model"])
+    template = without_foreign_head(model_state(state, layer_naming(path)), path)
+    tensors, restore = split_objects(template)
+    loaded = _load({"model": tensors}, path, NothingInCommon())
+    _load_model(state, restore(loaded["model"]))
 
 
-def _load(template: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def _load(
+    template: dict[str, Any], path: str | Path, common: LoadCommonStrategy | None = None
+) -> dict[str, Any]:
     with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
-        return dist_checkpointing.load(template, str(path))
+        return dist_checkpointing.load(template, str(path), common_strategy=common)
 
 
-def model_state(state: TrainState) -> dict[str, Any]:
-    """The sharded weights of the model; of several chunks under their numbers."""
-    weights = [chunk.sharded_state_dict(metadata=_METADATA) for chunk in unwrap_model(state.model)]
+def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The sharded weights of the model; of several chunks under their numbers.
+
+    Args:
+        naming: how a checkpoint names layers, if not as this trainer does.
+    """
+    metadata = {**_METADATA, **(naming or {})}
+    weights = [chunk.sharded_state_dict(metadata=metadata) for chunk in unwrap_model(state.model)]
     return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
 
 
@@ -245,31 +272,3 @@ def _set_rng_state(state: dict[str, Any]) -> None:
     torch.cuda.set_rng_state(state["device"])
     torch.set_rng_state(state["torch"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
-
-
-def _load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:
-    """Moments and step count are the checkpoint's, hyperparameters the flags' unless told otherwise.
-
-    megatron-core's schedule prefers the learning rates of a parameter group to its own.
-    """
-    of_flags = [
-        {key: group[key] for key in _OF_FLAGS if key in group} for group in state.optimizer.param_groups
-    ]
-    state.optimizer.load_state_dict(saved)
-    if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
-        for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
-            group.update(values)
-
-
-def _load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:
-    """megatron-core asserts that flags and checkpoint agree; the user should hear which flags decide."""
-    try:
-        state.scheduler.load_state_dict(saved)
-    except AssertionError as error:
-        raise ValueError(
-            f"--load {root}: its learning-rate schedule is not that of the flags ({error}); wanted: the same "
-            "flags and --num-rollout, --override-opt-param-scheduler for the flags' schedule or "
-            "--use-checkpoint-opt-param-scheduler for the checkpoint's"
-        ) from error
-    # It takes the decay of weights from the checkpoint only after it has set that of the groups.
-    state.scheduler.step(increment=0)

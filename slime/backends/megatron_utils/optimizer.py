@@ -15,6 +15,9 @@ from megatron.core.optimizer import (
 )
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from slime.backends.megatron_utils import fused_adam
+from slime.backends.megatron_utils.moment_storage import MomentStorage
+from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam, UpdateRule
 from slime.training.optimizer_schedule import schedule_settings
 
 
@@ -42,9 +45,20 @@ def _reduces_in_float32(args: Namespace) -> bool:
     return args.params_dtype == torch.bfloat16 and not getattr(args, "grad_reduce_in_bf16", False)
 
 
+# What `FusedAdam` does in megatron-core's stead, which would need TransformerEngine for it.
+_OURS = (
+    *("optimizer_cpu_offload", "use_precision_aware_optimizer"),
+    *("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"),
+)
+_FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
 def optimizer_config(args: Namespace) -> OptimizerConfig:
     values = _fields_from_args(OptimizerConfig, args)
+    for name in _OURS:
+        values.pop(name, None)
     values.update(
+        optimizer="adam",  # whatever the rule: the distributed optimizer shards no other class
         use_distributed_optimizer=True,
         params_dtype=args.params_dtype,
         bf16=args.params_dtype == torch.bfloat16,
@@ -59,9 +73,61 @@ def _fields_from_args(config_class: type, args: Namespace) -> dict[str, Any]:
 
 
 def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:
-    """Adam with its state sharded over the data-parallel ranks; norms and biases do not decay."""
-    config = optimizer_config(args)
-    return get_megatron_optimizer(config, list(model), config_overrides=get_standard_config_overrides(config))
+    """The optimizer, its state sharded over the data-parallel ranks; norms and biases do not decay."""
+    config, rule, storage = optimizer_config(args), update_rule(args), moment_storage(args)
+    plain = isinstance(rule, Adam) and storage == MomentStorage()
+    if not plain:
+        fused_adam.install(instead_of_any=True)
+    optimizer = get_megatron_optimizer(
+        config, list(model), config_overrides=get_standard_config_overrides(config)
+    )
+    for part in _parts(optimizer) if not plain else ():
+        # A rank without parameters of some kind has no optimizer for them.
+        if part.optimizer is not None:
+            part.optimizer.arrange(rule, storage)
+            part.init_state_fn = lambda optimizer, _=None: optimizer.initialize_states()
+            _save_as_float32(part)
+    return optimizer
+
+
+def update_rule(args: Namespace) -> UpdateRule:
+    """What a step does (``--optimizer``, ``--use-stateless-adam``)."""
+    decoupled = getattr(args, "decoupled_weight_decay", True)
+    if args.optimizer == "sgd":
+        return Sgd(args.sgd_momentum)
+    return StatelessAdam(decoupled) if getattr(args, "use_stateless_adam", False) else Adam(decoupled)
+
+
+def moment_storage(args: Namespace) -> MomentStorage:
+    """Where and how moments are kept (``--optimizer-cpu-offload``, ``--exp-avg-dtype`` and their kin)."""
+    formats = {}
+    if getattr(args, "use_precision_aware_optimizer", False):
+        names = ("exp_avg", "exp_avg_sq")
+        dtypes = {name: _FORMATS[getattr(args, f"{name}_dtype")] for name in names}
+        formats = {name: dtype for name, dtype in dtypes.items() if dtype != torch.float32}
+    if not getattr(args, "optimizer_cpu_offload", False):
+        return MomentStorage(formats)
+    return MomentStorage(
+        formats,
+        host_fraction=args.optimizer_offload_fraction,
+        overlap=args.overlap_cpu_optimizer_d2h_h2d,
+        pin_params=not args.no_pin_cpu_params,
+        pin_grads=not args.no_pin_cpu_grads,
+    )
+
+
+def _save_as_float32(part: Any) -> None:
+    """Lets checkpoints hold Adam's moments in float32, zero where there are none: so megatron-core has it."""
+    read = part._get_main_param_and_optimizer_states
+
+    def read_wide(model_param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        tensors = read(model_param)
+        param = tensors["param"]
+        moments = {name: tensors.get(name) for name in Adam().moments}
+        wide = {n: torch.zeros_like(param) if t is None else t.float() for n, t in moments.items()}
+        return {"param": param, **wide}
+
+    part._get_main_param_and_optimizer_states = read_wide
 
 
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
@@ -78,7 +144,7 @@ def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:
 
 @torch.no_grad()
 def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
-    """Zeroes the moments and the step count of Adam (``--reset-optimizer-states``)."""
+    """Zeroes the moments and the step count (``--reset-optimizer-states``)."""
     for part in _parts(optimizer):
         torch_optimizer = part.optimizer
         for state in torch_optimizer.state.values():

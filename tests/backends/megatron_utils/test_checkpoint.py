@@ -71,10 +71,16 @@ def rollouts():
         (2, {}),
         (1, {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 3}),
         (1, {"async_save": True, "force_sync": False}),
+        (2, {"optimizer": "sgd", "sgd_momentum": 0.9, "lr": 0.1}),
+        (1, {"use_stateless_adam": True}),
+        (2, {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         (2, CP2),
         (2, VPP2),
     ],
-    ids=["1 process", "DP 2", "moving reference", "async save", "CP 2", "VPP 2"],
+    ids=[
+        *("1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"),
+        *("CP 2", "VPP 2"),
+    ],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
@@ -121,15 +127,26 @@ def test_random_state_goes_on(checkpoint, rollouts, tmp_path):
     assert after == before
 
 
-@pytest.mark.parametrize("layout", [PP2, VPP2, CP2], ids=["PP 2", "VPP 2", "CP 2"])
-def test_checkpoint_of_tp_2_resumes_in_another_layout(checkpoint, rollouts, tmp_path, layout):
-    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
-    through = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **TP2), rollouts, 1)
-    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **layout), rollouts, -1)
-    before, after = _one(through, "steps")[2:], _one(resumed, "steps")
-    for left, right in zip(before, after, strict=True):
-        assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
-    for name, weight in through[0]["weights"].items():
+@pytest.fixture(scope="module")
+def written_at_tp_2(checkpoint, rollouts, tmp_path_factory):
+    """Where the second of four rollouts was saved, what all four reported, and the last weights."""
+    root = str(tmp_path_factory.mktemp("tp2"))
+    results = run_ranks(_run, 2, trainer_args(checkpoint, save=root, load=root, **FLAGS, **TP2), rollouts, 1)
+    return root, _one(results, "steps")[2:], results[0]["weights"]
+
+
+LAYOUTS = [(1, {}), (2, {}), (2, PP2), (2, VPP2), (2, CP2), (4, {**TP2, **PP2})]
+
+
+@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=str)
+def test_what_tp_2_wrote_goes_on_in_another_layout(checkpoint, rollouts, written_at_tp_2, world_size, layout):
+    root, steps, weights = written_at_tp_2
+    args = trainer_args(checkpoint, load=root, **FLAGS, **layout)
+    resumed = run_ranks(_run, world_size, args, rollouts, -1)
+    for before, after in zip(steps, _one(resumed, "steps"), strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-6)
+        assert after["train/loss"] == pytest.approx(before["train/loss"], rel=1e-5, abs=1e-6)
+    for name, weight in weights.items():
         torch.testing.assert_close(resumed[0]["weights"][name], weight, rtol=0, atol=1e-4)
 
 

@@ -1,0 +1,48 @@
+"""The flags of a model without a run: what the converters of checkpoints read."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+
+from slime.arguments import compute, model_shape, parallelism, precision
+from slime.arguments.errors import UsageError
+from slime.models import HfConfigError
+from slime.models.hf_config import read_hf_config
+
+_CONCERNS = (model_shape.CONCERN, precision.CONCERN, parallelism.CONCERN, compute.CONCERN)
+_DTYPE_FLAGS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def model_args(words: Sequence[str], world_size: int) -> Namespace:
+    """Shape, number format and layout of a model, from flags of ``train.py``.
+
+    Without a flag for the number format it is that of config.json.
+
+    Args:
+        words: of a command line with ``--hf-checkpoint``.
+        world_size: processes of the conversion.
+
+    Raises:
+        UsageError: bad input, with one line that names it.
+    """
+    from slime.arguments.parser import parse
+
+    # A run needs it, a model does not.
+    args = parse([*words, "--rollout-batch-size", "1"], None)
+    args.trainer_world_size = world_size
+    try:
+        if not (args.bf16 or args.fp16 or args.fp32):
+            setattr(args, _dtype_flag(args.hf_checkpoint), True)
+    except HfConfigError as error:
+        raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
+    for concern in _CONCERNS:
+        concern.derive(args)
+    for concern in _CONCERNS:
+        for message in concern.contradictions(args):
+            raise UsageError(message)
+    return args
+
+
+def _dtype_flag(path: str) -> str:
+    config = read_hf_config(path)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return _DTYPE_FLAGS.get(str(dtype), "bf16")

@@ -1,0 +1,38 @@
+"""What optimizer and schedule take from a checkpoint, and what from flags."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from slime.backends.megatron_utils.step import TrainState
+
+# What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
+_OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
+
+
+def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:
+    """Moments and step count are the checkpoint's, hyperparameters the flags' unless told otherwise.
+
+    megatron-core's schedule prefers the learning rates of a parameter group to its own.
+    """
+    of_flags = [
+        {key: group[key] for key in _OF_FLAGS if key in group} for group in state.optimizer.param_groups
+    ]
+    state.optimizer.load_state_dict(saved)
+    if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
+        for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
+            group.update(values)
+
+
+def load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:
+    """megatron-core asserts that flags and checkpoint agree; the user should hear which flags decide."""
+    try:
+        state.scheduler.load_state_dict(saved)
+    except AssertionError as error:
+        raise ValueError(
+            f"--load {root}: its learning-rate schedule is not that of the flags ({error}); wanted: the same "
+            "flags and --num-rollout, --override-opt-param-scheduler for the flags' schedule or "
+            "--use-checkpoint-opt-param-scheduler for the checkpoint's"
+        ) from error
+    # It takes the decay of weights from the checkpoint only after it has set that of the groups.
+    state.scheduler.step(increment=0)

@@ -1,0 +1,100 @@
+"""From Hugging Face to torch_dist and back, bit for bit, in one process each."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.megatron_harness import save_tiny_hf, tiny_hf_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name, *words):
+    command = [sys.executable, ROOT / "tools" / name, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd="/")
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module", params=["qwen3 in bfloat16", "llama"])
+def source(request, tmp_path_factory):
+    """A model with a vocabulary that is padded on the way."""
+    path = tmp_path_factory.mktemp("source")
+    if request.param == "llama":
+        return Path(save_tiny_hf(path, "llama", vocab_size=250))
+    tiny_hf_model("qwen3", vocab_size=250).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def test_there_and_back_is_the_same_to_the_last_bit(source, tmp_path):
+    saved, exported = tmp_path / "torch_dist", tmp_path / "exported"
+    flags = ("--num-layers", 4, "--vocab-size", 250, "--swiglu", "--expert-tensor-parallel-size", 1)
+    status, printed, said = tool(
+        "convert_hf_to_torch_dist.py", "--hf-checkpoint", source, "--save", saved, *flags
+    )
+    assert (status, said.count("error")) == (0, 0), said
+    assert printed.startswith(f"{saved}/release: the weights of {source}")
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "release"
+    back = ("--origin-hf-dir", source, "--output-dir", exported, "--chunk-size", 50_000)
+    status, printed, said = tool("convert_torch_dist_to_hf.py", "--input-dir", saved / "release", *back)
+    assert status == 0, said
+    before = load_file(source / "model.safetensors")
+    index = json.loads((exported / "model.safetensors.index.json").read_text())["weight_map"]
+    files = set(index.values())
+    after = {name: tensor for file in files for name, tensor in load_file(exported / file).items()}
+    assert len(files) > 1
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
+    status, _, said = tool("convert_torch_dist_to_hf.py", "--input-dir", saved, *back)
+    assert status == 2 and "is not empty (wanted: another, or --force)" in said
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("model"), "llama", vocab_size=250)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--save", "x"], "error: --hf-checkpoint: missing"),
+        (["--hf-checkpoint", "/none", "--save", "x"], "error: --hf-checkpoint /none: "),
+        (["--hf-checkpoint", "{model}"], "error: --save: missing (wanted: the directory to write to)"),
+        (
+            ["--hf-checkpoint", "{model}", "--save", "x", "--num-layers", "7"],
+            "error: --num-layers 7: config.json of --hf-checkpoint says 4",
+        ),
+    ],
+)
+def test_bad_input_of_the_first_is_one_line(model, words, said, capsys):
+    from tools.convert_hf_to_torch_dist import main
+
+    assert main([word.format(model=model) for word in words]) == 2
+    assert_one_line(capsys, said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model-name", "glm4"], "error: --model-name glm4: config.json says "),
+        (["--vocab-size", "256"], "error: --vocab-size 256: config.json says 250"),
+        ([], "no torch_dist checkpoint, or an incomplete one"),
+    ],
+)
+def test_bad_input_of_the_second_is_one_line(model, words, said, tmp_path, capsys):
+    from tools.convert_torch_dist_to_hf import main
+
+    given = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--origin-hf-dir", model]
+    assert main([*map(str, given), *words]) == 2
+    assert_one_line(capsys, said)
+
+
+def assert_one_line(capsys, said):
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
