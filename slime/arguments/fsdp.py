@@ -56,8 +56,6 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
     "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
     "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
-    "moe_aux_loss_coeff": ([0.0], "leave it out"),
-    "moe_z_loss_coeff": (0.0, "leave it out"),
     "fp16": (False, "wanted --bf16 or --fp32"),
     "optimizer": ("adam", "wanted adam"),
     "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
