@@ -72,7 +72,11 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "votes[:number] + votes[number + 1 :]",
         "votes",
     ),
-    "whitening over one rank": (_GROUPS, "if dist.is_initialized():", "if False:"),
+    "whitening over one rank": (
+        _GROUPS,
+        "if dist.is_initialized():\n        dist.all_reduce(stats",
+        "if False:\n        dist.all_reduce(stats",
+    ),
     "whitening over the wrong ranks": (
         _ADVANTAGES,
         "(context or ParallelContext.current()).dp_group",

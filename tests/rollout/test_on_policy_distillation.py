@@ -8,6 +8,7 @@ import pytest
 from slime.rollout import on_policy_distillation as opd
 from slime.rollout.base_types import RolloutError
 from slime.utils.types import Sample
+from tests.engines.embedded import Server, make_checkpoint, token_logprobs
 
 
 def sample_with(answer, response_length=2):
@@ -50,3 +51,24 @@ def test_an_answer_without_log_probs_is_refused_with_the_name_of_its_sample(bad)
 def test_without_an_address_there_is_no_teacher():
     with pytest.raises(ValueError, match="--rm-url"):
         asyncio.run(opd.reward_func(Namespace(rm_url=None), sample_with(None)))
+
+
+def test_an_engine_judges_the_response_as_its_model_does(tmp_path):
+    model = make_checkpoint(tmp_path / "teacher")
+    samples = [
+        Sample(index=0, tokens=[72, 105, 33, 10, 65, 66], response_length=4),
+        Sample(index=1, tokens=[72, 105, 33], response_length=0),
+    ]
+    server = Server(tmp_path / "teacher")
+    try:
+        server.wait_ready()
+        args = Namespace(rm_url=f"{server.url}/generate", rollout_temperature=1.0)
+        for sample in samples:
+            sample.reward = asyncio.run(opd.reward_func(args, sample))
+    finally:
+        server.stop()
+    assert opd.post_process_rewards(args, samples) == ([0.0, 0.0], [0.0, 0.0])
+    assert samples[0].teacher_log_probs == pytest.approx(
+        token_logprobs(model, samples[0].tokens)[-4:], abs=1e-5
+    )
+    assert samples[1].teacher_log_probs == []

@@ -48,8 +48,8 @@ def test_a_mode_says_what_becomes_of_weights_out_of_bounds(mode, weights, kept):
 
 @pytest.mark.parametrize(("level", "weight"), [("sequence", 0.5 * 1.5), ("geometric", (0.5 * 1.5) ** 0.5)])
 def test_a_level_says_whose_weight_it_is(level, weight):
-    found, _, _ = weigh([0.5, 100.0, 1.5], [1.0], masks=[[1, 0, 1], [1]], tis_level=level)
-    assert found[0] == pytest.approx([weight] * 3) and found[1] == [1.0]
+    found, _, _ = weigh([0.5, 100.0, 1.5], [1.25], masks=[[1, 0, 1], [1]], tis_level=level)
+    assert found[0] == pytest.approx([weight] * 3) and found[1] == pytest.approx([1.25])
 
 
 def test_a_log_ratio_is_cut_at_20_on_both_sides():
@@ -67,7 +67,9 @@ def test_rejection_looks_at_its_own_level_and_leaves_weights_alone(level, kept):
 
 
 def test_bounds_belong_to_what_is_kept():
-    assert weigh([0.5, 2.0], tis_mode="mask")[1] == weigh([0.5, 2.0], use_rs=True)[1] == [[1, 1]]
+    found, kept, metrics = weigh([0.5, 2.0], tis_mode="mask")
+    assert found == [[0.5, 2.0]] and kept == weigh([0.5, 2.0], use_rs=True)[1] == [[1, 1]]
+    assert not metrics["tis_above_fraction"][0].any() and not metrics["tis_below_fraction"][0].any()
 
 
 def test_a_veto_drops_a_whole_sequence_for_one_trained_token():
@@ -77,6 +79,7 @@ def test_a_veto_drops_a_whole_sequence_for_one_trained_token():
     assert kept == [[0, 0], [1, 0], [1, 1]]
     assert [v.tolist() for v in metrics["veto_fraction"]] == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
     assert weigh(*ratios, masks=masks, **call | dict(use_rs=False))[1] == masks
+    assert weigh([0.5], **call | dict(rs_veto_threshold=0.5))[1] == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,8 @@ def test_normalised_weights_have_a_mean_of_1(level, mean):
     ratios, masks = ([0.5, 1.5, 9.0], [1.5], [7.0]), [[1, 1, 0], [1], [0]]
     found, _, _ = weigh(*ratios, masks=masks, tis_level=level, tis_batch_normalize=True)
     assert found[1] == pytest.approx([1.5 / mean])
+    small, _, _ = weigh([0.25, 0.75], tis_batch_normalize=True)
+    assert small[0] == pytest.approx([0.5, 1.5])
 
 
 def test_there_is_no_division_by_a_mean_of_0():
@@ -104,6 +109,8 @@ def test_the_gap_is_told_as_kl_and_as_perplexities():
     assert found["rollout_ppl"][0][0].item() == pytest.approx(math.exp(1.25))
     assert found["log_ppl_diff"][0][0] == -0.25 and found["log_ppl_abs_diff"][0][0] == 0.25
     assert found["ppl_ratio"][0][0].item() == pytest.approx(math.exp(0.25))
+    alone = ppo.gap_metrics(train, rollout, [torch.tensor([0, 1, 0])])
+    assert alone["training_log_ppl"][0][0] == 2.0 and alone["rollout_log_ppl"][0][0] == 1.0
 
 
 def as_correction(ratios, **overrides):
@@ -132,6 +139,14 @@ def test_at_the_level_of_tokens_it_is_tis_or_icepop():
     assert torch.equal(clipped[0], vanilla_tis_function(**as_correction(TOKENS))[0])
     loss, masks, _ = ppo.mis_function(**as_correction(TOKENS, tis_mode="mask"))
     assert torch.equal(loss * masks[0], icepop_function(**as_correction(TOKENS))[0])
+
+
+def test_weights_are_of_the_trainer_over_the_engine():
+    call = as_correction([1.5])
+    call["rollout_log_probs"] = [torch.tensor([0.5])]
+    corrected, _, metrics = ppo.mis_function(**call)
+    assert corrected.item() == pytest.approx(1.5 * math.exp(-0.5))
+    assert metrics["mis_training_ppl"].item() == pytest.approx(1 / 1.5)
 
 
 def test_a_mean_that_is_given_is_used():

@@ -17,11 +17,11 @@ PICTURES = {
     "group-relative": ("grpo", "dr_grpo", "dapo", "gspo", "cispo"),
     "reinforce": ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     "ppo": ("ppo", "grpo"),
-    "corrections": ("grpo", "mis"),
+    "corrections": ("mis", "grpo"),
     "distillation": (DISTILLATION,),
     "sft": ("sft",),
 }
-"""The algorithms in each picture."""
+"""The algorithms in each picture; without the first there is none."""
 _COLOURS = ("#2563eb", "#d9730d", "#0f9f7a", "#9b51c9", "#5b6474")
 _LEGEND_LINE = 20
 _STYLE = """<style>
@@ -43,15 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     results = json.loads(args.results.read_text())
     for picture, names in PICTURES.items():
-        if drawn := draw(picture, {name: results[name] for name in names if name in results}):
+        if names[0] in results:
+            drawn = draw(picture, {name: results[name] for name in names if name in results})
             (args.output / f"learning-{picture}.svg").write_text(drawn)
     return 0
 
 
-def draw(picture: str, runs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """A picture that stands on its own, with a legend below the chart; None without a run."""
-    if not runs:
-        return None
+def draw(picture: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A picture of at least one run that stands on its own, with a legend below the chart."""
     options: dict[str, Any] = {"x_label": "rollouts trained", "y_range": (0.0, 1.0), "y_format": percent}
     if picture == "sft":
         lines = {"loss": runs["sft"]["loss"]}

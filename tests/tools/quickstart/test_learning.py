@@ -95,4 +95,11 @@ def test_pictures_stand_alone():
     distilled = {"distillation": {"opd_reverse_kl": {"0": 0.5, "1": 0.1}}}
     assert "KL to the teacher" in learning_curves.draw("distillation", distilled)
     assert "loss" in learning_curves.draw("sft", {"sft": {"loss": {"9": 2.0}}})
-    assert learning_curves.draw("reinforce", {}) is None
+
+
+def test_a_picture_is_drawn_if_the_run_that_it_is_about_was_made(tmp_path):
+    results, output = tmp_path / "results.json", tmp_path / "images"
+    output.mkdir()
+    results.write_text(json.dumps({"grpo": {"eval_sampled": {"0": 0.4}}}))
+    learning_curves.main(["--results", str(results), "--output", str(output)])
+    assert [path.name for path in output.iterdir()] == ["learning-group-relative.svg"]
