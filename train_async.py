@@ -8,7 +8,9 @@ before them: unlike train.py, this loop does not repeat such a run bit for bit.
 """
 
 from argparse import Namespace
+from collections.abc import Iterator
 
+from slime.arguments.off_policy import says_how_age_is_corrected
 from slime.observability.run_log import RunLog
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
@@ -72,5 +74,9 @@ def refusal(args: Namespace) -> str | None:
     return None
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    return says_how_age_is_corrected(args, "train_async.py")
+
+
 if __name__ == "__main__":
-    main(train, refusal)
+    main(train, refusal, notes)

@@ -31,6 +31,7 @@ class Ratios:
 
 RATIOS: dict[str, Ratios] = {
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
+    "fsdp_step": Ratios("*/ratio_cpu/*"),
     "gae": Ratios("ratio/chunked/cpu_s"),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),

@@ -91,9 +91,12 @@ def save_tiny_hf(path: Path | str, model_type: str, seed: int = 0, **overrides) 
 
 
 def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
-    """The ``args`` that building, loading and syncing a float32 model read; override or add any of them."""
+    """The ``args`` that building, loading and syncing a float32 model read; override or add any of them.
+
+    ``shape`` takes the place of what config.json says.
+    """
     tensor_parallel = overrides.get("tensor_model_parallel_size", 1)
-    shape = shape_from_hf_config(hf_checkpoint)
+    shape = overrides.pop("shape", None) or shape_from_hf_config(hf_checkpoint)
     defaults = {
         **shape,
         "hf_checkpoint": str(hf_checkpoint),

@@ -10,8 +10,8 @@ from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 
 _FLAGS = {
-    **dict(load=None, save=None, save_hf=None, ref_load=None, ref_ckpt_step=None, finetune=False),
-    **dict(colocate=False),
+    **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
+    **dict(ref_ckpt_step=None),
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
     **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
@@ -22,6 +22,7 @@ _FLAGS = {
     **dict(tis_function_path="slime.training.losses.corrections.vanilla_tis_function", tis_needs_mean=False),
     **dict(use_rs=False, rs_veto_threshold=None, tis_batch_normalize=False, pg_loss_denominator=None),
     **dict(overlong_buffer_len=None, use_opd=False, opd_type=None, opd_kl_coef=1.0, keep_old_actor=False),
+    **dict(ref_ckpt_step=None, opd_teacher_load=None, opd_teacher_ckpt_step=None),
     **dict(use_opsm=False, opsm_delta=1e-4, normalize_advantages=False, reset_optimizer_states=False),
     **dict(custom_pg_loss_reducer_function_path=None, custom_advantage_function_path=None),
     **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),

@@ -7,10 +7,10 @@ Hugging Face one, with a ``config.json``.
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from slime.arguments.flags import option_string
-from slime.models import HfConfigError, family_of, read_shape
+from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.shape import ShapeArgs
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
@@ -58,7 +58,7 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
     elif not any(Path(path).glob("*.safetensors")):
         reason = "holds no .safetensors file"
     else:
-        reason = _another_model(Path(path), Path(args.hf_checkpoint))
+        reason = _another_model(args, Path(path), Path(args.hf_checkpoint))
     if reason:
         yield f"{option_string(name)} {path}: {reason}"
 
@@ -77,15 +77,21 @@ def _bad_iteration(root: Path, step: int | None) -> str | None:
     return f"{iteration} is missing or incomplete (complete ones: {there})"
 
 
-def _another_model(path: Path, trained: Path) -> str | None:
+def _another_model(args: Namespace, path: Path, trained: Path) -> str | None:
     try:
-        found, wanted = vars(read_shape(path)), vars(read_shape(trained))
+        found, wanted = _shape(args, path), _shape(args, trained)
     except HfConfigError as error:
         return str(error)
     for name, value in wanted.items():
         if name != "max_position_embeddings" and found[name] != value:
             return f"is another model than --hf-checkpoint: its {name} is {found[name]} (wanted: {value})"
     return None
+
+
+def _shape(args: Namespace, path: Path) -> dict[str, Any]:
+    if args.train_backend == "fsdp":
+        return shape_of_any(path, args.trust_remote_code)
+    return vars(read_shape(path))
 
 
 def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
@@ -102,10 +108,16 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
     try:
         with SafetensorReader(path) as reader:
             reader.open_all()
-            missing = family_of(args.model_type).weights.hf_names(cast(ShapeArgs, args)) - set(reader.names())
+            missing = _wanted_names(args) - set(reader.names())
     except (ValueError, OSError) as error:
         yield f"{option_string(name)}: {error}"
         return
     if missing:
         wanted = f"{len(missing)} tensors of config.json are missing, e.g. {sorted(missing)[0]}"
         yield f"{option_string(name)} {path}: {wanted}"
+
+
+def _wanted_names(args: Namespace) -> set[str]:
+    """The tensors of the model; of an architecture without a family ``transformers`` will say."""
+    family = FAMILIES.get(args.model_type)
+    return set() if family is None else set(family.weights.hf_names(cast(ShapeArgs, args)))

@@ -11,6 +11,7 @@ from slime.arguments.checkpoint_files import is_release
 from slime.arguments.concern import Concern
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
+from slime.models import HfConfigError, read_shape
 
 
 @dataclass(frozen=True)
@@ -40,27 +41,29 @@ class FsdpArgs:
 
 FORMAT = "fsdp_dcp"
 """What a checkpoint of this trainer says in its metadata.json."""
-# What changes the numbers or is a user's code, and what to do instead.
-_REFUSED = {
-    "tensor_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
-    "pipeline_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
-    "context_parallel_size": "wanted 1",
-    "expert_model_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
-    "expert_tensor_parallel_size": "wanted 1: FSDP shards every weight over all ranks",
-    "num_layers_per_virtual_pipeline_stage": "leave it out",
-    "num_virtual_stages_per_pipeline_rank": "leave it out",
-    "custom_megatron_init_path": "leave it out, there is no Megatron",
-    "custom_megatron_before_log_prob_hook_path": "leave it out, there is no Megatron",
-    "custom_megatron_before_train_step_hook_path": "leave it out, there is no Megatron",
-    "custom_model_provider_path": "leave it out, transformers provides the model",
-    "fp16": "wanted --bf16 or --fp32",
-    "optimizer": "wanted adam",
-    "optimizer_cpu_offload": "wanted --fsdp-cpu-offload",
-    "use_precision_aware_optimizer": "leave it out",
-    "use_stateless_adam": "leave it out",
-    "decoupled_lr": "leave it out",
-    "decoupled_min_lr": "leave it out",
-    "apply_wd_to_qk_layernorm": "leave it out",
+_SHARDED = "wanted 1: FSDP shards every weight over all ranks"
+_NO_MEGATRON = "leave it out, there is no Megatron"
+# What changes the numbers or is a user's code: the value that does not, and what to do instead.
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "tensor_model_parallel_size": (1, _SHARDED),
+    "pipeline_model_parallel_size": (1, _SHARDED),
+    "context_parallel_size": (1, "wanted 1"),
+    "expert_model_parallel_size": (1, _SHARDED),
+    "expert_tensor_parallel_size": (1, _SHARDED),
+    "num_layers_per_virtual_pipeline_stage": (None, "leave it out"),
+    "num_virtual_stages_per_pipeline_rank": (1, "leave it out"),
+    "custom_megatron_init_path": (None, _NO_MEGATRON),
+    "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
+    "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
+    "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
+    "fp16": (False, "wanted --bf16 or --fp32"),
+    "optimizer": ("adam", "wanted adam"),
+    "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
+    "use_precision_aware_optimizer": (False, "leave it out"),
+    "use_stateless_adam": (False, "leave it out"),
+    "decoupled_lr": (None, "leave it out"),
+    "decoupled_min_lr": (None, "leave it out"),
+    "apply_wd_to_qk_layernorm": (False, "leave it out"),
 }
 # The generated flags that this trainer reads, and those that say what kind of model it is.
 _READ = frozenset({"adam_beta1", "adam_beta2", "adam_eps", "deterministic_mode", "log_num_zeros_in_grad"})
@@ -106,15 +109,26 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """What this trainer cannot do, before any process starts."""
     if args.train_backend != "fsdp":
         return
-    for name, instead in _REFUSED.items():
+    for name, (neutral, instead) in _REFUSED.items():
         value = getattr(args, name, None)
-        if value is True or value not in (None, False, 1, "adam"):
+        if value is not None and value != neutral:
             shown = "" if value is True else f" {value}"
             yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
     if args.advantage_estimator == "ppo":
         yield "--advantage-estimator ppo: not supported with --train-backend fsdp (it has no critic)"
+    yield from _not_served(args)
     if not args.decoupled_weight_decay:
         yield "--no-decoupled-weight-decay: not supported with --train-backend fsdp (leave it out)"
+
+
+def _not_served(args: Namespace) -> Iterator[str]:
+    """An architecture that this trainer takes and the embedded engine does not."""
+    if args.rollout_engine != "embedded" or args.debug_train_only or args.rollout_external:
+        return
+    try:
+        read_shape(args.hf_checkpoint)
+    except HfConfigError as error:
+        yield f"--hf-checkpoint {args.hf_checkpoint}: the embedded engine cannot serve it: {error}"
 
 
 def missing(args: Namespace) -> Iterator[str]:

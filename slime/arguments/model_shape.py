@@ -12,7 +12,7 @@ from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.moe import layer_kinds
-from slime.models import HfConfigError, shape_from_hf_config
+from slime.models import HfConfigError, shape_from_hf_config, shape_of_any
 from slime.models.shape import ShapeArgs, pad_vocab_size
 
 
@@ -125,10 +125,10 @@ _FIXED_SHAPE: dict[str, Any] = {
 def derive(args: Namespace) -> None:
     """Takes the model's shape from config.json; a flag that says otherwise is an error."""
     try:
-        shape = shape_from_hf_config(args.hf_checkpoint)
+        shape = _shape(args)
     except HfConfigError as error:
         raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
-    for name, value in (shape | _FIXED_SHAPE).items():
+    for name, value in shape.items():
         given = getattr(args, name, None)
         if given is not None and not _agrees(given, value):
             shown = "" if given is True else f" {given}"  # switches have no value
@@ -141,6 +141,16 @@ def derive(args: Namespace) -> None:
     if args.padded_vocab_size is None:
         tp = args.tensor_model_parallel_size
         args.padded_vocab_size = pad_vocab_size(args.vocab_size, args.make_vocab_size_divisible_by, tp)
+
+
+def _shape(args: Namespace) -> dict[str, Any]:
+    """Of a family, or, for the trainer that takes any ``transformers`` model, what can be said of all."""
+    try:
+        return shape_from_hf_config(args.hf_checkpoint) | _FIXED_SHAPE
+    except HfConfigError:
+        if args.train_backend != "fsdp":
+            raise
+        return shape_of_any(args.hf_checkpoint, args.trust_remote_code)
 
 
 def _agrees(given: Any, value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Corrections for data of another policy than the one that is trained."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,11 +100,34 @@ def notes(args: Namespace) -> Iterator[str]:
     """An old policy that nothing reads, and settings of MIS without it unless a function may read them."""
     if args.keep_old_actor and args.use_rollout_logprobs and not args.get_mismatch_metrics:
         yield "--keep-old-actor: has no effect, with --use-rollout-logprobs the engines' log-probs are read"
+    if args.partial_rollout:
+        masks = ("mask_offpolicy_in_partial_rollout",)
+        yield from says_how_age_is_corrected(args, "--partial-rollout", masks)
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
     for spec in flags_of(OffPolicyArgs):
         if spec.help.startswith("MIS: ") and getattr(args, spec.dest) != spec.default:
             yield f"{spec.names[0]}: has no effect without --tis-type mis"
+
+
+def says_how_age_is_corrected(
+    args: Namespace, cause: str, others: Sequence[str] = ("keep_old_actor",)
+) -> Iterator[str]:
+    """A line for a run that trains on tokens of older weights.
+
+    Args:
+        cause: why it does.
+        others: flags that correct for it, beside those that always do.
+    """
+    if args.loss_type == "sft_loss":
+        return
+    ways = ("use_rollout_logprobs", "use_tis", *others)
+    taken = [option_string(name) for name in ways if getattr(args, name)]
+    if taken:
+        yield f"{cause}: tokens are older than the weights they train, corrected by {' and '.join(taken)}"
+    else:
+        wanted = ", ".join(map(option_string, ways))
+        yield f"{cause}: tokens are older than the weights they train, and nothing corrects for it ({wanted})"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

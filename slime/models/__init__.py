@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slime.models import llama, qwen2, qwen3, qwen3_moe
+from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
+from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.shape import ModelShape, ShapeArgs, trained_shape
 
@@ -21,6 +23,7 @@ __all__ = [
     "family_of",
     "read_shape",
     "shape_from_hf_config",
+    "shape_of_any",
 ]
 
 FAMILIES: dict[str, Family] = {
@@ -64,5 +67,6 @@ def read_shape(path: str | Path) -> ModelShape:
 
 
 def calculate_fwd_flops(seqlens: Sequence[int], args: ShapeArgs) -> float:
-    """FLOPs of a forward pass of the model over sequences of these lengths."""
-    return family_of(args.model_type).forward_flops(seqlens, args)
+    """FLOPs of a forward pass over sequences of these lengths; without a family those of a dense decoder."""
+    family = FAMILIES.get(args.model_type)
+    return (family.forward_flops if family else decoder_forward_flops)(seqlens, args)

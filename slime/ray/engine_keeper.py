@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 PORTS = (15000, 12000)  # below the kernel's range for outgoing connections, 32768 and up
 ANSWER_TIMEOUT = 30.0  # seconds that a keeper may take to answer
+CALLS_AT_ONCE = 4  # one that waits for a slow start must not keep others from looking at it or ending it
 
 
 class EngineKeeper:
@@ -113,6 +114,7 @@ class SpawnedEngines:
             .options(
                 num_gpus=0.2,
                 num_cpus=0.2,
+                max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=self._slots.strategy(first),
                 runtime_env={"env_vars": process_env()},
             )

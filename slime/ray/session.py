@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,11 @@ logger = logging.getLogger(__name__)
 Loop = Callable[..., None]
 
 
-def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: None) -> None:
+def main(
+    loop: Loop,
+    refuse: Callable[[Namespace], str | None] = lambda args: None,
+    notes: Callable[[Namespace], Iterable[str]] = lambda args: (),
+) -> None:
     """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
 
     Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
@@ -30,11 +34,14 @@ def main(loop: Loop, refuse: Callable[[Namespace], str | None] = lambda args: No
 
     Args:
         refuse: says in one line why this loop cannot run with these flags, or None; exits with 2.
+        notes: lines about what this loop does with these flags.
     """
     args = parse_args()
     if message := refuse(args):
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
+    for note in notes(args):
+        print(f"note: {note}", file=sys.stderr)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:

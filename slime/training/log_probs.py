@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slime.arguments.views import TrainingView
 from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
+
+# Logit of a token that is left out: its probability is exactly 0.
+_NEVER = -1e30
 
 
 def get_log_probs_and_entropy(
@@ -44,3 +48,37 @@ def get_log_probs_and_entropy(
         chunk_size=args.log_probs_chunk_size,
     )
     return responses.gather(log_probs), responses.gather(entropies)
+
+
+def calculate_log_probs_and_entropy(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    tp_group: dist.ProcessGroup | None,
+    with_entropy: bool = False,
+    chunk_size: int = -1,
+    log_prob_keep_mask: torch.Tensor | None = None,
+    with_entropy_grad: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-prob of one token per row of logits, and the entropies if they are asked for; for plug-ins.
+
+    Args:
+        logits: [T, V / tp] of any scale: nothing is divided by a temperature.
+        tokens: [T] int64.
+        log_prob_keep_mask: [T, V / tp] bool; log-probs are those within its tokens and the row's own.
+        with_entropy_grad: whether entropies are differentiated.
+
+    Returns:
+        Two tensors [T]; the entropies, which the mask does not touch, are None unless ``with_entropy``.
+    """
+    log_probs, entropies = vocab_parallel_log_prob_entropy(
+        logits, tokens, tp_group, entropy_gradient=with_entropy and with_entropy_grad, chunk_size=chunk_size
+    )
+    if log_prob_keep_mask is not None:
+        width = logits.size(-1)
+        mine = tokens - width * (dist.get_rank(tp_group) if tp_group is not None else 0)
+        own = torch.arange(width, device=logits.device) == mine[:, None]
+        within = logits.masked_fill(~(log_prob_keep_mask | own), _NEVER)
+        log_probs, _ = vocab_parallel_log_prob_entropy(
+            within, tokens, tp_group, entropy_gradient=False, chunk_size=chunk_size
+        )
+    return log_probs, entropies if with_entropy else None

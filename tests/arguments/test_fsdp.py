@@ -10,7 +10,8 @@ REFUSED = {
     "tensor_model_parallel_size": 2,
     "pipeline_model_parallel_size": 2,
     "fp16": True,
-    "decoupled_lr": 1e-3,
+    "context_parallel_size": 2,
+    "decoupled_lr": 0.0,
     "apply_wd_to_qk_layernorm": True,
     "no_decoupled_weight_decay": True,
     "custom_model_provider_path": "tests.arguments.test_fsdp.anything",
@@ -75,3 +76,28 @@ def test_a_checkpoint_of_the_other_trainer_is_refused(words, refusal, tmp_path, 
     assert message.startswith(
         f"--{flag.replace('_', '-')} {iteration.parent}: its format is {found} (wanted: "
     )
+
+
+def test_a_critic_is_refused(words, refusal):
+    message = refusal(words(train_backend="fsdp", advantage_estimator="ppo"))
+    assert message.startswith("--advantage-estimator ppo: not supported with --train-backend fsdp")
+
+
+def test_an_architecture_without_a_family_trains_where_no_embedded_engine_serves_it(
+    words, refusal, altered_checkpoint
+):
+    path = altered_checkpoint(model_type="gpt_neox", intermediate_size=512)
+    line = words(hf_checkpoint=path, train_backend="fsdp")
+    assert refusal(line).startswith(f"--hf-checkpoint {path}: the embedded engine cannot serve it")
+    assert "model_type 'gpt_neox' is not supported" in refusal(words(hf_checkpoint=path))
+    args = validated_args(
+        [*words(hf_checkpoint=path, train_backend="fsdp", colocate=None), "--debug-train-only"]
+    )
+    assert (args.model_type, args.ffn_hidden_size, args.num_layers) == ("gpt_neox", 512, 3)
+
+
+def test_an_architecture_that_transformers_does_not_know_is_refused(words, refusal, altered_checkpoint):
+    path = altered_checkpoint(model_type="unheard_of")
+    message = refusal(words(hf_checkpoint=path, train_backend="fsdp"))
+    assert message.startswith(f"--hf-checkpoint {path}: ")
+    assert "unheard_of" in message

@@ -95,6 +95,14 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
             dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),
             "--opd-type sglang: engines give log-probs of prompts at temperature 1",
         ),
+        (
+            dict(partial_rollout=True),
+            "--partial-rollout: tokens are older than the weights they train, and no",
+        ),
+        (
+            dict(partial_rollout=True, use_tis=True, keep_old_actor=True),
+            "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
+        ),
         (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
         (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
         (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),

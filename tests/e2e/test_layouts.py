@@ -47,6 +47,7 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:
     assert sorted(run.rows("train")) == [0, 1, 2]
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
+    assert "note: train_async.py: tokens are older than the weights they train, and nothing" in run.output
     run.expect_no_processes()
 
 

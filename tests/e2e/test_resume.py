@@ -9,6 +9,9 @@ pytestmark = pytest.mark.e2e
 LAYOUTS = {
     "one trainer process": ["--actor-num-gpus-per-node", 1],
     "two trainer processes": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
+    "two processes of FSDP": [
+        *("--train-backend", "fsdp", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
+    ],
 }
 VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens")
 

@@ -20,6 +20,7 @@ LAYOUTS = {
     "TP 2": (2, curves._TP2),
     "PP 2": (2, curves._PP2),
     "DP 2": (2, curves._DP2),
+    "CP 2": (2, (*curves._DP2, "--context-parallel-size", 2)),
     "micro-batches of 2": (1, ("--micro-batch-size", 2)),
 }
 

@@ -1,12 +1,15 @@
 """What the keepers of a group are told."""
 
+import threading
 from argparse import Namespace
 from typing import Any
 
 import pytest
+import ray
 
 from slime.ray import engine_keeper
 from slime.ray.engine_keeper import EngineKeeper, SpawnedEngines
+from slime.ray.waiting import wait_one
 
 
 class Slots:
@@ -64,3 +67,39 @@ def test_each_engine_is_kept_beside_its_first_gpu(
         }
         for place in range(2)
     ]
+
+
+@pytest.mark.cluster
+def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Starting:
+        """By value, since Ray's processes do not find this module."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._ended = threading.Event()
+
+        def wait_ready(self, timeout: float) -> bool:
+            return self._ended.wait(timeout)
+
+        def failure_reason(self) -> None:
+            return None
+
+        def shutdown(self) -> None:
+            self._ended.set()
+
+    class Anywhere(Slots):
+        def strategy(self, slot: int) -> str:
+            return "DEFAULT"
+
+    monkeypatch.setattr(engine_keeper, "EngineKeeper", Starting)
+    monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 20.0)
+    args = Namespace(rollout_num_gpus_per_engine=1, colocate=False)
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        engine = SpawnedEngines(args, Anywhere()).launch(0, 0)  # type: ignore[arg-type]
+        started = engine.keeper.wait_ready.remote(120)
+        assert engine.failure_reason() is None
+        engine.keeper.shutdown.remote()
+        assert wait_one(started, "its start", 20)
+        engine.end()
+    finally:
+        ray.shutdown()

@@ -86,6 +86,17 @@ def test_responses_of_a_batch_do_not_feel_its_padding(chunked):
             torch.testing.assert_close(found, expected + values[i], rtol=0, atol=1e-12)
 
 
+def test_the_layout_in_memory_does_not_matter():
+    rewards, values = noise(64, 3).t(), noise(64, 4, seed=1)[:, 1:].t()
+    expected = vanilla_gae(rewards, values, 0.9, 0.8)
+    for found, wanted in zip(chunked_gae(rewards, values, 0.9, 0.8), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    before = rewards.clone()
+    returns = chunked_discounted_returns(rewards, 0.9)
+    assert torch.equal(rewards, before), "its input was written over"
+    torch.testing.assert_close(returns, vanilla_gae(rewards, 0 * rewards, 0.9, 1.0)[0], rtol=0, atol=1e-12)
+
+
 def test_nothing_is_differentiated():
     values = noise(1, 5).requires_grad_()
     assert not any(result.requires_grad for result in chunked_gae(noise(1, 5), values, 0.9, 0.9))

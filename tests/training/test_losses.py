@@ -289,7 +289,7 @@ def correction_of_a_part(args, pg_loss, loss_masks, **_):
 def test_a_correction_that_gives_back_a_part_is_refused_by_name():
     path = f"{__name__}.correction_of_a_part"
     with pytest.raises(ValueError, match=rf"{path}: pg_loss \[1\], wanted \[\d+\] as given"):
-        _loss(_args(use_tis=True, custom_tis_function_path=path))
+        _loss(_args(use_tis=True, tis_function_path=path))
 
 
 def _trainable():

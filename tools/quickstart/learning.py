@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "wall_s": round(seconds, 1),
             "seed": args.seed,
         }
-        args.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        args.results.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         console.print(f"{name}: {results[name]['eval_sampled']}")
     return 0
 

@@ -1,5 +1,6 @@
 """Attention within the sequences of a packed row, as a function that ``transformers`` models call."""
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers import AttentionInterface
 from slime.backends.fsdp_utils.segments import Segments
 from slime.utils.accelerator import has_packed_attention
 
-NAME = "slime_packed"
+_numbers = count()
 # What some models hand to their attention, and this one does not compute.
 _FEATURES = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -26,11 +27,13 @@ class PackedAttention:
 
     Attributes:
         segments: of the row that the model computes at present.
+        name: under which ``transformers`` finds it, for this model alone.
     """
 
     def __init__(self) -> None:
         self.segments: Segments | None = None
-        AttentionInterface.register(NAME, self)  # type: ignore[arg-type]
+        self.name = f"slime_packed_{next(_numbers)}"
+        AttentionInterface.register(self.name, self)  # type: ignore[arg-type]
 
     def __call__(
         self,

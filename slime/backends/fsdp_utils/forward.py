@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from slime.backends.fsdp_utils.attention import NAME, PackedAttention
+from slime.backends.fsdp_utils.attention import PackedAttention
 from slime.backends.fsdp_utils.segments import Segments
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class PackedForward:
         dist.all_gather_object(reasons, reason)
         refused = next(filter(None, reasons), "")
         self._packed = self._wants_packed and not refused
-        self._model.set_attn_implementation(NAME if self._packed else self._fallback)
+        self._model.set_attn_implementation(self._attention.name if self._packed else self._fallback)
         if refused and dist.get_rank() == 0:
             name = type(self._model).__name__
             logger.warning("%s computes each sequence in a padded row of its own: %s", name, refused)
@@ -86,7 +86,7 @@ class PackedForward:
         segments = Segments(_PROBE, device)
         padded = self._padded(batch, segments)
         try:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(self._attention.name)
             packed = self._in_one_row(tokens, segments)
         except (RuntimeError, ValueError, TypeError) as error:
             return str(error).splitlines()[0]

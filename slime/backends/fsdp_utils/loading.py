@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -47,6 +48,7 @@ def _read_on_first_rank(args: Namespace, path: str | Path) -> PreTrainedModel | 
 
 
 def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
+    transformers.logging.disable_progress_bar()
     model, info = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=torch.float32,

@@ -69,10 +69,10 @@ class FSDPBackend:
             iteration, common = load_checkpoint(args, self.state, args.load)
             return Start() if args.finetune else Start(iteration + 1, common)
         if not is_hf_checkpoint(args.load) and _is_checkpoint(args.ref_load):
-            self._load_weights(args.ref_load)
+            self._load_weights(args.ref_load, getattr(args, "ref_ckpt_step", None))
         return Start()
 
-    def load_version(self, tag: str, path: str) -> None:
+    def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
         saved = None
         if self._resumes:
@@ -80,13 +80,13 @@ class FSDPBackend:
         if saved is not None and saved.is_dir():
             load_model(self.state, saved)
         else:
-            self._load_weights(path)
+            self._load_weights(path, step)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
-    def _load_weights(self, path: str) -> None:
+    def _load_weights(self, path: str, step: int | None) -> None:
         if _is_checkpoint(path):
-            directory = find_checkpoint(path, getattr(self._args, "ref_ckpt_step", None))[1]
+            directory = find_checkpoint(path, step)[1]
             read_metadata(directory)
             load_model(self.state, directory / "model")
         else:

@@ -69,7 +69,8 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
         # Stages send in both directions at once. In one batch that deadlocks at two stages, even on NCCL.
         values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     config = TransformerConfig(**values)
-    config.moe_token_dispatcher_type = getattr(args, "moe_token_dispatcher_type", "alltoall")
+    if has_experts:
+        config.moe_token_dispatcher_type = getattr(args, "moe_token_dispatcher_type", "alltoall")
     return config
 
 

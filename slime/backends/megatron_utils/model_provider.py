@@ -103,6 +103,8 @@ def layer_spec(
     for layer in {id(spec): spec for spec in block.layer_specs}.values():
         if layer.submodules.mlp.module is MoELayer:
             layer.submodules.mlp = MixtureOfExperts
+            # TransformerEngine has no layer that takes in this norm. So it keeps its name in checkpoints.
+            layer.submodules.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         parts = layer.submodules.self_attention.submodules
         parts.core_attention = attention

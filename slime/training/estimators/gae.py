@@ -88,48 +88,51 @@ def chunked_gae(
     rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = 32
 ) -> Pair:
     """The same by `chunked_discounted_returns`: as many steps as there are chunks of chunks."""
-    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    advantages, returns = rewards.new_empty(rewards.shape), rewards.new_empty(rewards.shape)
     rows = max(1, _BLOCK_ELEMENTS // max(rewards.size(1), 1))
-    for block in zip(*(x.split(rows) for x in (rewards, values, advantages, returns)), strict=True):
-        r, v, a, out = block
-        delta = r - v
-        delta[:, :-1].add_(v[:, 1:], alpha=gamma)
-        a.copy_(chunked_discounted_returns(delta, gamma * lambd, chunk_size))
-        torch.add(a, v, out=out)
+    blocks = zip(*(x.split(rows) for x in (rewards, values, advantages, returns)), strict=True)
+    for reward, value, advantage, result in blocks:
+        delta = torch.sub(reward, value, out=result)
+        delta[:, :-1].add_(value[:, 1:], alpha=gamma)
+        _discount(delta, gamma * lambd, chunk_size, advantage)
+        torch.add(advantage, value, out=result)
     return advantages, returns
 
 
 def chunked_discounted_returns(x: torch.Tensor, discount: float, chunk_size: int = 32) -> torch.Tensor:
-    """G_t = x_t + discount * G_(t+1) along the last axis; x: [B, T].
+    """G_t = x_t + discount * G_(t+1) along the last axis; x: [B, T]."""
+    copy = x.clone(memory_format=torch.contiguous_format)
+    return _discount(copy, discount, chunk_size, torch.empty_like(copy))
 
-    Within a chunk a product with the matrix of powers of the discount. What a chunk carries to the one
-    before it is such a recursion again, over chunks and with the discount of a whole one.
+
+def _discount(x: torch.Tensor, discount: float, size: int, out: torch.Tensor) -> torch.Tensor:
+    """The same into ``out``; ``x`` is written over.
+
+    The first value of a chunk follows from the sum of its own x and from the first value of the next, which
+    is the same recursion over chunks, with the discount of a whole one. What comes from the next chunk is
+    added to the last x of each; then the values within are a product with the powers of the discount.
     """
     batch, length = x.shape
     if length <= 1:
-        return x.clone()
-    size = min(chunk_size, length)
-    chunks = -(-length // size)
-    if chunks * size != length:
-        x = torch.nn.functional.pad(x, (0, chunks * size - length))
-    within = x.reshape(batch * chunks, size) @ _powers(discount, size, x)
-    if chunks > 1:
-        after = chunked_discounted_returns(
-            within.view(batch, chunks, size)[:, 1:, 0], discount**size, chunk_size
-        )
-        carried = torch.nn.functional.pad(after, (0, 1)).reshape(-1)
-        within.addr_(carried, _power(discount, torch.arange(size, 0, -1, device=x.device), x))
-    return within.view(batch, chunks * size)[:, :length]
+        return out.copy_(x)
+    size = min(size, length)
+    if length % size:
+        x = torch.nn.functional.pad(x, (0, -length % size))
+    chunks = x.reshape(-1, size)
+    powers = _powers(discount, size, x)
+    if len(chunks) > batch:
+        sums = (chunks @ powers[:, 0]).view(batch, -1)[:, 1:].contiguous()
+        following = _discount(sums, discount**size, size, torch.empty_like(sums))
+        chunks.view(batch, -1, size)[:, :-1, -1].add_(following, alpha=discount)
+    if length % size:
+        return out.copy_((chunks @ powers).view(batch, -1)[:, :length])
+    torch.mm(chunks, powers, out=out.view(-1, size))
+    return out
 
 
 def _powers(discount: float, size: int, like: torch.Tensor) -> torch.Tensor:
-    """[size, size]: discount^(s - t) at (s, t) for s >= t, else 0."""
+    """[size, size] in the type of ``like``: discount^(s - t) at (s, t) for s >= t, else 0; 0^0 is 1."""
     steps = torch.arange(size, device=like.device)
     exponents = steps[:, None] - steps
-    return _power(discount, exponents.clamp(min=0), like).masked_fill_(exponents < 0, 0)
-
-
-def _power(discount: float, exponents: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """In float64, then in the type of ``like``; 0^0 is 1."""
     base = torch.tensor(discount, dtype=torch.float64, device=like.device)
-    return torch.pow(base, exponents).to(like.dtype)
+    return torch.pow(base, exponents.clamp(min=0)).to(like.dtype).masked_fill_(exponents < 0, 0)

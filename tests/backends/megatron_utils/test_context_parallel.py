@@ -28,6 +28,7 @@ VARIANTS = {
         "use_tis": True,
         "use_rollout_logprobs": False,
         "custom_tis_function_path": f"{HERE}.sequence_weights",
+        "tis_function_path": f"{HERE}.sequence_weights",
     },
     "a loss that gathers pieces": {
         "loss_type": "custom_loss",

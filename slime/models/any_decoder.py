@@ -1,0 +1,44 @@
+"""The sizes of an architecture that no family describes, for a trainer that needs no more than them."""
+
+from pathlib import Path
+from typing import Any
+
+from slime.models.hf_config import HfConfigError
+
+
+def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str, Any]:
+    """Sizes under the trainer's names, as ``transformers`` reads the directory's config.json.
+
+    What an architecture has not, as heads where there is no attention, is 1 or 0.
+
+    Raises:
+        HfConfigError: ``transformers`` does not know it, or it is no language model.
+    """
+    from transformers import AutoConfig  # takes seconds, which a known family need not wait for
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        hidden, layers, vocab = config.hidden_size, config.num_hidden_layers, config.vocab_size
+    except Exception as error:  # whatever the code of an architecture raises
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise HfConfigError(f"{Path(path) / 'config.json'}: {reason}") from error
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
+    epsilon = float(getattr(config, "rms_norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5)
+    return {
+        "model_type": config.model_type,
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "ffn_hidden_size": width,
+        "num_attention_heads": heads,
+        "num_query_groups": getattr(config, "num_key_value_heads", None) or heads,
+        "kv_channels": getattr(config, "head_dim", None) or max(1, hidden // heads),
+        "vocab_size": vocab,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2**31 - 1,
+        "untie_embeddings_and_output_weights": not config.tie_word_embeddings,
+        "norm_epsilon": epsilon,
+        "layernorm_epsilon": epsilon,
+        "qk_layernorm": False,
+        "add_qkv_bias": False,
+        **{"num_experts": 0, "moe_router_topk": 0, "moe_ffn_hidden_size": 0, "moe_layer_freq": ()},
+    }
