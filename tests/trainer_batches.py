@@ -11,7 +11,6 @@ from tests.megatron_harness import make_args
 
 _FLAGS = {
     **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
-    **dict(ref_ckpt_step=None),
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
     **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),

@@ -145,5 +145,6 @@ class FleetView(
     PrecisionArgs,
     KlArgs,
     TrainerArgs,
+    WeightSyncArgs,
 ):
     """Placement of processes, and the engines among them."""

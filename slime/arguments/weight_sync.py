@@ -16,7 +16,7 @@ class WeightSyncArgs:
         1, above=0, help="rollouts between two weight syncs (train_async.py only)"
     )
     check_weight_update_equal: bool = flag(
-        False, help="verify after the first sync that no weight was missed"
+        False, help="verify that the first sync brings back every weight that the engines had loaded"
     )
     update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
     update_weight_transport: Literal["nccl", "disk"] = refused(

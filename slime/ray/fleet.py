@@ -68,6 +68,9 @@ class Fleet:
             model.wait_ready(self._args.engine_startup_timeout)
             for engine in model.living:
                 model.admit(engine)
+                if model.takes_updates and self._args.check_weight_update_equal:
+                    # Now, as an engine that shares GPUs gives its weights away before the first update.
+                    engine.client.weights_checker("snapshot")
         self._watch.start()
 
     @contextmanager

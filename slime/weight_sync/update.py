@@ -106,7 +106,6 @@ class WeightUpdate:
         self._engines.each(lambda engine: engine.pause_generation())
         self._engines.each(lambda engine: engine.flush_cache())
         if self._check_pending:
-            self._engines.each(lambda engine: engine.weights_checker("snapshot"))
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
         self._engines.each(lambda engine: engine.begin_weight_update())
 

@@ -30,7 +30,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
     extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
-    checks = ["--ci-test", "--ci-train-rollout-logprob-abs-diff-threshold", 1e-5]
+    checks = [
+        "--ci-test",
+        "--check-weight-update-equal",
+        "--ci-train-rollout-logprob-abs-diff-threshold",
+        1e-5,
+    ]
     run = start([*rl_flags, *LAYOUTS[layout], *extra, *checks]).expect_success()
     steps = run.rows("train")
     assert sorted(steps) == [0, 1]

@@ -131,6 +131,7 @@ def test_engines_beyond_the_trainers_slots_get_their_weights_by_broadcast(engine
 def test_an_equal_update_passes_its_check_and_an_unequal_one_fails(engines, checkpoints):
     endpoints = _endpoints(engines[:1], "handle")
     args = make_args(checkpoints[ENGINE], check_weight_update_equal=True)
+    engines[0].weights_checker("snapshot")
     run_ranks(_sync, 1, args, checkpoints[ENGINE], "handle", endpoints, [1, 2])
     with pytest.raises(RuntimeError, match="weights differ from the snapshot"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "handle", endpoints, [1])
