@@ -51,8 +51,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "slime/training/estimators/gae.py": ("gae",),
     "slime/training/estimators/ppo.py": ("gae",),
     "slime/training/losses/value.py": ("critic_loss",),
-    "slime/training/vocab_parallel.py": ("vocab_parallel",),
-    "slime/training/context_parallel.py": ("context_parallel",),
     "slime/training/rewards.py": _BATCHES,
     "slime/training/conversion.py": _BATCHES,
     "slime/training/schedule.py": _BATCHES,
