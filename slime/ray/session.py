@@ -9,13 +9,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType
 
 from slime.arguments import parse_args
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView, view
 from slime.processes.exclusive import DirectoryUnusable, exclusive
-from slime.ray.ending import cause, exit_status
+from slime.ray.ending import cause, exit_on_signal, exit_status
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ def main(
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         status = _run(view(args, FleetView), loop)
     except SystemExit as exit_:
@@ -102,12 +101,6 @@ def _own_save_directory(args: FleetView) -> AbstractContextManager[None]:
     if args.save is None:
         return nullcontext()
     return exclusive(Path(args.save) / ".in_use", f"--save {args.save}")
-
-
-def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
-    # A second one must not interrupt what the first one began.
-    signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(128 + signum)
 
 
 def _leave(status: int) -> None:
