@@ -16,7 +16,7 @@ TRAINED = "actor"
 REFERENCE = "ref"
 TEACHER = "teacher"
 OLD_ACTOR = "old_actor"
-"""What the engines had when they made the rollout, as far as ``--keep-old-actor`` knows."""
+"""What the engines had when they made the rollout that is trained next, with ``--keep-old-actor``."""
 ROLLOUT_ACTOR = "rollout_actor"
 """What the engines have been sent last."""
 

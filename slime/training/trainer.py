@@ -15,7 +15,7 @@ from slime.training.invariants import check_invariants
 from slime.training.losses import LossFunction
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
-from slime.training.passes import REFERENCE, TRAINED, Pass
+from slime.training.passes import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED, Pass
 from slime.training.roles import ACTOR, Role
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
@@ -112,5 +112,8 @@ class Trainer:
         if not versions.backup_tags:
             return
         versions.backup(TRAINED)
+        if self._args.keep_old_actor:
+            # The next rollout is under way already, whatever the engines are sent before it is trained.
+            versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
         if interval is not None and (rollout_id + 1) % interval == 0:
             versions.copy(src_tag=TRAINED, dst_tag=REFERENCE)
