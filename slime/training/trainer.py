@@ -65,12 +65,13 @@ class Trainer:
             gives = {key: to_host(batch[key]) for key in self._role.gives if key in batch}
             if context.is_last_stage:
                 compute_advantages_and_returns(args, batch)
-                if args.tis_needs_mean:
-                    add_mean_weights(args, batch, context)
         else:
             gives = {}
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
+        # Of what is trained: the hook may have changed masks and log-probs.
+        if args.tis_needs_mean and context.is_last_stage:
+            add_mean_weights(args, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         if args.ci_test and context.is_last_stage and self._role is ACTOR:
