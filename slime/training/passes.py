@@ -94,6 +94,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         and not args.ci_test
         and not args.custom_advantage_function_path
         and not args.rollout_data_postprocess_path
+        and not args.custom_megatron_before_log_prob_hook_path
     )
     return not reusable
 
