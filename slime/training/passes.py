@@ -78,7 +78,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
     Not if the engine's are used; nor if the loss can take its own, detached, because there is a single
-    optimizer step, and nothing before it reads them. ``--ci-test`` compares the two.
+    optimizer step, and nothing before it reads them or waits for the pass. ``--ci-test`` compares the two.
     """
     if args.use_rollout_logprobs and not args.get_mismatch_metrics:
         return False
