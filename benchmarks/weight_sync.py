@@ -37,6 +37,15 @@ BUCKET_BYTES = 512 * 1024**2
 SIZES = {"0.5M": (128, 3, 256, 4, 320), "10M": (320, 7, 1024, 8, 4096), "100M": (768, 12, 2560, 12, 16384)}
 
 
+ONE_RANK = dict(
+    tensor_model_parallel_size=1,
+    pipeline_model_parallel_size=1,
+    virtual_pipeline_model_parallel_size=None,
+    context_parallel_size=1,
+    allgather_cp=False,
+)
+
+
 def make_checkpoint(path: Path, size: str) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -64,8 +73,7 @@ def make_args(checkpoint: Path) -> Namespace:
         hf_checkpoint=str(checkpoint),
         padded_vocab_size=shape["vocab_size"],
         params_dtype=torch.float32,
-        tensor_model_parallel_size=1,
-        pipeline_model_parallel_size=1,
+        **ONE_RANK,
         seed=1,
         update_weight_buffer_size=BUCKET_BYTES,
         distributed_timeout_minutes=10,
@@ -189,7 +197,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         from slime.backends.megatron_utils.initialize import init
 
-        init(Namespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, seed=1))
+        init(Namespace(**ONE_RANK, seed=1))
         results = {size: run(size, options.repeats, Path(directory)) for size in options.sizes}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"benchmark": "weight_sync", "time": when, "repeats": options.repeats, "sizes": results}

@@ -30,8 +30,8 @@ _STYLE = """<style>
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #5b6474; text-anchor: middle; }
   text.tick.y, text.end { text-anchor: end; }
   text.name { text-anchor: start; }
-  .line polyline { fill: none; stroke: var(--mark); stroke-width: 2.4; stroke-linejoin: round; }
-  .line circle { fill: #ffffff; stroke: var(--mark); stroke-width: 1.8; r: 3px; }
+  .line polyline { fill: none; stroke-width: 2.4; stroke-linejoin: round; }
+  .line circle { fill: #ffffff; stroke-width: 1.8; r: 3px; }
   %s
 </style>"""
 
@@ -75,7 +75,11 @@ def _standing_alone(svg: str, names: Sequence[str]) -> str:
     """The chart with its colours, a white page and a legend."""
     height = int(re.findall(r'viewBox="0 0 \d+ (\d+)"', svg)[0])
     full = height + _LEGEND_LINE * len(names) + 6
-    style = _STYLE % " ".join(f".c{i} {{ --mark: {colour}; }}" for i, colour in enumerate(_COLOURS, start=1))
+    # No variables of CSS: not every program that shows SVG knows them.
+    colours = enumerate(_COLOURS, start=1)
+    style = _STYLE % " ".join(
+        f".c{i} polyline, .c{i} circle {{ stroke: {colour}; }}" for i, colour in colours
+    )
     legend = "".join(
         f'<g class="line c{i}"><polyline points="20,{y} 46,{y}"/></g>'
         f'<text class="name" x="54" y="{y + 4}">{name}</text>'
