@@ -161,17 +161,8 @@ class TrainWorker:
         self._weight_version += 1
         self._trained_since_update = False
         if self._args.keep_old_actor:
-            self._age_old_actor()
+            self.backend.versions.backup(ROLLOUT_ACTOR)
         return self._weight_version, sent
-
-    def _age_old_actor(self) -> None:
-        """After an update: with one for each rollout, the next was made by what the engines had before it."""
-        versions = self.backend.versions
-        if self._args.update_weights_interval == 1:
-            versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
-            versions.backup(ROLLOUT_ACTOR)
-        else:
-            versions.backup(OLD_ACTOR)
 
     def offload_training_state(self) -> None:
         """The first half of `sleep`: leaves the weights, which the engines are to be given."""

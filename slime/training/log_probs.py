@@ -21,7 +21,7 @@ def get_log_probs_and_entropy(
     batch: Mapping[str, Any],
     context: ParallelContext | None = None,
     *,
-    entropy_gradient: bool = False,
+    entropy_gradient: bool = True,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Log-prob of each response token under softmax(logits / rollout_temperature), and that row's entropy.
 

@@ -16,7 +16,7 @@ TRAINED = "actor"
 REFERENCE = "ref"
 TEACHER = "teacher"
 OLD_ACTOR = "old_actor"
-"""What the engines had when they made the rollout, as far as ``--keep-old-actor`` knows."""
+"""What the engines had when they made the rollout that is trained next, with ``--keep-old-actor``."""
 ROLLOUT_ACTOR = "rollout_actor"
 """What the engines have been sent last."""
 
@@ -78,7 +78,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
     Not if the engine's are used; nor if the loss can take its own, detached, because there is a single
-    optimizer step, and nothing before it reads them. ``--ci-test`` compares the two.
+    optimizer step, and nothing before it reads them or waits for the pass. ``--ci-test`` compares the two.
     """
     if args.use_rollout_logprobs and not args.get_mismatch_metrics:
         return False
@@ -94,6 +94,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         and not args.ci_test
         and not args.custom_advantage_function_path
         and not args.rollout_data_postprocess_path
+        and not args.custom_megatron_before_log_prob_hook_path
     )
     return not reusable
 

@@ -15,7 +15,7 @@ from slime.training.invariants import check_invariants
 from slime.training.losses import LossFunction
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
-from slime.training.passes import REFERENCE, TRAINED, Pass
+from slime.training.passes import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED, Pass
 from slime.training.roles import ACTOR, Role
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
@@ -65,12 +65,13 @@ class Trainer:
             gives = {key: to_host(batch[key]) for key in self._role.gives if key in batch}
             if context.is_last_stage:
                 compute_advantages_and_returns(args, batch)
-                if args.tis_needs_mean:
-                    add_mean_weights(args, batch, context)
         else:
             gives = {}
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
+        # Of what is trained: the hook may have changed masks and log-probs.
+        if args.tis_needs_mean and context.is_last_stage:
+            add_mean_weights(args, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         if args.ci_test and context.is_last_stage and self._role is ACTOR:
@@ -112,5 +113,8 @@ class Trainer:
         if not versions.backup_tags:
             return
         versions.backup(TRAINED)
+        if self._args.keep_old_actor:
+            # The next rollout is under way already, whatever the engines are sent before it is trained.
+            versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
         if interval is not None and (rollout_id + 1) % interval == 0:
             versions.copy(src_tag=TRAINED, dst_tag=REFERENCE)

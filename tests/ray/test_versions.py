@@ -68,7 +68,7 @@ def _distances(rank, args, updates):
     [
         # One rollout ahead: the engines make a rollout before they get what the last one has trained.
         (1, (0, 1, 2), [["sent 0"], ["sent 0"], ["sent 1"], ["sent 2"]]),
-        (2, (1, 3), [["sent 0"], ["sent 0"], ["sent 1"], ["sent 1"]]),
+        (2, (1, 3), [["sent 0"], ["sent 0"], ["sent 0"], ["sent 1"]]),
     ],
 )
 def test_old_log_probs_are_those_of_the_weights_that_the_engines_had(checkpoint, interval, updates, exact):

@@ -107,6 +107,16 @@ def test_gradients_of_log_prob_and_entropy():
     assert torch.autograd.gradcheck(both, (logits,))
 
 
+def test_the_entropy_that_a_loss_of_the_users_adds_is_differentiated():
+    _, micro_batch = _micro_batch()
+    logits = _logits(micro_batch).double().requires_grad_()
+    _, entropies = get_log_probs_and_entropy(_args(), logits, micro_batch, ALONE)
+    _, expected = _brute_force(micro_batch, logits)
+    found, wanted = (torch.autograd.grad(torch.cat([*e]).sum(), logits)[0] for e in (entropies, expected))
+    assert wanted.any()
+    torch.testing.assert_close(found, wanted)
+
+
 def _losses_of_user_code(rank, checkpoint, logits):
     """As a plug-in calls them: without a context."""
     from slime.backends.megatron_utils.initialize import init
@@ -404,6 +414,7 @@ def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides
         ({"kl_coef": 0.1}, 1, True),
         ({"use_rollout_entropy": True}, 1, True),
         ({"ci_test": True}, 1, True),
+        ({"custom_megatron_before_log_prob_hook_path": "my.hook"}, 1, True),
         ({"use_rollout_logprobs": True}, 2, False),
         ({"use_rollout_logprobs": True, "get_mismatch_metrics": True}, 1, True),
     ],

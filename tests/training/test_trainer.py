@@ -61,3 +61,28 @@ def test_what_a_pass_of_one_role_computes_reaches_the_loss_of_another(checkpoint
     (step,) = result["steps"]
     assert step["train/loss"] == pytest.approx(result["expected"], rel=1e-5)
     assert result["gives"] == {}
+
+
+def _mask_the_first_token(args, rollout_id, rollout_data):
+    for mask in rollout_data["loss_masks"]:
+        mask[0] = 0
+
+
+def _mean_weights(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    shard = split(args, random_rollout(256), worker.parallel_config())
+    batch = tensorize(shard, worker.backend.device)
+    worker._trainer.train(0, batch)
+    return {key: batch[key] for key in ("mean_weight", "log_probs", "rollout_log_probs", "loss_masks")}
+
+
+def test_the_mean_weight_is_that_of_the_tokens_that_a_hook_has_left(checkpoint):
+    args = trainer_args(checkpoint, use_tis=True, tis_needs_mean=True, tis_batch_normalize=True)
+    args.rollout_data_postprocess_path = f"{__name__}.{_mask_the_first_token.__name__}"
+    args.tis_function_path = "slime.training.losses.mis.mis_function"
+    vars(args).update(tis_level="token", tis_mode="truncate", tis_lower_bound=0.5, tis_upper_bound=2.0)
+    (found,) = run_ranks(_mean_weights, 1, args)
+    gap = torch.cat(found["log_probs"]).double() - torch.cat(found["rollout_log_probs"]).double()
+    weights = gap.exp().clamp(max=2.0)[torch.cat(found["loss_masks"]) != 0]
+    assert found["mean_weight"] == pytest.approx([float(weights.mean())] * 8, rel=1e-5)

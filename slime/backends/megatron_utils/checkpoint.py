@@ -27,8 +27,8 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
     read_common,
     split_objects,
 )
-from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
-from slime.backends.megatron_utils.resume import load_optimizer, load_schedule
+from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
+from slime.backends.megatron_utils.resume import load_optimizer, load_schedule, require_same_rule
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
 from slime.training.checkpoint_dir import (
@@ -99,7 +99,8 @@ class CheckpointWriter:
                 dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
         content = _sharded_state(self._args, state)
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
-        content["common"] = {**common, **has, "layout": _layout()}
+        rule = type(update_rule(self._args)).__name__
+        content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
         request = dist_checkpointing.save(
             content,
             str(temporary),
@@ -169,6 +170,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
         raise ValueError(
             f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
         )
+    if with_optimizer:
+        require_same_rule(args, common, path)
     template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
     template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)

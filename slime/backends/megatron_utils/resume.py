@@ -1,13 +1,33 @@
 """What optimizer and schedule take from a checkpoint, and what from flags."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.backends.megatron_utils.optimizer import update_rule
 from slime.backends.megatron_utils.step import TrainState
 
 # What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
 _OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
+
+
+def require_same_rule(args: Namespace, common: Mapping[str, Any], path: str | Path) -> None:
+    """Moments mean something to the rule alone that made them: Adam would take SGD's for means.
+
+    Args:
+        common: of the checkpoint; one that does not say it is taken as it is.
+
+    Raises:
+        ValueError: another rule made them.
+    """
+    own = type(update_rule(args)).__name__
+    saved = common.get("update_rule", own)
+    if saved != own:
+        raise ValueError(
+            f"checkpoint {path}: its optimizer state is that of {saved}, which means nothing to {own} "
+            "(wanted: --optimizer and --use-stateless-adam as before, or --no-load-optim)"
+        )
 
 
 def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:

@@ -19,6 +19,6 @@ def sft_loss_function(
     context: ParallelContext | None = None,
 ) -> LossOutput:
     """Negative log-likelihood of the trained tokens."""
-    log_probs, _ = get_log_probs_and_entropy(args, logits, batch, context)
+    log_probs, _ = get_log_probs_and_entropy(args, logits, batch, context, entropy_gradient=False)
     loss = -sum_of_sample_mean(torch.cat(log_probs))
     return loss, {"loss": loss.detach().clone()}

@@ -211,6 +211,23 @@ def test_a_run_can_be_extended_if_its_learning_rate_is_constant(checkpoint, roll
     assert "--override-opt-param-scheduler" in str(answer)
 
 
+SGD = {"optimizer": "sgd", "sgd_momentum": 0.9}
+STATELESS = {"use_stateless_adam": True}
+
+
+@pytest.mark.parametrize(
+    ("wrote", "resumes", "names"), [(SGD, {}, ("Sgd", "Adam")), ({}, STATELESS, ("Adam",))]
+)
+def test_moments_of_another_optimizer_are_refused(checkpoint, rollouts, tmp_path, wrote, resumes, names):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+    run_ranks(_run, 1, trainer_args(checkpoint, **flags, **wrote), {0: rollouts[0]}, 0)
+    args = trainer_args(checkpoint, **flags, **resumes)
+    (answer,) = run_ranks(_start, 1, args)
+    assert "--no-load-optim" in str(answer) and all(name in answer for name in names)
+    args.no_load_optim = True
+    assert run_ranks(_start, 1, args) == [1]
+
+
 def _groups_after_resume(rank, args):
     """Rate, bounds and decay of each parameter group before the first step."""
     worker = TrainWorker(args)
