@@ -2,6 +2,7 @@
 
 import pytest
 
+import train
 from slime.arguments import validated_args
 from slime.arguments.parser import parse
 
@@ -201,3 +202,11 @@ def test_a_limit_on_the_context_of_evaluations_is_accepted(words, data):
     line = words(eval_interval=1, eval_prompt_data=["a", data])
     assert validated_args([*line, "--eval-max-context-len", "64"]).eval_max_context_len == 64
     assert validated_args([*line, "--rollout-max-context-len", "32"]).eval_max_context_len == 32
+
+
+def test_train_py_sends_weights_after_every_rollout(words):
+    args = validated_args(words(update_weights_interval=2))
+    assert [*train.notes(args)] == [
+        "--update-weights-interval 2: has no effect, train.py sends them after every rollout"
+    ]
+    assert [*train.notes(validated_args(words()))] == []

@@ -11,7 +11,7 @@ def test_groups_start_with_the_largest_and_keep_the_order_of_equals():
 
 
 def test_every_dimension_has_to_be_similar():
-    assert similar([(8, 8), (8, 6), (8, 5), (6, 6)]) == [[0, 1], [2], [3]]
+    assert similar([(8, 8), (8, 6), (8, 5), (6, 6)]) == [[0, 1], [2, 3]]
     assert similar([(8, 6), (7, 8), (7, 3)]) == [[0, 1], [2]], "the later one may be larger in the second"
 
 
