@@ -7,6 +7,7 @@ that a debug mode leaves out ignores everything, as does the critic where no est
 """
 
 from argparse import Namespace
+from collections.abc import Iterator
 
 from slime.observability.run_log import RunLog
 from slime.ray.rollout_group import RolloutGroup
@@ -70,5 +71,11 @@ def refusal(args: Namespace) -> str | None:
     return None
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    if args.update_weights_interval != 1:
+        interval = args.update_weights_interval
+        yield f"--update-weights-interval {interval}: has no effect, train.py sends them after every rollout"
+
+
 if __name__ == "__main__":
-    main(train, refusal)
+    main(train, refusal, notes)

@@ -121,6 +121,10 @@ def notes(args: Namespace) -> Iterator[str]:
         )
     if args.gamma != 1 and not estimator.discounted:
         yield f"--gamma {args.gamma}: has no effect, {name} does not discount"
+    if args.disable_rewards_normalization and not estimator.centred:
+        yield f"--disable-rewards-normalization: has no effect, {name} does not normalize rewards"
+    if args.disable_grpo_std_normalization and not estimator.scaled:
+        yield f"--disable-grpo-std-normalization: has no effect, {name} does not divide by a deviation"
     centred = estimator.centred and not args.disable_rewards_normalization
     learns = args.num_rollout != 0 and not args.debug_rollout_only
     if args.n_samples_per_prompt == 1 and centred and learns and not _makes_own_groups(args):

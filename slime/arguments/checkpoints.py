@@ -59,6 +59,8 @@ def notes(args: Namespace) -> Iterator[str]:
         for name in ("save", "save_hf"):
             if getattr(args, name) is not None:
                 yield f"{option_string(name)}: no checkpoint will be written without --save-interval"
+    if args.async_save and (args.save is None or args.save_interval is None):
+        yield "--async-save: has no effect without --save and --save-interval"
     if args.load is not None and args.load != args.save and not has_checkpoint(args.load):
         source = "--ref-load" if args.ref_load is not None else "--hf-checkpoint"
         yield f"--load {args.load}: no checkpoint there, the run begins with the weights of {source}"

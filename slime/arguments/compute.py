@@ -47,11 +47,46 @@ def derive(args: Namespace) -> None:
         args.recompute_granularity = "selective"
 
 
+_MODULES = ("core_attn", "layernorm", "mlp", "moe")
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """What belongs to a granularity that was not asked for."""
+    if args.train_backend == "fsdp":
+        return
+    kind = "selective" if args.recompute_activations else args.recompute_granularity
+    method = args.recompute_method
+    if method is not None and kind != "full":
+        yield f"--recompute-method {method}: has no effect without --recompute-granularity full"
+    if args.recompute_num_layers is not None and kind is None:
+        layers = args.recompute_num_layers
+        yield f"--recompute-num-layers {layers}: has no effect without --recompute-granularity full"
+    if args.recompute_modules and kind != "selective":
+        modules = " ".join(args.recompute_modules)
+        yield f"--recompute-modules {modules}: has no effect without --recompute-granularity selective"
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Two granularities."""
+    """Two granularities, or one that is not told what to recompute."""
     if args.recompute_activations and args.recompute_granularity != "selective":
         other = f"--recompute-granularity {args.recompute_granularity}"
         yield f"--recompute-activations and {other}: only one of them at a time"
+    if args.train_backend == "fsdp":
+        return
+    if args.recompute_granularity == "full" and None in (args.recompute_method, args.recompute_num_layers):
+        yield (
+            "--recompute-granularity full: needs --recompute-method and --recompute-num-layers "
+            "(uniform and 1 to compute every layer again)"
+        )
+    if args.recompute_granularity == "full" and args.distribute_saved_activations and args.sequence_parallel:
+        yield "--distribute-saved-activations: not together with --sequence-parallel"
+    if args.recompute_granularity != "selective":
+        return
+    if args.recompute_num_layers is not None:
+        yield f"--recompute-num-layers {args.recompute_num_layers}: needs --recompute-granularity full"
+    for module in args.recompute_modules or ():
+        if module not in _MODULES:
+            yield f"--recompute-modules {module}: not supported (wanted: {', '.join(_MODULES)})"
 
 
-CONCERN = Concern({"compute": ComputeArgs}, derive=derive, contradictions=contradictions)
+CONCERN = Concern({"compute": ComputeArgs}, derive=derive, notes=notes, contradictions=contradictions)

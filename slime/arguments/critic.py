@@ -158,6 +158,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         return
     if not args.compute_advantages_and_returns:
         yield f"{_ESTIMATOR}: the critic needs returns (wanted: no --disable-compute-advantages-and-returns)"
+    if args.loss_type == "sft_loss":
+        yield f"{_ESTIMATOR}: --loss-type sft_loss has no use for a critic (wanted: without)"
     if args.critic_num_gpus not in (0, args.trainer_world_size):
         yield (
             f"--critic-num-nodes, --critic-num-gpus-per-node: {args.critic_num_gpus} GPUs (wanted: "

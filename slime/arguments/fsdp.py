@@ -74,6 +74,8 @@ _IDLE = frozenset(
         "attention_backend",
         "ckpt_format",
         "make_vocab_size_divisible_by",
+        "moe_router_dtype",
+        "moe_token_dispatcher_type",
         "no_ckpt_fully_parallel_save",
         "recompute_activations",
     }
@@ -97,7 +99,7 @@ def notes(args: Namespace) -> Iterator[str]:
             yield f"{spec.names[0]}: has no effect with --train-backend fsdp{_instead(spec.dest)}"
     for name in sorted(_IDLE):
         value: Any = getattr(args, name, None)
-        if value and value not in ("auto", "torch_dist", 128):
+        if value and value not in ("auto", "torch_dist", 128, "allgather"):
             yield f"{option_string(name)}: has no effect with --train-backend fsdp"
 
 
@@ -133,7 +135,7 @@ def _not_served(args: Namespace) -> Iterator[str]:
 
 def missing(args: Namespace) -> Iterator[str]:
     """Checkpoints that the other trainer wrote."""
-    for name in ("load", "ref_load", "opd_teacher_load"):
+    for name in ("load", "ref_load", "opd_teacher_load", "critic_load"):
         path = getattr(args, name)
         found = checkpoint_format(path) if path is not None else None
         if path is not None and is_release(path):

@@ -64,6 +64,26 @@ def derive(args: Namespace) -> None:
         args.eps_clip_high = args.eps_clip
 
 
+# Switches and weights that only the policy loss reads, with the value that asks for nothing.
+_OF_POLICY = {
+    "use_tis": False,
+    "use_opsm": False,
+    "use_kl_loss": False,
+    "entropy_coef": 0.0,
+    "pg_loss_denominator": None,
+    "custom_pg_loss_reducer_function_path": None,
+}
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """What imitation has no use for."""
+    if args.loss_type != "sft_loss":
+        return
+    for name, neutral in _OF_POLICY.items():
+        if getattr(args, name) != neutral:
+            yield f"{option_string(name)}: has no effect with --loss-type sft_loss"
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
     """A loss without its function, or a function without its loss."""
     if (args.loss_type == "custom_loss") != (args.custom_loss_function_path is not None):
@@ -74,4 +94,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
                 yield f"--pg-loss-denominator and {option_string(name)}: only one of them"
 
 
-CONCERN = Concern({"loss": LossArgs}, derived=DerivedLoss, derive=derive, contradictions=contradictions)
+CONCERN = Concern(
+    {"loss": LossArgs}, derived=DerivedLoss, derive=derive, notes=notes, contradictions=contradictions
+)

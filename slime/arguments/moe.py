@@ -153,8 +153,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
             "a model with experts needs --sequence-parallel too"
         )
-    if "moe_act" in (args.recompute_modules or ()):
-        yield "--recompute-modules moe_act: not supported (wanted: moe)"
 
 
 def _bad_sizes(args: Namespace) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag
+from slime.arguments.flags import flag, option_string
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ class ScheduleArgs:
     )
     lr_decay_iters: int | None = flag(above=0, help="steps of the decay; default all steps of the run")
     lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up")
-    lr_warmup_fraction: float | None = flag(
-        at_least=0, at_most=1, help="part of the decay steps that warms up"
-    )
+    lr_warmup_fraction: float | None = flag(at_least=0, below=1, help="part of the decay steps that warms up")
     lr_warmup_init: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the start of the warm-up")
     lr_wsd_decay_iters: int | None = flag(above=0, help="steps of the final decay of WSD")
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
@@ -68,7 +66,12 @@ class ScheduleArgs:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """The momentum of another optimizer."""
+    """Numbers of another optimizer."""
+    if args.optimizer == "sgd":
+        for name, default in {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}.items():
+            value = getattr(args, name)
+            if value != default:
+                yield f"{option_string(name)} {value}: has no effect with --optimizer sgd"
     if args.sgd_momentum != 0.9 and args.optimizer != "sgd":
         yield f"--sgd-momentum {args.sgd_momentum}: has no effect without --optimizer sgd"
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag
+from slime.arguments.flags import flag, option_string
+
+# Each of them counts as a layer when layers are dealt out to pipeline stages.
+_COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ def notes(args: Namespace) -> Iterator[str]:
         yield "--sequence-parallel: is off at --tensor-model-parallel-size 1"
     if args.allgather_cp and args.context_parallel_size == 1:
         yield "--allgather-cp: has no effect at --context-parallel-size 1"
+    if args.pipeline_model_parallel_size == 1:
+        for name in _COUNTED:
+            if getattr(args, name):
+                yield f"{option_string(name)}: has no effect at --pipeline-model-parallel-size 1"
 
 
 def derive(args: Namespace) -> None:
@@ -59,12 +66,11 @@ def _virtual_stages(args: Namespace) -> int | None:
     stages = args.num_virtual_stages_per_pipeline_rank
     if layers := args.num_layers_per_virtual_pipeline_stage:
         in_all = args.pipeline_model_parallel_size * layers
-        stages, rest = divmod(args.num_layers, in_all)
+        stages, rest = divmod(_layers(args), in_all)
         if rest or not stages:
             raise UsageError(
                 f"--num-layers-per-virtual-pipeline-stage {layers} x --pipeline-model-parallel-size "
-                f"{args.pipeline_model_parallel_size}: does not divide num_layers {args.num_layers} "
-                "(config.json)"
+                f"{args.pipeline_model_parallel_size}: does not divide {_described_layers(args)}"
             )
     return stages if stages > 1 else None
 
@@ -84,13 +90,43 @@ def contradictions(args: Namespace) -> Iterator[str]:
         size = getattr(args, name)
         if size % tp:
             yield f"--tensor-model-parallel-size {tp} does not divide {name} {size} (config.json)"
-    uneven = args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers
-    if args.num_layers % pp and not uneven:
-        layers = args.num_layers
-        yield f"--pipeline-model-parallel-size {pp} does not divide num_layers {layers} (config.json)"
-    if uneven and pp == 1:
+    uneven = bool(args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers)
+    if uneven:
+        yield from _uneven_stages(args)
+    elif _layers(args) % pp:
+        yield f"--pipeline-model-parallel-size {pp} does not divide {_described_layers(args)}"
+    yield from _virtual_pipeline(args, uneven)
+
+
+def _layers(args: Namespace) -> int:
+    """What is dealt out to pipeline stages."""
+    layers: int = args.num_layers
+    return layers + sum(map(bool, (getattr(args, name) for name in _COUNTED)))
+
+
+def _described_layers(args: Namespace) -> str:
+    more = "".join(f" + 1 for {option_string(name)}" for name in _COUNTED if getattr(args, name))
+    return f"num_layers {args.num_layers} (config.json){more}"
+
+
+def _uneven_stages(args: Namespace) -> Iterator[str]:
+    """The stages between the first and the last share equally what these leave."""
+    pp = args.pipeline_model_parallel_size
+    given = {
+        option_string(name): getattr(args, name)
+        for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+        if getattr(args, name)
+    }
+    if pp == 1:
         yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
-    yield from _virtual_pipeline(args, bool(uneven))
+        return
+    for name in _COUNTED:
+        if getattr(args, name):
+            yield f"{option_string(name)}: not together with {' and '.join(given)}"
+    shown = ", ".join(f"{name} {layers}" for name, layers in given.items())
+    layers, stages = args.num_layers - sum(given.values()), pp - len(given)
+    if layers < stages or (layers % stages if stages else layers):
+        yield f"{shown}: cannot deal {layers} of {args.num_layers} layers out to {stages} other stages"
 
 
 def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
@@ -115,11 +151,8 @@ def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
             f"{flag_given}: not together with --decoder-first-pipeline-num-layers and "
             "--decoder-last-pipeline-num-layers"
         )
-    elif args.num_layers % (pp * virtual):
-        yield (
-            f"{flag_given} x --pipeline-model-parallel-size {pp}: does not divide num_layers "
-            f"{args.num_layers} (config.json)"
-        )
+    elif _layers(args) % (pp * virtual):
+        yield f"{flag_given} x --pipeline-model-parallel-size {pp}: does not divide {_described_layers(args)}"
 
 
 CONCERN = Concern(

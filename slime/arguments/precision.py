@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, refused
+from slime.arguments.flags import flag, flags_of, refused
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,9 @@ class PrecisionArgs:
     fp8_param_gather: bool = refused(False, help="keep parameters in float8")
 
 
+_SEARCH = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+
+
 @dataclass(frozen=True)
 class DerivedPrecision:
     """The one format that parameters have."""
@@ -54,6 +57,16 @@ def derive(args: Namespace) -> None:
     args.params_dtype = torch.float16 if args.fp16 else torch.float32 if args.fp32 else torch.bfloat16
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """How float16 looks for its loss scale, where there is none or a fixed one."""
+    if args.fp16 and args.loss_scale is None:
+        return
+    reason = f"with --loss-scale {args.loss_scale}" if args.fp16 else "without --fp16"
+    for spec in flags_of(PrecisionArgs):
+        if spec.dest in _SEARCH and getattr(args, spec.dest) != spec.default:
+            yield f"{spec.names[0]} {getattr(args, spec.dest)}: has no effect {reason}"
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
     """Two formats for the same gradients."""
     if args.accumulate_allreduce_grads_in_fp32 and args.grad_reduce_in_bf16:
@@ -63,5 +76,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 
 CONCERN = Concern(
-    {"precision": PrecisionArgs}, derived=DerivedPrecision, derive=derive, contradictions=contradictions
+    {"precision": PrecisionArgs},
+    derived=DerivedPrecision,
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
 )

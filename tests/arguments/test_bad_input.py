@@ -407,6 +407,34 @@ CONTRADICTIONS = [
         "--use-stateless-adam: has no moments",
     ),
     (
+        dict(recompute_granularity="full", recompute_num_layers=1),
+        "--recompute-granularity full: needs --recompute-method and --recompute-num-layers",
+    ),
+    (
+        dict(recompute_activations=True, recompute_num_layers=1),
+        "--recompute-num-layers 1: needs --recompute-granularity full",
+    ),
+    (
+        dict(recompute_granularity="selective", recompute_modules=["mlp", "attention"]),
+        "--recompute-modules attention: not supported (wanted: core_attn, layernorm, mlp, moe)",
+    ),
+    (
+        dict(
+            recompute_granularity="full",
+            recompute_method="uniform",
+            recompute_num_layers=1,
+            distribute_saved_activations=True,
+            tensor_model_parallel_size=2,
+            sequence_parallel=True,
+            actor_num_gpus_per_node=2,
+        ),
+        "--distribute-saved-activations: not together with --sequence-parallel",
+    ),
+    (
+        dict(advantage_estimator="ppo", loss_type="sft_loss"),
+        "--advantage-estimator ppo: --loss-type sft_loss has no use for a critic",
+    ),
+    (
         dict(recompute_activations=True, recompute_granularity="full"),
         "--recompute-activations and --recompute-granularity full: only one of them",
     ),

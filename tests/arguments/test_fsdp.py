@@ -5,6 +5,8 @@ import json
 import pytest
 
 from slime.arguments import validated_args
+from tests.arguments.conftest import write_empty_weights
+from tools.make_tiny_model import make_config, make_tokenizer
 
 REFUSED = {
     "tensor_model_parallel_size": 2,
@@ -52,6 +54,16 @@ def test_what_changes_nothing_gets_a_note(words, notes, name):
     assert [line for line in lines if line.startswith(f"{option(name)}: has no effect with")]
 
 
+def test_ways_of_tokens_to_experts_are_idle(words, notes, tmp_path):
+    tokenizer = make_tokenizer()
+    make_config(tokenizer, "qwen3_moe").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    write_empty_weights(tmp_path)
+    flags = {"moe_router_dtype": "fp64", "moe_token_dispatcher_type": "alltoall"}
+    lines = notes(words(hf_checkpoint=tmp_path, train_backend="fsdp", **flags))
+    assert lines == [f"{option(name)}: has no effect with --train-backend fsdp" for name in flags]
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_its_own_flags_are_idle_with_megatron_and_not_here(words, notes, name):
     (line,) = notes(words(**{name: OWN[name]}))
@@ -64,14 +76,23 @@ def test_it_needs_no_other_flag(words, notes):
     assert validated_args(words(train_backend="fsdp")).train_backend == "fsdp"
 
 
-@pytest.mark.parametrize(("backend", "found"), [("megatron", "fsdp_dcp"), ("fsdp", "torch_dist")])
-@pytest.mark.parametrize("flag", ["load", "ref_load"])
+@pytest.mark.parametrize(
+    ("backend", "found", "flag"),
+    [
+        ("megatron", "fsdp_dcp", "load"),
+        ("megatron", "fsdp_dcp", "ref_load"),
+        ("megatron", "fsdp_dcp", "critic_load"),
+        ("fsdp", "torch_dist", "load"),
+        ("fsdp", "torch_dist", "ref_load"),
+    ],
+)
 def test_a_checkpoint_of_the_other_trainer_is_refused(words, refusal, tmp_path, backend, found, flag):
     iteration = tmp_path / "saved" / "iter_0000003"
     iteration.mkdir(parents=True)
     (iteration.parent / "latest_checkpointed_iteration.txt").write_text("3")
     (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": found}))
     changes = {flag: iteration.parent, "use_kl_loss": True}
+    changes |= {"advantage_estimator": "ppo"} if flag == "critic_load" else {}
     message = refusal(words(train_backend=backend, **changes))
     assert message.startswith(
         f"--{flag.replace('_', '-')} {iteration.parent}: its format is {found} (wanted: "

@@ -2,6 +2,7 @@
 
 import pytest
 
+import train
 from slime.arguments import validated_args
 from slime.arguments.parser import parse
 
@@ -73,6 +74,27 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
         (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
         (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
         (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
+        (
+            dict(account_for_loss_in_pipeline_split=True),
+            "--account-for-loss-in-pipeline-split: has no effect at",
+        ),
+        (dict(async_save=True), "--async-save: has no effect without --save and --save-interval"),
+        (dict(initial_loss_scale=8), "--initial-loss-scale 8.0: has no effect without --fp16"),
+        (dict(fp16=True, loss_scale=8, hysteresis=1), "--hysteresis 1: has no effect with --loss-scale 8.0"),
+        (dict(optimizer="sgd", adam_beta2=0.5), "--adam-beta2 0.5: has no effect with --optimizer sgd"),
+        (dict(recompute_method="block"), "--recompute-method block: has no effect without --recompute-gran"),
+        (dict(recompute_num_layers=1), "--recompute-num-layers 1: has no effect without --recompute-gran"),
+        (dict(recompute_modules="mlp"), "--recompute-modules mlp: has no effect without --recompute-gran"),
+        (
+            dict(advantage_estimator="rloo", disable_grpo_std_normalization=True),
+            "--disable-grpo-std-normalization: has no effect, rloo does not divide by a deviation",
+        ),
+        (
+            dict(advantage_estimator="ppo", disable_rewards_normalization=True),
+            "--disable-rewards-normalization: has no effect, ppo does not normalize rewards",
+        ),
+        (dict(loss_type="sft_loss", use_tis=True), "--use-tis: has no effect with --loss-type sft_loss"),
+        (dict(loss_type="sft_loss", entropy_coef=0.1), "--entropy-coef: has no effect with --loss-type sft"),
         (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
         (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
         (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
@@ -180,3 +202,11 @@ def test_a_limit_on_the_context_of_evaluations_is_accepted(words, data):
     line = words(eval_interval=1, eval_prompt_data=["a", data])
     assert validated_args([*line, "--eval-max-context-len", "64"]).eval_max_context_len == 64
     assert validated_args([*line, "--rollout-max-context-len", "32"]).eval_max_context_len == 32
+
+
+def test_train_py_sends_weights_after_every_rollout(words):
+    args = validated_args(words(update_weights_interval=2))
+    assert [*train.notes(args)] == [
+        "--update-weights-interval 2: has no effect, train.py sends them after every rollout"
+    ]
+    assert [*train.notes(validated_args(words()))] == []

@@ -134,7 +134,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
         ({"moe_router_score_function": "sigmoid"}, "--moe-router-score-function sigmoid: not supported"),
         (
             {"recompute_granularity": "selective", "recompute_modules": "moe_act"},
-            "--recompute-modules moe_act: not supported (wanted: moe)",
+            "--recompute-modules moe_act: not supported (wanted: core_attn, layernorm, mlp, moe)",
         ),
     ],
 )

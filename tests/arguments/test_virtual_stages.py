@@ -3,6 +3,8 @@
 from argparse import Namespace
 
 import pytest
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.arguments import validated_args
 from slime.arguments.batches import CONCERN as BATCHES
@@ -49,6 +51,81 @@ def test_uneven_stages_are_not_cut(staged):
     args = staged(num_virtual_stages_per_pipeline_rank=2, decoder_first_pipeline_num_layers=2)
     (line,) = PARALLELISM.contradictions(args)
     assert line.startswith("--num-virtual-stages-per-pipeline-rank 2: not together with --decoder-first-")
+
+
+EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
+FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+VIRTUAL = "num_virtual_stages_per_pipeline_rank"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {EMBEDDING: True, LOSS: True},
+        {EMBEDDING: True, "num_layers": 7},
+        {EMBEDDING: True, "num_layers": 7, VIRTUAL: 4},
+        {EMBEDDING: True, "num_layers": 7, "num_layers_per_virtual_pipeline_stage": 2},
+        {FIRST: 3},
+        {FIRST: 3, LAST: 5},
+        {FIRST: 2, "pipeline_model_parallel_size": 4, "trainer_world_size": 4},
+    ],
+)
+def test_layers_that_stages_can_share_are_accepted(staged, flags):
+    args = staged(**flags)
+    assert not [*PARALLELISM.contradictions(args)]
+    config = TransformerConfig(
+        num_layers=args.num_layers,
+        hidden_size=8,
+        num_attention_heads=1,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+        pipeline_dtype=torch.float32,
+        num_layers_in_first_pipeline_stage=getattr(args, FIRST),
+        num_layers_in_last_pipeline_stage=getattr(args, LAST),
+        **{name: getattr(args, name) for name in (EMBEDDING, LOSS)},
+    )
+    assert config.num_layers == args.num_layers
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            {EMBEDDING: True},
+            "--pipeline-model-parallel-size 2 does not divide num_layers 8 (config.json) + 1 for "
+            "--account-for-embedding-in-pipeline-split",
+        ),
+        (
+            {EMBEDDING: True, LOSS: True, VIRTUAL: 2},
+            "--num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 2: does not divide "
+            "num_layers 8 (config.json) + 1 for --account-for-embedding-in-pipeline-split + 1 for "
+            "--account-for-loss-in-pipeline-split",
+        ),
+        (
+            {LOSS: True, FIRST: 3},
+            "--account-for-loss-in-pipeline-split: not together with --decoder-first-pipeline-num-layers",
+        ),
+        (
+            {FIRST: 8},
+            "--decoder-first-pipeline-num-layers 8: cannot deal 0 of 8 layers out to 1 other stages",
+        ),
+        (
+            {FIRST: 9},
+            "--decoder-first-pipeline-num-layers 9: cannot deal -1 of 8 layers out to 1 other stages",
+        ),
+        (
+            {FIRST: 3, LAST: 4},
+            "--decoder-first-pipeline-num-layers 3, --decoder-last-pipeline-num-layers 4: cannot deal 1 of 8 "
+            "layers out to 0 other stages",
+        ),
+        (
+            {LAST: 3, "pipeline_model_parallel_size": 3, "trainer_world_size": 3},
+            "--decoder-last-pipeline-num-layers 3: cannot deal 5 of 8 layers out to 2 other stages",
+        ),
+    ],
+)
+def test_layers_that_stages_cannot_share_are_refused(staged, flags, line):
+    assert [*PARALLELISM.contradictions(staged(**flags))] == [line]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Segments are padded to the longest of their group, which the shortest is at least this part of.
-_SIMILAR = 0.75
+from slime.training.padded_groups import note_places, padded_rows, similar
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Segments:
         self.positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         self.boundaries = ends.to(torch.int32).to(device)
         self.longest = max(lengths)
-        self.groups, self._order = self._padded(_similar(lengths))
+        self.groups, self._order = self._padded(similar([(length,) for length in lengths]))
         (self.whole,), self._whole_order = self._padded([range(len(lengths))])
 
     def packed(self, groups: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -59,23 +58,8 @@ class Segments:
         """The groups, and for each packed row its place in all of them, one after the other."""
         padded, order, offset = [], torch.empty(sum(self._lengths), dtype=torch.int64), 0
         for members in groups:
-            length = max(self._lengths[i] for i in members)
-            starts = torch.tensor([self._starts[i] for i in members])
-            lengths = torch.tensor([self._lengths[i] for i in members])
-            columns = torch.arange(length)
-            real = (columns < lengths[:, None]).flatten()
-            rows = (starts[:, None] + columns).flatten()
-            order[rows[real]] = real.nonzero()[:, 0] + offset
-            padded.append(Padded(rows.where(real, 0).to(self._device), len(members), length))
-            offset += len(rows)
+            rows, real = padded_rows([self._starts[i] for i in members], [self._lengths[i] for i in members])
+            note_places(order, rows, real, offset)
+            padded.append(Padded(rows.where(real, 0).flatten().to(self._device), *rows.shape))
+            offset += rows.numel()
         return padded, order.to(self._device)
-
-
-def _similar(lengths: Sequence[int]) -> list[list[int]]:
-    groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if groups and lengths[i] >= _SIMILAR * lengths[groups[-1][0]]:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups

@@ -10,9 +10,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime.training.context_parallel import Piece, RowSplit
-
-# Pieces are padded to the longest of their group; a group takes those at least this fraction as long.
-_GROUP_RATIO = 0.75
+from slime.training.padded_groups import note_places, padded_rows, similar
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,10 @@ class PackedLayout:
         order, offset = torch.empty(self.num_rows, dtype=torch.int64), 0
         groups = []
         for members in similar_lengths(self.pieces):
-            first = torch.tensor([starts[piece] for piece in members])
-            length = torch.tensor([piece.end - piece.begin for piece in members])[:, None]
-            rows, real = _padded(first, length)
-            order[rows[real]] = real.flatten().nonzero().flatten() + offset
-            groups.append(self._group(members, rows.where(real, 0), length))
+            queries = [piece.end - piece.begin for piece in members]
+            rows, real = padded_rows([starts[piece] for piece in members], queries)
+            note_places(order, rows, real, offset)
+            groups.append(self._group(members, rows.where(real, 0), queries))
             offset += rows.numel()
         if len(groups) == 1 and self.slots is None and torch.equal(order, torch.arange(offset)):
             return groups, None
@@ -148,36 +145,19 @@ class PackedLayout:
     def _gathered(self, rows: torch.Tensor) -> torch.Tensor:
         return (rows if self.slots is None else self.slots[rows]).to(self.device)
 
-    def _group(self, members: Sequence[Piece], rows: torch.Tensor, queries: torch.Tensor) -> SegmentGroup:
-        keys = torch.tensor([piece.end - piece.segment for piece in members])[:, None]
-        key_rows, real = _padded(torch.tensor([piece.segment for piece in members]), keys)
+    def _group(self, members: Sequence[Piece], rows: torch.Tensor, queries: list[int]) -> SegmentGroup:
+        keys = [piece.end - piece.segment for piece in members]
+        key_rows, real = padded_rows([piece.segment for piece in members], keys)
         (segments, length), width, mask = rows.shape, key_rows.size(1), None
-        if not torch.equal(queries, keys):
-            last_seen = (keys - queries)[:, :, None] + torch.arange(length)[:, None]
+        if queries != keys:
+            before = torch.tensor(keys) - torch.tensor(queries)
+            last_seen = before[:, None, None] + torch.arange(length)[:, None]
             mask = (torch.arange(width) <= last_seen)[:, None].to(self.device)
         gathered = self._gathered(key_rows.where(real, 0).flatten())
         return SegmentGroup(rows.flatten().to(self.device), gathered, segments, length, width, mask)
 
 
-def _padded(starts: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows from each start on, as many as the longest has, and which of them its length covers."""
-    offsets = torch.arange(int(lengths.max()))
-    return starts[:, None] + offsets, offsets < lengths
-
-
 def similar_lengths(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Splits pieces into groups, the longest first, that waste little when padded to their longest."""
-    groups: list[list[Piece]] = []
-    # A stable sort, so that equally long pieces stay in packed order.
-    for piece in sorted(pieces, key=lambda piece: (piece.segment - piece.end, piece.begin - piece.end)):
-        if groups and _is_similar(groups[-1][0], piece):
-            groups[-1].append(piece)
-        else:
-            groups.append([piece])
-    return groups
-
-
-def _is_similar(longest: Piece, piece: Piece) -> bool:
-    keys, most_keys = piece.end - piece.segment, longest.end - longest.segment
-    queries, most_queries = sorted((piece.end - piece.begin, longest.end - longest.begin))
-    return keys >= _GROUP_RATIO * most_keys and queries >= _GROUP_RATIO * most_queries
+    """Groups of pieces, by their keys and their queries; equally long pieces stay in packed order."""
+    groups = similar([(piece.end - piece.segment, piece.end - piece.begin) for piece in pieces])
+    return [[pieces[i] for i in group] for group in groups]

@@ -16,6 +16,14 @@ LAYOUTS = {
     "TP 2": (2, {"tensor_model_parallel_size": 2}),
     "TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "PP 3, layers 1 + 2 + 1": (
+        3,
+        {
+            **{"pipeline_model_parallel_size": 3, "account_for_embedding_in_pipeline_split": True},
+            "account_for_loss_in_pipeline_split": True,
+        },
+    ),
+    "PP 2, layers 1 + 3": (2, {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 1}),
     "PP 2 + VPP 2": (2, VPP2),
     "PP 2 + VPP 2, micro-batches of 2": (2, {**VPP2, "use_dynamic_batch_size": False, "micro_batch_size": 2}),
     "PP 2 + VPP 2 overlapped": (2, {**VPP2, **OVERLAP}),
