@@ -68,6 +68,9 @@ def notes(args: Namespace) -> Iterator[str]:
                 shown = "" if isinstance(value, bool) else f" {value}"
                 yield f"{option_string(name)}{shown}: has no effect without {_ESTIMATOR}"
         return
+    if args.num_rollout and args.num_critic_only_steps >= args.num_rollout:
+        steps = args.num_critic_only_steps
+        yield f"--num-critic-only-steps {steps}: the actor trains in none of {args.num_rollout} rollouts"
     if args.kl_coef and args.lambd < 1:
         yield (
             f"--kl-coef {args.kl_coef} with --lambd {args.lambd}: the critic knows the rewards without their "

@@ -68,6 +68,7 @@ def derive(args: Namespace) -> None:
 _OF_POLICY = {
     "use_tis": False,
     "use_opsm": False,
+    "use_rollout_logprobs": False,
     "use_kl_loss": False,
     "entropy_coef": 0.0,
     "pg_loss_denominator": None,

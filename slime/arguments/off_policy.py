@@ -139,6 +139,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
             yield f"{option_string(name)}: needs --use-tis or --get-mismatch-metrics"
     if args.custom_tis_function_path and args.tis_type:
         yield f"--custom-tis-function-path and --tis-type {args.tis_type}: only one of them"
+    if args.keep_old_actor and args.debug_train_only:
+        yield "--keep-old-actor: without engines no weights are sent, so that none would become the old ones"
     yield from _empty_ranges(args)
     if args.rs_veto_threshold is not None and not args.use_rs:
         yield f"--rs-veto-threshold {args.rs_veto_threshold}: needs --use-rs"

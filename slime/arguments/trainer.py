@@ -1,12 +1,13 @@
 """The trainer's processes."""
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, option_string, path_flag, refused
 from slime.arguments.limits import MOST_SEED
 
 
@@ -30,9 +31,15 @@ class TrainerArgs:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Parameters chosen in two ways."""
+    """Parameters chosen in two ways, or by no pattern."""
     if args.only_train_params_name_list and args.freeze_params_name_list:
         yield "--only-train-params-name-list and --freeze-params-name-list: only one of them at a time"
+    for name in ("only_train_params_name_list", "freeze_params_name_list"):
+        for pattern in getattr(args, name) or ():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"{option_string(name)} {pattern}: no regular expression: {error}"
 
 
 CONCERN = Concern({"trainer": TrainerArgs}, contradictions=contradictions)

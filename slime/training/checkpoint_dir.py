@@ -44,6 +44,12 @@ def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Pat
     return step or 0, path
 
 
+def saved_version(root: str | Path, step: int | None, tag: str) -> Path | None:
+    """Where a checkpoint of `find_checkpoint` has the weights saved along under ``tag``, if it has any."""
+    path = find_checkpoint(root, step)[1] / tag
+    return path if path.is_dir() else None
+
+
 def on_first_rank(action: Callable[[], None]) -> None:
     """Runs ``action`` on rank 0 while the others wait."""
     if dist.get_rank() == 0:

@@ -1,6 +1,7 @@
 """Named copies of a model's tensors in host memory."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -53,3 +54,13 @@ class TensorBackuper:
         for name, tensor in self._source():
             tensor.copy_(copies[name], non_blocking=True)
         synchronize()
+
+    @contextmanager
+    def swapped(self, tag: str, live_tag: str) -> Iterator[None]:
+        """Those of ``tag`` in the place of the live tensors, which are kept under ``live_tag`` meanwhile."""
+        self.backup(live_tag)
+        self.restore(tag)
+        try:
+            yield
+        finally:
+            self.restore(live_tag)

@@ -431,6 +431,14 @@ CONTRADICTIONS = [
         "--distribute-saved-activations: not together with --sequence-parallel",
     ),
     (
+        dict(freeze_params_name_list=["embed", "layers.("]),
+        "--freeze-params-name-list layers.(: no regular expression: missing ), unterminated subpattern",
+    ),
+    (
+        dict(keep_old_actor=True, debug_train_only=True, colocate=None),
+        "--keep-old-actor: without engines no weights are sent",
+    ),
+    (
         dict(advantage_estimator="ppo", loss_type="sft_loss"),
         "--advantage-estimator ppo: --loss-type sft_loss has no use for a critic",
     ),

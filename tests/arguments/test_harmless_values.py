@@ -93,6 +93,10 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
             dict(advantage_estimator="ppo", disable_rewards_normalization=True),
             "--disable-rewards-normalization: has no effect, ppo does not normalize rewards",
         ),
+        (
+            dict(advantage_estimator="ppo", num_critic_only_steps=2),
+            "--num-critic-only-steps 2: the actor trains in none of 2 rollouts",
+        ),
         (dict(loss_type="sft_loss", use_tis=True), "--use-tis: has no effect with --loss-type sft_loss"),
         (dict(loss_type="sft_loss", entropy_coef=0.1), "--entropy-coef: has no effect with --loss-type sft"),
         (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),

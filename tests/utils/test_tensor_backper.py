@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from slime.utils.tensor_backper import TensorBackuper
@@ -16,3 +17,14 @@ def test_tags_are_independent_and_restored_in_place():
     backups.restore("ref")
     assert live.item() == 1
     assert backups.backup_tags == ["actor", "ref"]
+
+
+def test_another_version_is_in_place_only_for_a_while():
+    live = torch.ones(3)
+    backups = TensorBackuper(lambda: [("weight", live)])
+    backups.backup("ref")
+    live.fill_(2)
+    with pytest.raises(RuntimeError, match="full"), backups.swapped("ref", "trained"):
+        assert live.tolist() == [1, 1, 1]
+        raise RuntimeError("full")
+    assert live.tolist() == [2, 2, 2]

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
 from slime.training.backend import Head, Outputs, Start
-from slime.training.checkpoint_dir import MARKER, find_checkpoint
+from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import save_hf_model_to_path
 from slime.training.losses import LossFunction
@@ -74,13 +74,12 @@ class FSDPBackend:
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
-        saved = None
-        if self._resumes:
-            saved = find_checkpoint(self._args.load, getattr(self._args, "ckpt_step", None))[1] / tag
-        if saved is not None and saved.is_dir():
-            load_model(self.state, saved)
-        else:
+        step_of_run = getattr(self._args, "ckpt_step", None)
+        saved = saved_version(self._args.load, step_of_run, tag) if self._resumes else None
+        if saved is None:
             self._load_weights(path, step)
+        else:
+            load_model(self.state, saved)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
@@ -132,21 +131,10 @@ class FSDPBackend:
         return FsdpHfTensors(self.state.model, self._args.params_dtype)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
-        self._writer.save(
-            rollout_id, self.state, common, {tag: partial(self._swapped, tag) for tag in versions}
-        )
+        extra = {tag: partial(self.versions.swapped, tag, TRAINED) for tag in versions}
+        self._writer.save(rollout_id, self.state, common, extra)
         if wait:
             self._writer.finish()
-
-    @contextmanager
-    def _swapped(self, tag: str) -> Iterator[None]:
-        """The weights of a version, in the place of the trained ones while the context lasts."""
-        self.versions.backup(TRAINED)
-        self.versions.restore(tag)
-        try:
-            yield
-        finally:
-            self.versions.restore(TRAINED)
 
     def poll(self) -> None:
         self._writer.poll()

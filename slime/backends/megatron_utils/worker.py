@@ -28,7 +28,7 @@ from slime.backends.megatron_utils.step import (
     train_one_step,
 )
 from slime.training.backend import Head, Outputs, Start
-from slime.training.checkpoint_dir import find_checkpoint
+from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import save_hf_model_to_path
 from slime.training.losses import LossFunction
@@ -78,13 +78,12 @@ class MegatronBackend:
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
-        saved = None
-        if self._resumes:
-            saved = find_checkpoint(self._args.load, getattr(self._args, "ckpt_step", None))[1] / tag
-        if saved is not None and saved.is_dir():
-            load_model_only(self.state, saved)
-        else:
+        step_of_run = getattr(self._args, "ckpt_step", None)
+        saved = saved_version(self._args.load, step_of_run, tag) if self._resumes else None
+        if saved is None:
             self._load_weights(path, step)
+        else:
+            load_model_only(self.state, saved)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
@@ -158,12 +157,8 @@ class MegatronBackend:
     @contextmanager
     def _in_place_of_trained(self, tag: str) -> Iterator[dict[str, Any]]:
         """The weights of a version, in the place of the trained ones while the context lasts."""
-        self.versions.backup(TRAINED)
-        self.versions.restore(tag)
-        try:
+        with self.versions.swapped(tag, TRAINED):
             yield {"model": model_state(self.state)}
-        finally:
-            self.versions.restore(TRAINED)
 
     def poll(self) -> None:
         self._writer.poll()
