@@ -70,7 +70,7 @@ class Trainer:
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
         # Of what is trained: the hook may have changed masks and log-probs.
-        if args.tis_needs_mean and context.is_last_stage:
+        if args.compute_advantages_and_returns and args.tis_needs_mean and context.is_last_stage:
             add_mean_weights(args, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
