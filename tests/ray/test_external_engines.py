@@ -41,6 +41,7 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     args = Namespace(
         use_fault_tolerance=True,
         offload_rollout=False,
+        check_weight_update_equal=False,
         engine_startup_timeout=30,
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=5.0,
