@@ -31,6 +31,8 @@ def flags(**overrides: object) -> Namespace:
         colocate=False,
         debug_train_only=False,
         debug_rollout_only=False,
+        use_critic=False,
+        critic_num_gpus=0,
         cluster_timeout=60,
     )
     return Namespace(**(defaults | overrides))
