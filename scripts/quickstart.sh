@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a tiny language model to use a calculator, from nothing, on two CPU cores.
 #
-#     bash scripts/quickstart.sh [--seed N] [--output DIR] [--train-backend fsdp]
+#     bash scripts/quickstart.sh [--seed N] [--output DIR] [--train-backend fsdp] [--advantage-estimator NAME]
 #
 # Makes .venv on the first run, then takes three to four minutes. See docs/quickstart.md.
 set -euo pipefail
