@@ -98,6 +98,8 @@ class RolloutDataSource(DataSource):
             seed=args.rollout_seed,
             apply_chat_template=args.apply_chat_template,
             apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+            # Of the built-in classes the records were looked at when the command line was read.
+            check=type(self).__module__ != __name__,
         )
 
     def _notices(self) -> list[str]:
@@ -164,8 +166,9 @@ class RolloutDataSource(DataSource):
         return group
 
     def _shuffle(self) -> None:
-        if self.dataset is not None and self.args.rollout_shuffle:
-            self.dataset.shuffle(self.epoch_id)
+        shuffled = self.args.rollout_shuffle
+        if self.dataset is not None and (shuffled or self.dataset.weighted):
+            self.dataset.arrange(self.epoch_id, shuffled)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, counters and books as plain data, loadable with ``torch.load(weights_only=True)``."""
