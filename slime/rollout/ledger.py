@@ -18,14 +18,13 @@ first, in the order in which it had been given out. Code that calls ``data_sourc
 account: the groups that it holds are counted as leased until somebody hands them back, and don't come back.
 """
 
-import copy
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from threading import RLock
 from typing import Any
 
 from slime.rollout.base_types import RolloutError
-from slime.utils.types import PrefixCacheInfo, Sample, SpecInfo
+from slime.utils.types import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
 
 # Why groups are dropped.
 ABORTED = "aborted"  # unfinished when the batch was full
@@ -251,17 +250,19 @@ class RolloutAccount:
         return self._ledger.buffered - self._source.get_buffer_length() if self._promised else 0
 
 
+_ATOMS = (str, int, float, bool, type(None), SampleStatus)
+
+
 def _copied(value: Any) -> Any:
     """A copy that a change of the sample leaves alone; arrays and objects of users are not copied."""
-    if type(value) is list:
-        flat = not value or isinstance(value[0], int | float)
-        return value.copy() if flat else [_copied(item) for item in value]
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, SpecInfo | PrefixCacheInfo):
-        return copy.copy(value)
-    if isinstance(value, Sample):
-        twin = copy.copy(value)
+    kind = type(value)
+    if kind is list:
+        tokens = len(value) > 99 and type(value[0]) in (int, float)
+        return value.copy() if tokens else [_copied(item) for item in value]
+    if kind is dict:
+        return {key: item if type(item) in _ATOMS else _copied(item) for key, item in value.items()}
+    if isinstance(value, Sample | SpecInfo | PrefixCacheInfo):
+        twin = object.__new__(kind)
         vars(twin).update(_copied(vars(value)))
         return twin
     return value
