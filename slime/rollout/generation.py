@@ -19,7 +19,7 @@ from slime.utils.types import Sample
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 _GENERATE_RETRIES = 20
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
@@ -92,7 +92,7 @@ async def generate_and_rm(
     """
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in _FINISHED:
+    if sample.status in FINISHED:
         if sample.reward is None and not args.group_rm:
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
