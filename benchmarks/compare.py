@@ -35,6 +35,7 @@ RATIOS: dict[str, Ratios] = {
     "gae": Ratios("ratio/chunked/cpu_s"),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),
+    "math_grading": Ratios("*/ratio/*/cpu_s"),
     "schedule": Ratios("balanced FLOPs*/over_lower_bound/*", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),
     "weight_sync": Ratios("sizes/*/*/share_of_plain_copy"),

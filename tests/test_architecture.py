@@ -30,6 +30,7 @@ FACES = frozenset(
         "slime/ray/actor_group.py",
         "slime/ray/rollout.py",
         "slime/ray/train_actor.py",
+        "slime/rollout/rm_hub/answers.py",
         "slime/utils/arguments.py",
         "slime/utils/dp_schedule.py",
         "slime/utils/eval_config.py",
@@ -239,7 +240,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
     )
     modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
     modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]
-    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.math_worker"}
+    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.grading_worker"}
     code = f"""
 import sys, torch
 from importlib import import_module
