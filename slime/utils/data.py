@@ -290,11 +290,11 @@ class Dataset:
 
 
 def filter_long_prompt(
-    samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
+    origin_samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
 ) -> list[Sample]:
     """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept."""
     if max_length is None:
-        return samples
-    texts = [sample.prompt for sample in samples if isinstance(sample.prompt, str)]
+        return origin_samples
+    texts = [sample.prompt for sample in origin_samples if isinstance(sample.prompt, str)]
     lengths = iter(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else ())
-    return [s for s in samples if not isinstance(s.prompt, str) or next(lengths) <= max_length]
+    return [s for s in origin_samples if not isinstance(s.prompt, str) or next(lengths) <= max_length]
