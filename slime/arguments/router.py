@@ -71,6 +71,16 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
             parser.set_defaults(**{adopted.dest: adopted.default})
 
 
+def given_router_options(args: Namespace) -> Iterator[tuple[str, object]]:
+    """The options of sglang_router, and their values, that are not what they are by default."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_router_flags(parser, parser.add_argument_group("router"))
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value != parser.get_default(action.dest):
+            yield action.option_strings[0], value
+
+
 def missing(args: Namespace) -> Iterator[str]:
     """Ports that are another server's. The router of a cluster that is there already may run elsewhere."""
     if trains_only(args) or os.environ.get("RAY_ADDRESS"):
