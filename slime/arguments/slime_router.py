@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, flags_of, path_flag
+from slime.arguments.flags import flag, flags_of
 from slime.arguments.limits import MOST_SECONDS
-from slime.arguments.router import given_router_options
-
-SESSION_POLICY = "consistent_hashing"
-"""The one policy of sglang-router that slime's router knows by that name."""
+from slime.arguments.router import SESSION_POLICY, given_router_options, stock_policies
 
 
 @dataclass(frozen=True)
@@ -18,8 +15,8 @@ class SlimeRouterArgs:
     """slime's own router, which passes requests and answers on untouched."""
 
     use_slime_router: bool = flag(False, help="use slime's own router in place of sglang-router")
-    slime_router_middleware_paths: list[str] = path_flag(
-        "ASGI middleware classes; the last is outermost", default=[]
+    slime_router_middleware_paths: list[str] = flag(
+        [], dotted_path=True, help="ASGI middleware classes; the last is outermost"
     )
     slime_router_timeout: float | None = flag(
         above=0, at_most=MOST_SECONDS, help="seconds that an engine has for one request; default for ever"
@@ -54,6 +51,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if not args.use_slime_router:
         if paths:
             yield f"--slime-router-middleware-paths {paths[0]}: needs --use-slime-router"
+        if args.router_policy == SESSION_POLICY and SESSION_POLICY not in stock_policies():
+            yield f"--router-policy {SESSION_POLICY}: needs --use-slime-router"
         return
     for option, value in given_router_options(args):
         if (option, value) != ("--router-policy", SESSION_POLICY):

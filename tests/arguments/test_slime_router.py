@@ -33,9 +33,16 @@ def test_these_go_together(words: list[str]) -> None:
     ("words", "message"),
     [
         (MIDDLEWARE, "--slime-router-middleware-paths a.B: needs --use-slime-router"),
-        ([USE, "--router-policy", "round_robin"], "--router-policy round_robin: sglang-router's, not of --use-"),
+        (
+            [USE, "--router-policy", "round_robin"],
+            "--router-policy round_robin: sglang-router's, not of --use-",
+        ),
+        (["--router-policy", "consistent_hashing"], "--router-policy consistent_hashing: needs --use-slime-"),
         ([USE, "--router-disable-retries"], "--router-disable-retries: sglang-router's"),
-        ([USE, *MIDDLEWARE, "--slime-router-processes", "2"], "--slime-router-processes 2: each process would"),
+        (
+            [USE, *MIDDLEWARE, "--slime-router-processes", "2"],
+            "--slime-router-processes 2: each process would",
+        ),
     ],
 )
 def test_these_do_not(words: list[str], message: str) -> None:

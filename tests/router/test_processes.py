@@ -98,7 +98,7 @@ def test_the_middleware_has_the_args_of_the_run(start, checkpoint) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_port_that_is_taken_is_named(processes: int, start, start_engine) -> None:
-    with pytest.raises(RouterError, match="(?i)address already in use"):
+    with pytest.raises(RouterError, match=r"(?i)address already in use"):
         start(port=start_engine().port, slime_router_processes=processes)
 
 

@@ -65,6 +65,7 @@ class StringRadixTrie:
         self.max_cache_size, self.gc_threshold_k = max_cache_size, gc_threshold_k
         self.tokenizer, self.verbose = tokenizer, verbose
         self._lock = threading.RLock()
+        self._newest = -1  # version seen
         self._clear()
 
     def insert(
