@@ -36,6 +36,8 @@ RATIOS: dict[str, Ratios] = {
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),
     "math_grading": Ratios("*/ratio/*/cpu_s"),
+    "radix_tree": Ratios("ratio/*/*_per_s"),
+    "router": Ratios("ratio_to_stock/cpu/*"),
     "schedule": Ratios("balanced FLOPs*/over_lower_bound/*", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),
     "weight_sync": Ratios("sizes/*/*/share_of_plain_copy"),

@@ -1,6 +1,7 @@
 """What rollout functions return, and the error that ends a rollout."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ __all__ = [
     "RolloutError",
     "RolloutFnEvalOutput",
     "RolloutFnTrainOutput",
+    "accepted",
     "blame",
     "call_rollout_fn",
     "describe",
@@ -59,6 +61,15 @@ def call_rollout_fn(
         return RolloutFnTrainOutput(samples=output)
     wanted = "RolloutFnEvalOutput or a dict" if evaluation else "RolloutFnTrainOutput or a list"
     raise RolloutError(f"{describe(fn)} returned {type(output).__name__}, expected {wanted}")
+
+
+def accepted(fn: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``keywords`` that a user's function has parameters for; all if it takes any."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(keywords)
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in keywords.items() if name in names}
 
 
 def describe(fn: Callable[..., Any]) -> str:

@@ -1,12 +1,11 @@
 """From a sample with a prompt to one with a response and a reward."""
 
-import inspect
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
@@ -20,16 +19,13 @@ from slime.utils.types import Sample
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 _GENERATE_RETRIES = 20
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
-    """URL of an endpoint on the router of a model."""
+    """URL of an endpoint on the router of a model; of a name that is not served, on the default's."""
     routers = getattr(args, "sglang_model_routers", None) or {}
-    routers = {"default": (args.sglang_router_ip, args.sglang_router_port)} | routers
-    if model_name not in routers:
-        raise ValueError(f"no router for model {model_name!r}, found {', '.join(routers)}")
-    ip, port = routers[model_name]
+    ip, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
     return f"http://{ip}:{port}{endpoint}"
 
 
@@ -93,7 +89,7 @@ async def generate_and_rm(
     """
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in _FINISHED:
+    if sample.status in FINISHED:
         if sample.reward is None and not args.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
@@ -117,10 +113,10 @@ async def _generate_one(
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
-    takes_evaluation = "evaluation" in inspect.signature(function).parameters
-    kwargs = {"evaluation": evaluation} if takes_evaluation else {}
     with blame(function, sample):
-        result = await function(args, sample, sampling_params, **kwargs)
+        result = await function(
+            args, sample, sampling_params, **accepted(function, {"evaluation": evaluation})
+        )
     samples = _as_list(result)
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise RolloutError(
