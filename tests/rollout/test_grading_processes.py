@@ -161,6 +161,20 @@ def test_a_pool_serves_several_threads_and_closes():
     assert pids and not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def test_the_same_question_is_asked_once_if_told_so(monkeypatch):
+    monkeypatch.setattr(grading_pool, "_REMEMBERED", 2)
+    pool = GradingPool(1)
+    asked = []
+    process = pool._processes[0]
+    monkeypatch.setattr(process, "call", lambda function, *args: asked.append(args) or 0.5)
+    for answer in ("a", "a", "b", "c", "a"):
+        assert pool.call(bad_graders.HERE, answer, "x", remember=True) == 0.5
+    assert asked == [("a", "x"), ("b", "x"), ("c", "x"), ("a", "x")]
+    pool.call(bad_graders.HERE, "a", "x")
+    assert len(asked) == 5
+    pool.close()
+
+
 async def reward(args, sample, **kwargs):
     return await grade_in_process(bad_graders.HERE, sample.response, sample.label)
 
