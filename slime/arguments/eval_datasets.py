@@ -141,11 +141,11 @@ def ensure_dataset_list(datasets: Any) -> list[dict[str, Any]]:
 
 
 def build_eval_dataset_configs(
-    args: Namespace, raw: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+    args: Namespace, raw_config: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[EvalDatasetConfig]:
     """Fills every dataset's open fields from ``defaults`` and then from ``args``."""
     defaults = _values("defaults", defaults)
-    datasets = [_build(args, entry, defaults) for entry in raw]
+    datasets = [_build(args, entry, defaults) for entry in raw_config]
     names = [dataset.name for dataset in datasets]
     if twice := [name for name in names if names.count(name) > 1]:
         given = "--eval-config" if args.eval_config is not None else "--eval-prompt-data"

@@ -246,7 +246,7 @@ class RolloutDataSource(DataSource):
 class RolloutDataSourceWithBuffer(RolloutDataSource):
     """Gives out groups that were handed back before it takes new prompts. The buffer is saved too.
 
-    ``--buffer-filter-path`` chooses among them; what it removes without choosing it is dropped.
+    ``--buffer-filter-path`` chooses among them; what it removes without returning it is dropped.
     """
 
     keeps_books = True
@@ -265,20 +265,22 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             return groups + super().get_samples(num_samples - len(groups))
 
     def _choose_buffered(self, num_samples: int) -> list[Group]:
-        before = len(self.buffer)
+        """What the filter returns leaves the buffer, whether it removes it or only selects."""
+        before = {_identity(group) for group in self.buffer}
         groups = self._choose(self.args, None, self.buffer, num_samples)
+        chosen = {_identity(group) for group in groups}
         if len(groups) > num_samples:
             raise ValueError(
                 f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups "
                 f"(wanted: at most {num_samples})"
             )
-        removed = before - len(self.buffer)
-        if removed < len(groups):
+        if len(chosen) < len(groups) or not chosen <= before:
             raise ValueError(
-                f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups and "
-                f"removed {removed} from the buffer (wanted: what it returns removed)"
+                f"--buffer-filter-path {self.args.buffer_filter_path}: returned a group twice, or one that "
+                "was not in the buffer (wanted: groups of the buffer, each once)"
             )
-        self.ledger.drop_buffered(removed - len(groups), BUFFER_FILTER)
+        self.buffer[:] = [group for group in self.buffer if _identity(group) not in chosen]
+        self.ledger.drop_buffered(len(before) - len(groups) - len(self.buffer), BUFFER_FILTER)
         self.ledger.fetch(len(groups))
         return groups
 
@@ -302,6 +304,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.buffer = [from_plain(group) for group in state["buffer"]]
         super().load_state_dict(state)
+
+
+def _identity(group: Group) -> frozenset[int]:
+    """By its samples: a filter may wrap them in another list."""
+    return frozenset(map(id, group))
 
 
 def pop_first(

@@ -209,21 +209,21 @@ class _Digest:
 
 
 def filter_long_prompt(
-    samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
+    origin_samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
 ) -> list[Sample]:
     """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept."""
     if max_length is None:
-        return samples
+        return origin_samples
     fast = getattr(tokenizer, "is_fast", False)
     unsure = [
         sample
-        for sample in samples
+        for sample in origin_samples
         if isinstance(sample.prompt, str) and not (fast and _is_short(sample.prompt, max_length))
     ]
     texts = [sample.prompt for sample in unsure]
     lengths = map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else ()
     too_long = {id(sample) for sample, length in zip(unsure, lengths, strict=True) if length > max_length}
-    return [sample for sample in samples if id(sample) not in too_long]
+    return [sample for sample in origin_samples if id(sample) not in too_long]
 
 
 def _is_short(text: str, max_length: int) -> bool:

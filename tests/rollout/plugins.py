@@ -246,5 +246,14 @@ def all_of_it(args, rollout_id, buffer, num_samples):
     return groups
 
 
-def first_left(args, rollout_id, buffer, num_samples):
-    return buffer[:1]
+def last_selected(args, rollout_id, buffer, num_samples):
+    by_age = sorted(buffer, key=lambda group: -group[0].group_index)
+    return [list(group) for group in by_age[:num_samples]]
+
+
+def first_twice(args, rollout_id, buffer, num_samples):
+    return [buffer[0], buffer[0]]
+
+
+def made_up(args, rollout_id, buffer, num_samples):
+    return [[Sample(), Sample()]]

@@ -208,11 +208,20 @@ def test_numpy_rewards_in_the_buffer_come_back(make_args):
     assert sample.metadata["scores"].tolist() == [0, 1, 2]
 
 
-def test_a_buffer_filter_that_leaves_what_it_returns_is_named(make_args):
-    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.first_left"))
+def test_what_a_buffer_filter_only_selects_leaves_the_buffer(make_args):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.last_selected"))
+    source.add_samples(source.get_samples(3))
+    assert prompts(source.get_samples(2)) == ["a2", "a1"]
+    assert prompts(source.get_samples(2)) == ["a0", "a3"]
+    assert source.get_buffer_length() == source.ledger.dropped == 0
+
+
+@pytest.mark.parametrize("name", ["first_twice", "made_up"])
+def test_a_buffer_filter_that_multiplies_groups_is_named(make_args, name):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins." + name))
     source.add_samples(source.get_samples(2))
-    with pytest.raises(ValueError, match=r"first_left: returned 1 groups and removed 0"):
-        source.get_samples(1)
+    with pytest.raises(ValueError, match=f"{name}: returned a group twice, or one that was not in"):
+        source.get_samples(2)
 
 
 def test_prompts_that_are_too_long_are_told_and_counted(make_args, tokenizer):
