@@ -30,7 +30,9 @@ class EvalDatasetConfig:
     """One dataset to evaluate on. None leaves the choice to the rollout's own default."""
 
     name: str = flag(required=True, help="name of its metrics, eval/NAME")
-    path: str = place_flag("JSONL or parquet file; file@[a:b] takes a slice", required=True)
+    path: str = place_flag(
+        "JSONL or parquet file, directory or pattern; PATH@[a:b] takes a slice", required=True
+    )
     rm_type: str | None = flag(help="built-in reward")
     custom_rm_path: str | None = path_flag("reward function")
     input_key: str = flag(help="field that holds the prompt")

@@ -9,6 +9,7 @@ from typing import Any
 from slime.utils.types import Sample, name_samples
 
 __all__ = [
+    "GradingFailed",
     "RolloutError",
     "RolloutFnEvalOutput",
     "RolloutFnTrainOutput",
@@ -22,6 +23,13 @@ __all__ = [
 
 class RolloutError(RuntimeError):
     """A rollout cannot go on; the message says which function failed on which sample, or what is missing."""
+
+
+class GradingFailed(RolloutError):
+    """The grader hung, raised or died on an answer, of which nothing is known now.
+
+    A reward function that raises it loses that sample, not the run: see ``slime.rollout.ungraded``.
+    """
 
 
 @dataclass

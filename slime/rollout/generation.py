@@ -10,6 +10,7 @@ from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
@@ -18,7 +19,7 @@ from slime.utils.types import Sample
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 _GENERATE_RETRIES = 20
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
@@ -88,8 +89,8 @@ async def generate_and_rm(
     """
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in _FINISHED:
-        if sample.reward is None and not args.group_rm:
+    if sample.status in FINISHED:
+        if sample.reward is None and not args.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
     state = GenerateState(args)
@@ -162,7 +163,8 @@ async def generate_and_rm_group(
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
-    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward.
+    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward; none
+    has one if nothing could be graded.
     """
     state = GenerateState(args)
     if state.aborted:
@@ -175,10 +177,13 @@ async def generate_and_rm_group(
         for sample in group
     )
     check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
-    if args.group_rm and not state.aborted:
-        samples = [sample for result in results for sample in _as_list(result)]
+    if state.aborted:
+        return results
+    samples = [sample for result in results for sample in _as_list(result)]
+    if args.group_rm:
         for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
             sample.reward = reward
+    fill_ungraded(samples)
     return results
 
 
