@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -12,7 +13,7 @@ from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.generation import generate_and_rm
+from slime.rollout.generation import generate_and_rm, why_unfinished
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.data import Dataset
@@ -44,7 +45,7 @@ async def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutpu
             "(args.rollout_timeout)"
         ) from error
     data = {name: data for result in results for name, data in result.items()}
-    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args))
+    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args) | _given_up(data))
 
 
 def _prompts_too_long(args: RolloutView) -> dict[str, int]:
@@ -53,28 +54,45 @@ def _prompts_too_long(args: RolloutView) -> dict[str, int]:
     return {f"eval/{name}/prompts_too_long": count for name, count in counts.items() if count}
 
 
+def _given_up(data: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The same goes for samples that were given up."""
+    counts = {name: len(result["given_up"]) for name, result in data.items()}
+    return {f"eval/{name}/given_up": count for name, count in counts.items() if count}
+
+
 async def eval_rollout_single_dataset(
     args: RolloutView, rollout_id: int, dataset_cfg: Any
 ) -> dict[str, dict[str, Any]]:
-    """``{name: {rewards, truncated, samples}}`` of one eval set, in the order of its prompts."""
+    """``{name: {rewards, truncated, samples, given_up}}`` of one eval set, in the order of its prompts.
+
+    Samples that a generate function or a grader gave up have no reward; they are in ``given_up`` alone.
+
+    Raises:
+        RolloutError: all samples were given up.
+    """
     samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
     params = eval_sampling_params(args, dataset_cfg)
     results = await gather_or_cancel(
         generate_and_rm(args, sample, params_for_sample(args, params, sample), evaluation=True)
         for sample in samples
     )
-    done = [s for result in results for s in (result if isinstance(result, list) else [result])]
-    check_samples(f"eval set {dataset_cfg.name}: its generate function", done)
+    made = [s for result in results for s in (result if isinstance(result, list) else [result])]
+    check_samples(f"eval set {dataset_cfg.name}: its generate function", made)
+    given_up = [sample for sample in made if why_unfinished([sample])]
+    if len(given_up) == len(made):
+        raise RolloutError(f"eval set {dataset_cfg.name}: all {len(made)} samples are aborted or failed")
+    done = [sample for sample in made if not why_unfinished([sample])]
     return {
         dataset_cfg.name: {
-            "rewards": [_reward(args, sample) for sample in done],
+            "rewards": [reward_number(args, sample) for sample in done],
             "truncated": [sample.status == Sample.Status.TRUNCATED for sample in done],
             "samples": done,
+            "given_up": given_up,
         }
     }
 
 
-def _reward(args: RolloutView, sample: Sample) -> Any:
+def reward_number(args: RolloutView, sample: Sample) -> Any:
     """The number: an eval set may be scored by a function of its own, which needs no key."""
     key = args.eval_reward_key or args.reward_key
     if not key or isinstance(sample.reward, Real):

@@ -16,10 +16,12 @@ class GenerateState:
         tokenizer: of ``--hf-checkpoint``.
         semaphore: limits samples in generation to ``--sglang-server-concurrency`` per engine.
         sampling_params: of the training rollouts; copy before changing.
+        processor: of images and other inputs; None, as prompts are text.
         aborted: the rollout has enough; generation functions should return as soon as they can.
         pending: running tasks and the group each works on.
     """
 
+    processor: None = None
     _instance: "GenerateState | None" = None
 
     def __new__(cls, args: RolloutView) -> "GenerateState":
@@ -46,6 +48,16 @@ class GenerateState:
         """Be ready for the next rollout."""
         self.aborted = False
         self.pending = {}
+
+    @property
+    def pendings(self) -> set["asyncio.Task[list[Any]]"]:
+        """The running tasks."""
+        return set(self.pending)
+
+    @property
+    def remaining_batch_size(self) -> int:
+        """Groups in flight."""
+        return len(self.pending)
 
     def encode_prompt(self, sample: Sample) -> list[int]:
         """Token ids of a sample's prompt.

@@ -1,35 +1,46 @@
 """From a sample with a prompt to one with a response and a reward."""
 
-import inspect
+import logging
 import uuid
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.rm_hub import async_rm, batched_async_rm
-from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks, parameters
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
+logger = logging.getLogger(__name__)
+
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
-_GENERATE_RETRIES = 20
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+GENERATE_RETRIES = 20
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+_GIVEN_UP = (Sample.Status.ABORTED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
-    """URL of an endpoint on the router of a model."""
+    """URL of an endpoint on the router of a model; of the default one if that model is not served."""
     routers = getattr(args, "sglang_model_routers", None) or {}
     routers = {"default": (args.sglang_router_ip, args.sglang_router_port)} | routers
     if model_name not in routers:
-        raise ValueError(f"no router for model {model_name!r}, found {', '.join(routers)}")
-    ip, port = routers[model_name]
+        _say_once(
+            f"no model {model_name!r} is served (found: {', '.join(routers)}), the default one is asked"
+        )
+    ip, port = routers.get(model_name, routers["default"])
     return f"http://{ip}:{port}{endpoint}"
+
+
+@cache
+def _say_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 async def generate(
@@ -39,6 +50,21 @@ async def generate(
 
     ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included; prompt and
     response are at most ``--rollout-max-context-len`` together, in an evaluation ``--eval-max-context-len``.
+    """
+    payload = prepare_request(args, sample, sampling_params, evaluation)
+    if payload is None:
+        return sample
+    output = await post(get_model_url(args), payload, GENERATE_RETRIES, headers=routing_headers(args, sample))
+    take_answer(args, sample, output, sampling_params)
+    return sample
+
+
+def prepare_request(
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+) -> dict[str, Any] | None:
+    """The body of /generate for what is left of a sample; None if nothing is, and it is TRUNCATED then.
+
+    Fills in the prompt's tokens. ``sampling_params`` are those of ``generate``.
     """
     if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
         raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
@@ -51,11 +77,14 @@ async def generate(
         params["max_new_tokens"] = min(params["max_new_tokens"], longest - len(sample.tokens))
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
-        return sample
-    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
-    output = await post(
-        get_model_url(args), payload, _GENERATE_RETRIES, headers=_routing_headers(args, sample)
-    )
+        return None
+    return {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+
+
+def take_answer(
+    args: RolloutView, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]
+) -> None:
+    """Add what /generate answered to the response."""
     tokens, log_probs = read_output_tokens(output)
     resumed = sample.response_length > 0
     sample.append_response_tokens(
@@ -67,7 +96,6 @@ async def generate(
             sample.tokens[-sample.response_length :],
             skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
         )
-    return sample
 
 
 def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -76,7 +104,7 @@ def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
     return [triple[1] for triple in triples], [triple[0] for triple in triples]
 
 
-def _routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
+def routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
     if args.router_policy == "consistent_hashing" and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
@@ -92,7 +120,7 @@ async def generate_and_rm(
     """
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in _FINISHED:
+    if sample.status in FINISHED:
         if sample.reward is None and not args.group_rm:
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
@@ -104,8 +132,6 @@ async def generate_and_rm(
         result = await _generate_one(args, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(args, sample, result)
-    if not state.aborted:
-        _refuse_aborted(result)
     if not args.group_rm:
         await _score(args, result)
     return result
@@ -116,8 +142,7 @@ async def _generate_one(
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
-    takes_evaluation = "evaluation" in inspect.signature(function).parameters
-    kwargs = {"evaluation": evaluation} if takes_evaluation else {}
+    kwargs = {"evaluation": evaluation} if "evaluation" in parameters(function) else {}
     with blame(function, sample):
         result = await function(args, sample, sampling_params, **kwargs)
     samples = _as_list(result)
@@ -142,12 +167,6 @@ def _check_own_rewards(args: RolloutView, sample: Sample, result: Sample | list[
             check_reward(args, origin, made, made.reward)
 
 
-def _refuse_aborted(result: Sample | list[Sample]) -> None:
-    for sample in _as_list(result):
-        if sample.status == Sample.Status.ABORTED:
-            raise RolloutError(f"{name_samples(sample)} was aborted, though the rollout did not ask for it")
-
-
 async def _score(args: RolloutView, result: Sample | list[Sample]) -> None:
     samples = _as_list(result)
     if any(sample.status == Sample.Status.ABORTED for sample in samples):
@@ -166,7 +185,7 @@ async def generate_and_rm_group(
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
-    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward.
+    A sample comes back with a reward, unless it is unfinished (``why_unfinished``).
     """
     state = GenerateState(args)
     if state.aborted:
@@ -179,11 +198,25 @@ async def generate_and_rm_group(
         for sample in group
     )
     check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
-    if args.group_rm and not state.aborted:
+    if args.group_rm and not state.aborted and why_unfinished(results) is None:
         samples = [sample for result in results for sample in _as_list(result)]
-        for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
+        for sample, reward in zip(samples, await grouped_async_rm(args, results), strict=True):
             sample.reward = reward
     return results
+
+
+def why_unfinished(group: list[Sample | list[Sample]]) -> str | None:
+    """``aborted`` or ``failed`` if a sample of the group has that status and no reward; None for a whole
+    group.
+
+    A generate function or a grader may give up on a sample. One that also gives a reward has decided itself
+    what it is worth.
+    """
+    for result in group:
+        for sample in _as_list(result):
+            if sample.reward is None and sample.status in _GIVEN_UP:
+                return sample.status.value
+    return None
 
 
 def _generators(args: RolloutView, samples: list[Sample]) -> str:

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from slime.utils.engine_meta import (
+    RequestTimes,
     RoutedShape,
     VersionSpans,
     fit_versions,
+    merge_request_times,
     merge_routed_experts,
     merge_top_p,
     merge_versions,
@@ -177,6 +179,8 @@ class Sample:
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
     # Of the response, as far as `append_response_tokens` made it; R tokens in all.
     version_spans: VersionSpans = field(default_factory=list)
+    # Of the engine calls that `append_response_tokens` was told of.
+    request_times: RequestTimes = field(default_factory=dict)
 
     # Not annotated, hence no field: user code writes Sample.Status.COMPLETED.
     Status = SampleStatus
@@ -298,6 +302,7 @@ class Sample:
         if getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
+        self.request_times = merge_request_times(self.request_times, meta_info)
         if "weight_version" in meta_info:
             self.weight_versions = [*self.weight_versions, meta_info["weight_version"]]
         if reason["type"] not in _STATUS_OF_FINISH_REASON:

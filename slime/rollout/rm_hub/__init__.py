@@ -14,7 +14,7 @@ from slime.utils.async_utils import gather_or_cancel
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-__all__ = ["async_rm", "batched_async_rm", "remote_rm"]
+__all__ = ["async_rm", "batched_async_rm", "grouped_async_rm", "remote_rm"]
 
 
 async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
@@ -61,6 +61,47 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
         )
     for sample, reward in zip(samples, rewards, strict=True):
         check_reward(args, describe(function), sample, reward)
+    return rewards
+
+
+async def grouped_async_rm(args: RolloutView, group: list[Sample | list[Sample]]) -> list[Any]:
+    """One reward per sample of a group in order, by one call; for ``--group-rm``.
+
+    ``--custom-rm-path`` gets the group as it is: a sample that was split is a list in it. What it returns for
+    such a list may be a list too, or one reward for all of it; or it returns one reward for each sample.
+
+    Raises:
+        RolloutError: as for ``batched_async_rm``.
+    """
+    samples = [sample for item in group for sample in (item if isinstance(item, list) else [item])]
+    own = any(sample.custom_rm_path for sample in samples)
+    if own or not args.custom_rm_path or not any(isinstance(item, list) for item in group):
+        return await batched_async_rm(args, samples)
+    function = load_function(args.custom_rm_path)
+    with blame(function, samples):
+        answer = list(await _call_off_loop(function, args, group))
+    rewards = answer if len(answer) == len(samples) else _spread(group, answer)
+    if len(rewards) != len(samples):
+        raise RolloutError(
+            f"{describe(function)} returned {answer!r:.200} for {name_samples(samples)}, expected "
+            f"{len(group)} rewards, a list or a number for each list in the group, or {len(samples)}"
+        )
+    for sample, reward in zip(samples, rewards, strict=True):
+        check_reward(args, describe(function), sample, reward)
+    return rewards
+
+
+def _spread(group: list[Sample | list[Sample]], answer: list[Any]) -> list[Any]:
+    """A reward for each sample; none if the answer does not fit the group."""
+    if len(answer) != len(group):
+        return []
+    rewards: list[Any] = []
+    for item, given in zip(group, answer, strict=True):
+        count = len(item) if isinstance(item, list) else 1
+        own = given if isinstance(given, list) else [given] * count
+        if len(own) != count:
+            return []
+        rewards += own
     return rewards
 
 
