@@ -32,6 +32,7 @@ from slime.arguments.rejection import RejectionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
 from slime.arguments.router import RouterArgs, RouterOptions
+from slime.arguments.slime_router import SlimeRouterArgs
 from slime.arguments.tracking import DerivedTracking, TrackingArgs
 from slime.arguments.trainer import TrainerArgs
 from slime.arguments.weight_sync import WeightSyncArgs
@@ -127,6 +128,7 @@ class RolloutView(
     ClusterArgs,
     RouterArgs,
     RouterOptions,
+    SlimeRouterArgs,
     MegatronNames,
     RejectionArgs,
     Facts,

@@ -18,8 +18,8 @@ from slime.rollout.filter_hub.base_types import (
     should_drop_dynamic_filter_output,
 )
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import generate_and_rm_group, why_unfinished
-from slime.rollout.ledger import SPLIT, RolloutAccount
+from slime.rollout.generation import generate_and_rm_group, is_given_up
+from slime.rollout.ledger import ABORTED, SPLIT, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import cancel_all, get_async_loop, run
@@ -210,9 +210,9 @@ class AsyncRolloutWorker:
             await clock.settled()
             if not self._take_up(work):
                 return
-        if reason := why_unfinished(work.result):
-            logger.warning("%s: the group of %s is given up", reason, name_samples(work.begun))
-            self.account.drop(work.leased, reason)
+        if is_given_up(work.result):
+            logger.warning("%s: a generate function aborted one of them", name_samples(work.begun))
+            self.account.drop(work.leased, ABORTED)
         else:
             self._judge(work)
 

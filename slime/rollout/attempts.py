@@ -45,8 +45,8 @@ def without_answers(group: list[Sample]) -> list[Sample]:
 
 
 def can_go_on(group: list[Any]) -> bool:
-    """Whether an interrupted group can be taken up: a sample that was split cannot, nor one that failed."""
-    return all(isinstance(item, Sample) and item.status != Sample.Status.FAILED for item in group)
+    """Whether an interrupted group can be taken up: a sample that was split cannot."""
+    return all(isinstance(item, Sample) for item in group)
 
 
 def oldest_version(group: list[Any]) -> int | None:

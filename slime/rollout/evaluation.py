@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -13,8 +14,9 @@ from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.generation import generate_and_rm, why_unfinished
+from slime.rollout.generation import generate_and_rm, is_given_up
 from slime.rollout.sample_hooks import set_current_rollout_id
+from slime.rollout.ungraded import FAILURE, fill_ungraded, nothing_is_graded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.data import Dataset
 from slime.utils.types import Sample
@@ -65,10 +67,10 @@ async def eval_rollout_single_dataset(
 ) -> dict[str, dict[str, Any]]:
     """``{name: {rewards, truncated, samples, given_up}}`` of one eval set, in the order of its prompts.
 
-    Samples that a generate function or a grader gave up have no reward; they are in ``given_up`` alone.
+    Samples that a generate function aborted have no reward; they are in ``given_up`` alone.
 
     Raises:
-        RolloutError: all samples were given up.
+        RolloutError: all samples were given up, or none could be graded.
     """
     samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
     params = eval_sampling_params(args, dataset_cfg)
@@ -78,10 +80,8 @@ async def eval_rollout_single_dataset(
     )
     made = [s for result in results for s in (result if isinstance(result, list) else [result])]
     check_samples(f"eval set {dataset_cfg.name}: its generate function", made)
-    given_up = [sample for sample in made if why_unfinished([sample])]
-    if len(given_up) == len(made):
-        raise RolloutError(f"eval set {dataset_cfg.name}: all {len(made)} samples are aborted or failed")
-    done = [sample for sample in made if not why_unfinished([sample])]
+    given_up = [sample for sample in made if is_given_up([sample])]
+    done = _graded(dataset_cfg.name, [sample for sample in made if not is_given_up([sample])])
     return {
         dataset_cfg.name: {
             "rewards": [reward_number(args, sample) for sample in done],
@@ -90,6 +90,29 @@ async def eval_rollout_single_dataset(
             "given_up": given_up,
         }
     }
+
+
+def _graded(name: str, samples: list[Sample]) -> list[Sample]:
+    """The samples of the prompts of which at least one answer could be graded.
+
+    Raises:
+        RolloutError: there is none.
+    """
+    if not samples:
+        raise RolloutError(f"eval set {name}: every sample was aborted by its generate function")
+    by_prompt: dict[int | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_prompt[sample.group_index].append(sample)
+    for group in by_prompt.values():
+        fill_ungraded(group)
+    left = {index for index, group in by_prompt.items() if not nothing_is_graded(group)}
+    if not left:
+        raise RolloutError(f"eval set {name}: no answer could be graded: {samples[0].metadata[FAILURE]}")
+    if dropped := len(by_prompt) - len(left):
+        logger.warning(
+            "eval set %s: %d prompts left out, none of their answers could be graded", name, dropped
+        )
+    return [sample for sample in samples if sample.group_index in left]
 
 
 def reward_number(args: RolloutView, sample: Sample) -> Any:

@@ -1,46 +1,32 @@
 """From a sample with a prompt to one with a response and a reward."""
 
-import logging
 import uuid
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
-from slime.rollout.sample_hooks import apply_rollout_sample_hooks, parameters
+from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-logger = logging.getLogger(__name__)
-
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 GENERATE_RETRIES = 20
-FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
-_GIVEN_UP = (Sample.Status.ABORTED, Sample.Status.FAILED)
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
-    """URL of an endpoint on the router of a model; of the default one if that model is not served."""
+    """URL of an endpoint on the router of a model; of a name that is not served, on the default's."""
     routers = getattr(args, "sglang_model_routers", None) or {}
-    routers = {"default": (args.sglang_router_ip, args.sglang_router_port)} | routers
-    if model_name not in routers:
-        _say_once(
-            f"no model {model_name!r} is served (found: {', '.join(routers)}), the default one is asked"
-        )
-    ip, port = routers.get(model_name, routers["default"])
+    ip, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
     return f"http://{ip}:{port}{endpoint}"
-
-
-@cache
-def _say_once(message: str) -> None:
-    logger.warning("%s", message)
 
 
 async def generate(
@@ -121,7 +107,7 @@ async def generate_and_rm(
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
     if sample.status in FINISHED:
-        if sample.reward is None and not args.group_rm:
+        if sample.reward is None and not args.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
     state = GenerateState(args)
@@ -142,9 +128,10 @@ async def _generate_one(
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
-    kwargs = {"evaluation": evaluation} if "evaluation" in parameters(function) else {}
     with blame(function, sample):
-        result = await function(args, sample, sampling_params, **kwargs)
+        result = await function(
+            args, sample, sampling_params, **accepted(function, {"evaluation": evaluation})
+        )
     samples = _as_list(result)
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise RolloutError(
@@ -185,7 +172,7 @@ async def generate_and_rm_group(
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
-    A sample comes back with a reward, unless it is unfinished (``why_unfinished``).
+    A sample comes back with a reward, unless its group is given up, or nothing in it could be graded.
     """
     state = GenerateState(args)
     if state.aborted:
@@ -198,25 +185,23 @@ async def generate_and_rm_group(
         for sample in group
     )
     check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
-    if args.group_rm and not state.aborted and why_unfinished(results) is None:
-        samples = [sample for result in results for sample in _as_list(result)]
+    if state.aborted or is_given_up(results):
+        return results
+    samples = [sample for result in results for sample in _as_list(result)]
+    if args.group_rm:
         for sample, reward in zip(samples, await grouped_async_rm(args, results), strict=True):
             sample.reward = reward
+    fill_ungraded(samples)
     return results
 
 
-def why_unfinished(group: list[Sample | list[Sample]]) -> str | None:
-    """``aborted`` or ``failed`` if a sample of the group has that status and no reward; None for a whole
-    group.
+def is_given_up(group: list[Any]) -> bool:
+    """Whether a sample of the group is ABORTED and has no reward, split ones included.
 
-    A generate function or a grader may give up on a sample. One that also gives a reward has decided itself
-    what it is worth.
+    A generate function may give up on a sample. One that gives a reward too has decided what it is worth.
     """
-    for result in group:
-        for sample in _as_list(result):
-            if sample.reward is None and sample.status in _GIVEN_UP:
-                return sample.status.value
-    return None
+    samples = [sample for result in group for sample in _as_list(result)]
+    return any(sample.status is Sample.Status.ABORTED and sample.reward is None for sample in samples)
 
 
 def _generators(args: RolloutView, samples: list[Sample]) -> str:

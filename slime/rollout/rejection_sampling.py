@@ -19,8 +19,8 @@ from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutF
 from slime.rollout.evaluation import eval_rollout
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import generate_and_rm_group, why_unfinished
-from slime.rollout.ledger import RolloutAccount
+from slime.rollout.generation import generate_and_rm_group, is_given_up
+from slime.rollout.ledger import ABORTED, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import gather_or_cancel, run
 from slime.utils.misc import load_function
@@ -57,8 +57,8 @@ async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: A
     )
     gatherer, rows, whole = MetricGatherer(), [], []
     for leased, group in zip(taken, groups, strict=True):
-        if reason := why_unfinished(group):
-            account.drop(leased, reason)
+        if is_given_up(group):
+            account.drop(leased, ABORTED)
             continue
         whole.append(group)
         verdict = _judge(args, group)

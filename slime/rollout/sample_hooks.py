@@ -1,13 +1,11 @@
 """``--rollout-sample-hook-path``: user functions that see each sample once it is generated."""
 
 import inspect
-from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe
+from slime.rollout.base_types import RolloutError, accepted, blame, describe
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -19,25 +17,11 @@ def set_current_rollout_id(rollout_id: int) -> None:
     _current_rollout_id.set(rollout_id)
 
 
-@cache
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Of a function's signature, by name; looked up once, as inspecting costs as much as a request."""
-    return inspect.signature(function).parameters
-
-
-def known_keywords(function: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``keywords`` that the function takes: by name, or all if it has a ``**`` parameter."""
-    taken = parameters(function)
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
-        return dict(keywords)
-    return {name: value for name, value in keywords.items() if name in taken}
-
-
 async def apply_rollout_sample_hooks(args: RolloutView, value: Any, *, evaluation: bool = False) -> Any:
     """Run all hooks in order on a sample, or on each in a (nested) list of samples, keeping the nesting.
 
-    A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async, and may leave out either
-    keyword; it returns the sample to go on with, or None if it changed the one it got.
+    A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async, of which it may leave out
+    either keyword; it returns the sample to go on with, or None if it changed the one it got.
     """
     if isinstance(value, list):
         return [await apply_rollout_sample_hooks(args, item, evaluation=evaluation) for item in value]
@@ -49,8 +33,8 @@ async def apply_rollout_sample_hooks(args: RolloutView, value: Any, *, evaluatio
 async def _apply(path: str, args: RolloutView, sample: Sample, evaluation: bool) -> Sample:
     hook = load_function(path)
     with blame(hook, sample):
-        known = {"rollout_id": _current_rollout_id.get(), "evaluation": evaluation}
-        result = hook(args, sample, **known_keywords(hook, known))
+        offered = {"rollout_id": _current_rollout_id.get(), "evaluation": evaluation}
+        result = hook(args, sample, **accepted(hook, offered))
         if inspect.isawaitable(result):
             result = await result
     if result is None:

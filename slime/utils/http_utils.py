@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Protocol, TypeVar
@@ -150,7 +150,7 @@ async def stream(
     payload: Mapping[str, Any],
     max_retries: int = 60,
     headers: Mapping[str, str] | None = None,
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """POSTs JSON and yields the parsed ``data:`` of each server-sent event of the answer, up to ``[DONE]``.
 
     Retried as in :func:`post` until the answer begins, and not after that. Who leaves early should do so

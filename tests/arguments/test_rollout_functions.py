@@ -36,7 +36,7 @@ STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
         ),
         (
             dict(custom_generate_function_path=STREAMING, sglang_incremental_streaming_output=True),
-            "--sglang-incremental-streaming-output: slime.rollout.sglang_streaming_rollout.generate_streaming",
+            "--sglang-incremental-streaming-output: slime.rollout.sglang_streaming_rollout",
         ),
     ],
 )
@@ -47,9 +47,7 @@ def test_what_cannot_work_is_refused_by_name(words, refusal, tmp_path, flags, me
 
 def test_rejection_sampling_saves_its_books_beside_its_files_and_goes_on(words, tmp_path):
     out = tmp_path / "out"
-    line = words(
-        rollout_function_path=REJECTION, rejection_output=out, debug_rollout_only=True
-    )
+    line = words(rollout_function_path=REJECTION, rejection_output=out, debug_rollout_only=True)
     args = validated_args(line)
     assert (args.save, args.load, args.save_interval, args.start_rollout_id) == (str(out), str(out), 1, 0)
     (out / "rollout").mkdir(parents=True)
