@@ -24,7 +24,8 @@ from threading import RLock
 from typing import Any
 
 from slime.rollout.base_types import RolloutError
-from slime.utils.types import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+from slime.utils.engine_counters import PrefixCacheInfo, SpecInfo
+from slime.utils.types import Sample, SampleStatus
 
 # Why groups are dropped.
 ABORTED = "aborted"  # unfinished when the batch was full
