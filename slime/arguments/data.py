@@ -114,8 +114,13 @@ def unusable(args: Namespace) -> Iterator[str]:
         answered=generates_by_default(args)
         and not (args.custom_generate_function_path or samples_by_rejection(args)),
         scored=scores_by_type(args),
+        least=(0, "") if args.num_rollout is not None else _of_an_epoch(args),
     )
     yield from bad_records(args, records)
+
+
+def _of_an_epoch(args: Namespace) -> tuple[int, str]:
+    return args.rollout_batch_size, f"--num-epoch {args.num_epoch}"
 
 
 def _reads_prompt_data(args: Namespace) -> bool:
