@@ -23,7 +23,7 @@ from slime.utils.data_sources import epoch_order
 from slime.utils.types import Sample
 
 SCALE = float(os.environ.get("SLIME_HISTORIES", "1"))
-PROMPTS = 7
+PROMPTS = 4
 FILTERS = [None, "newest_first", "newest_only", "last_selected"]
 
 
@@ -41,7 +41,7 @@ def check_histories(count, check, *strategies):
 
 @pytest.fixture
 def small_args(make_args, monkeypatch):
-    """Args of seven prompts, which are read once."""
+    """Args of few prompts, which are read once."""
     args = make_args(rollout_shuffle=True)
     args.prompt_data += f"@[:{PROMPTS}]"
     dataset = Dataset(args.prompt_data, None, prompt_key="prompt", label_key="label", seed=args.rollout_seed)
