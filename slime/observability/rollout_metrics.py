@@ -194,9 +194,11 @@ def _source_metrics(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[s
         return {}
     by_source: dict[str, list[Any]] = defaultdict(list)
     for sample, reward in zip(samples, rewards, strict=False):
-        by_source[get_source(sample)].append(reward)
+        by_source[sample.metadata.get("source_name", "unknown")].append(reward)
     shares = {f"source/{name}/share": len(found) / len(samples) for name, found in by_source.items()}
-    means = {f"source/{name}/{key}": v for name, r in by_source.items() for key, v in _reward_metrics(r).items()}
+    means = {
+        f"source/{name}/{key}": v for name, r in by_source.items() for key, v in _reward_metrics(r).items()
+    }
     return shares | means
 
 
