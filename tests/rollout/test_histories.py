@@ -359,7 +359,7 @@ def test_rollouts_lose_and_repeat_no_group(scripted):
     def check(history, switches):
         scripted(history, switches)
 
-    check_histories(2600, check, st.binary(max_size=20), SWITCHES)
+    check_histories(3000, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_rollouts_repeat_themselves(scripted):
@@ -369,7 +369,7 @@ def test_rollouts_repeat_themselves(scripted):
         assert first.engines.log == second.engines.log
         assert first.source.ledger == second.source.ledger
 
-    check_histories(400, check, st.binary(max_size=20), SWITCHES)
+    check_histories(500, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_an_epoch_of_weighted_sources_repeats_nothing_before_all_of_a_source_was_used():
