@@ -9,6 +9,7 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from slime.router import front as front_module
+from slime.router.connections import Connections
 from tests.engines import free_port
 from tests.router.conftest import served
 
@@ -102,6 +103,32 @@ async def test_the_engine_learns_that_the_client_has_gone(start_engine) -> None:
             await ended.wait()
             while router.router.worker_request_counts != {engine.url: 0}:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_connection_serves_one_request_after_the_other_unless_an_answer_is_left() -> None:
+    clients = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.append(writer)
+        while head := await reader.readline():
+            while await reader.readline() != b"\r\n":
+                pass
+            length = 100 if b"/long" in head else 2
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n{}" % length)
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        connections = Connections(limit=1)
+        for target, expected in [("/", 1), ("/", 1), ("/long", 1), ("/", 2), ("/", 2)]:
+            reply = await connections.ask(url, "GET", target, [], b"")
+            if target == "/":
+                assert await reply.content.read() == b"{}"
+            connections.finish(url, reply)
+            assert len(clients) == expected
+        connections.close()
+        for writer in clients:
+            writer.close()
 
 
 async def test_errors_of_the_engine_are_the_engines(start_engine) -> None:
