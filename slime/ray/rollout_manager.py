@@ -13,12 +13,14 @@ from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
-from slime.ray.fleet import fleet_of, with_addresses
+from slime.ray.addresses import with_addresses
+from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
+from slime.rollout.weight_clock import clock
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
     flatten_samples,
@@ -48,7 +50,7 @@ class RolloutManager:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
-        self._args = with_addresses(args) if len(slots) else args
+        self._args = with_addresses(args) if args.served_models or args.rollout_external else args
         self._fleet = fleet_of(self._args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
@@ -89,14 +91,18 @@ class RolloutManager:
         if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(self, rollout_id: int) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
+    def generate(self, rollout_id: int, updates_ahead: int = 0) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
         """One rollout.
+
+        Args:
+            updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
             A reference to the train shard of each data-parallel rank (none without a trainer), and
             the rollout's metrics.
         """
         start = time.monotonic()
+        clock.ahead = updates_ahead
         output = self._samples(rollout_id)
         seconds = time.monotonic() - start
         samples = flatten_samples(output.samples)
@@ -109,7 +115,7 @@ class RolloutManager:
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
-        return refs, metrics | lost | self._data_metrics()
+        return refs, metrics | lost | self._data_metrics() | self._fleet.metrics()
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -138,6 +144,7 @@ class RolloutManager:
             suspicious: one of them seems to have died just now, so wait a while for a death to be seen.
         """
         self._fleet.check()
+        clock.begin_update()
         if self._args.use_fault_tolerance:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
@@ -147,6 +154,7 @@ class RolloutManager:
         """All engines have been sent ``version``; refuses to go on if one serves another."""
         self._fleet.admit(str(version))
         self._weight_version = str(version)
+        clock.end_update(version)
 
     def offload(self) -> None:
         self._fleet.release()
@@ -159,8 +167,8 @@ class RolloutManager:
 
     def _share_key(self) -> None:
         """User code may talk to engines directly."""
-        for endpoint in self._fleet.endpoints:
-            share_key_with(endpoint.url)
+        for url in self._fleet.urls:
+            share_key_with(url)
 
     def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
         if self._args.load_debug_rollout_data:
