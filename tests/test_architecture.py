@@ -31,6 +31,7 @@ FACES = frozenset(
         "slime/ray/actor_group.py",
         "slime/ray/rollout.py",
         "slime/ray/train_actor.py",
+        "slime/rollout/rm_hub/answers.py",
         "slime/utils/arguments.py",
         "slime/utils/dp_schedule.py",
         "slime/utils/eval_config.py",
@@ -183,6 +184,9 @@ def test_the_house_keeps_the_rule(rule) -> None:
     ("rule", "path", "source"),
     [
         (foreign_packages_stay_at_home, "slime/rollout/new.py", "import ray"),
+        (foreign_packages_stay_at_home, "slime/router/new.py", "import ray"),
+        (sample_makers_do_not_train, "slime/router/new.py", "from slime.training import batch"),
+        (arrows_run_down, "slime/router/new.py", "from slime.rollout import ledger"),
         (foreign_packages_stay_at_home, "slime/training/new.py", "def f():\n    from megatron import core"),
         (foreign_packages_stay_at_home, "slime/utils/new.py", "import sglang.srt.utils"),
         (neutral_rooms_import_no_backend, "slime/models/new.py", "import slime.backends.megatron_utils.step"),
@@ -236,11 +240,12 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "arguments",
         "processes",
         "rollout",
+        "router",
         "utils",
     )
     modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
     modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]
-    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.math_worker"}
+    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.grading_worker"}
     code = f"""
 import sys, torch
 from importlib import import_module

@@ -20,7 +20,9 @@ class DataArgs:
     """Prompt data."""
 
     prompt_data: str | None = flag(
-        place=True, help="JSONL or parquet file of prompts; file@[a:b] takes a slice"
+        place=True,
+        help="JSONL or parquet prompts: a file, a directory, a pattern, or a YAML file of weighted sources; "
+        "PATH@[a:b] takes a slice",
     )
     disable_rollout_global_dataset: bool = flag(
         False, help="the rollout function brings its own data; sets rollout_global_dataset to False"

@@ -27,7 +27,9 @@ class EvalDatasetConfig:
     """One dataset to evaluate on. None leaves the choice to the rollout's own default."""
 
     name: str = flag(required=True, help="name of its metrics, eval/NAME")
-    path: str = place_flag("JSONL or parquet file; file@[a:b] takes a slice", required=True)
+    path: str = place_flag(
+        "JSONL or parquet file, directory or pattern; PATH@[a:b] takes a slice", required=True
+    )
     rm_type: str | None = flag(help="built-in reward")
     custom_rm_path: str | None = path_flag("reward function")
     input_key: str = flag(help="field that holds the prompt")
@@ -129,11 +131,11 @@ def ensure_dataset_list(datasets: Any) -> list[dict[str, Any]]:
 
 
 def build_eval_dataset_configs(
-    args: Namespace, raw: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+    args: Namespace, raw_config: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[EvalDatasetConfig]:
     """Fills every dataset's open fields from ``defaults`` and then from ``args``."""
     defaults = _values("defaults", defaults)
-    datasets = [_build(args, entry, defaults) for entry in raw]
+    datasets = [_build(args, entry, defaults) for entry in raw_config]
     names = [dataset.name for dataset in datasets]
     if twice := [name for name in names if names.count(name) > 1]:
         given = "--eval-config" if args.eval_config is not None else "--eval-prompt-data"

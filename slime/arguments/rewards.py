@@ -14,9 +14,12 @@ _SCORERS = "slime.rollout.rm_hub.registry."
 RM_TYPES = {
     "math": f"{_SCORERS}score_math",
     "deepscaler": f"{_SCORERS}score_deepscaler",
+    "math_compat": f"{_SCORERS}score_math_compat",
+    "deepscaler_compat": f"{_SCORERS}score_deepscaler_compat",
     "dapo": f"{_SCORERS}score_dapo",
     "f1": f"{_SCORERS}score_f1",
     "gpqa": f"{_SCORERS}score_gpqa",
+    "ifbench": f"{_SCORERS}score_ifbench",
     "random": f"{_SCORERS}score_random",
     "remote_rm": f"{_SCORERS}score_remotely",
 }
@@ -100,7 +103,7 @@ def scores_samples(args: Namespace) -> bool:
 
 def compares_with_label(rm_type: Any) -> bool:
     """Whether a sample without a label cannot be scored by this type."""
-    return _kind(rm_type) in ("math", "deepscaler", "dapo", "f1")
+    return _kind(rm_type) in ("math", "deepscaler", "math_compat", "deepscaler_compat", "dapo", "f1")
 
 
 def bad_reward_type(where: str, rm_type: Any, rm_url: str | None) -> Iterator[str]:

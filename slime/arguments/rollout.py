@@ -48,6 +48,9 @@ class RolloutArgs:
     partial_rollout: bool = flag(
         False, help="keep unfinished samples and go on with them in the next rollout"
     )
+    drop_surplus_groups: bool = flag(
+        False, help="drop groups that finish when the batch is full, rather than train on them next"
+    )
     mask_offpolicy_in_partial_rollout: bool = flag(False, help="do not train on tokens of earlier rollouts")
     custom_generate_function_path: str | None = path_flag(
         "async fn(args, sample, sampling_params) that generates one sample"

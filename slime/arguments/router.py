@@ -22,6 +22,8 @@ ROUTER_DEFAULTS = {
     "router_prometheus_port": None,
     "router_prometheus_host": None,
 }
+SESSION_POLICY = "consistent_hashing"
+"""Requests of a session go to one engine. The command line of sglang-router 0.3.2 does not offer it."""
 _HELP = {
     "router_prometheus_port": "port of the router's metrics; default a free one",
     "router_prometheus_host": "address on which the router shows its metrics; default its own",
@@ -66,6 +68,9 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
             # The original writes its defaults into the help, which would contradict ours.
             adopted.help = adopted.help.split(" (default")[0]
         adopted.help = _HELP.get(adopted.dest, adopted.help)
+        if adopted.dest == "router_policy" and SESSION_POLICY not in (adopted.choices or ()):
+            adopted.choices = [*(adopted.choices or ()), SESSION_POLICY]
+            adopted.help = f"{adopted.help}; {SESSION_POLICY} needs --use-slime-router"
         if adopted.dest in ROUTER_DEFAULTS:
             adopted.default = ROUTER_DEFAULTS[adopted.dest]
             parser.set_defaults(**{adopted.dest: adopted.default})
@@ -75,6 +80,27 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """A router of somebody else's without its port."""
     if args.sglang_router_ip is not None and args.sglang_router_port is None:
         yield f"--sglang-router-ip {args.sglang_router_ip}: needs --sglang-router-port"
+    if args.sglang_router_ip is not None and args.use_slime_router:
+        yield "--sglang-router-ip and --use-slime-router: only one of them at a time"
+
+
+def stock_policies() -> tuple[str, ...]:
+    """What the installed sglang-router takes for its ``--policy``."""
+    from sglang_router.router_args import RouterArgs as Original
+
+    parser = argparse.ArgumentParser(add_help=False)
+    Original.add_cli_args(parser)
+    return next(tuple(action.choices or ()) for action in parser._actions if action.dest == "policy")
+
+
+def given_router_options(args: Namespace) -> Iterator[tuple[str, object]]:
+    """The options of sglang_router, and their values, that are not what they are by default."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_router_flags(parser, parser.add_argument_group("router"))
+    for action in parser._actions:
+        value = getattr(args, action.dest)
+        if value != parser.get_default(action.dest):
+            yield action.option_strings[0], value
 
 
 def missing(args: Namespace) -> Iterator[str]:

@@ -31,6 +31,7 @@ from slime.arguments.precision import DerivedPrecision, PrecisionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
 from slime.arguments.router import RouterArgs, RouterOptions
+from slime.arguments.slime_router import SlimeRouterArgs
 from slime.arguments.tracking import DerivedTracking, TrackingArgs
 from slime.arguments.trainer import TrainerArgs
 from slime.arguments.weight_sync import WeightSyncArgs
@@ -126,6 +127,7 @@ class RolloutView(
     ClusterArgs,
     RouterArgs,
     RouterOptions,
+    SlimeRouterArgs,
     MegatronNames,
     Facts,
 ):

@@ -102,6 +102,7 @@ def compute_metrics_from_samples(
         **_speculation_metrics(args, samples),
         **_prefix_cache_metrics(samples),
         **_reward_category_metrics(args, samples),
+        **_ungraded_metrics(samples),
         "repetition_frac": statistics.fmean(float(has_repetition(sample.response)) for sample in samples),
         "truncated_ratio": statistics.fmean(
             float(sample.status == Sample.Status.TRUNCATED) for sample in samples
@@ -162,6 +163,12 @@ def _reward_category_metrics(args: TrackingView, samples: Sequence[Sample]) -> d
         return {}
     counts = Counter(sample.reward[key] for sample in samples if isinstance(sample.reward, dict))
     return {f"error_cat/{category}": count / len(samples) for category, count in counts.items()}
+
+
+def _ungraded_metrics(samples: Sequence[Sample]) -> dict[str, int]:
+    """How many answers their grader failed on; nothing without any."""
+    count = sum("grading_failure" in sample.metadata for sample in samples)
+    return {"ungraded_count": count} if count else {}
 
 
 def _rewards(args: TrackingView, samples: Sequence[Sample]) -> list[Any]:

@@ -95,8 +95,8 @@ def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[
 
 
 def _router_args(args: FleetView, halves: bool, is_first: bool) -> FleetView:
-    """Of one of several routers: a port that was given is the first one's."""
+    """Of one of several routers: a port that was given is the first one's, and so is middleware."""
     own: dict[str, Any] = {"router_pd_disaggregation": True} if halves else {}
     if not is_first:
-        own["router_prometheus_port"] = None
+        own |= {"router_prometheus_port": None, "slime_router_middleware_paths": []}
     return view(Namespace(**{**vars(args), **own}), FleetView)

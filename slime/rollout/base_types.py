@@ -1,6 +1,7 @@
 """What rollout functions return, and the error that ends a rollout."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 from slime.utils.types import Sample, name_samples
 
 __all__ = [
+    "GradingFailed",
     "RolloutError",
     "RolloutFnEvalOutput",
     "RolloutFnTrainOutput",
+    "accepted",
     "blame",
     "call_rollout_fn",
     "describe",
@@ -20,6 +23,13 @@ __all__ = [
 
 class RolloutError(RuntimeError):
     """A rollout cannot go on; the message says which function failed on which sample, or what is missing."""
+
+
+class GradingFailed(RolloutError):
+    """The grader hung, raised or died on an answer, of which nothing is known now.
+
+    A reward function that raises it loses that sample, not the run: see ``slime.rollout.ungraded``.
+    """
 
 
 @dataclass
@@ -51,6 +61,15 @@ def call_rollout_fn(
         return RolloutFnTrainOutput(samples=output)
     wanted = "RolloutFnEvalOutput or a dict" if evaluation else "RolloutFnTrainOutput or a list"
     raise RolloutError(f"{describe(fn)} returned {type(output).__name__}, expected {wanted}")
+
+
+def accepted(fn: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``keywords`` that a user's function has parameters for; all if it takes any."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(keywords)
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: value for name, value in keywords.items() if name in names}
 
 
 def describe(fn: Callable[..., Any]) -> str:

@@ -1,18 +1,15 @@
 """Where prompts come from, in an order that a restart continues exactly."""
 
 import copy
-import os
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slime.arguments.facts import with_facts
 from slime.arguments.views import RolloutView
-from slime.rollout.ledger import Ledger
+from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state
+from slime.rollout.ledger import BUFFER_FILTER, Ledger
 from slime.utils.data import Dataset
 from slime.utils.misc import load_function
 from slime.utils.processing_utils import load_tokenizer
@@ -59,7 +56,10 @@ def rollouts_of_run(args: RolloutView, prompts: Sized) -> int | None:
 
 
 class RolloutDataSource(DataSource):
-    """Prompts of ``--prompt-data``, epoch after epoch, each copied into a group of samples."""
+    """Prompts of ``--prompt-data``, epoch after epoch, each copied into a group of samples.
+
+    After a restart the groups that were leased when the state was saved come first.
+    """
 
     keeps_books = True
 
@@ -71,6 +71,7 @@ class RolloutDataSource(DataSource):
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
         self.ledger = Ledger()
+        self._returned: list[Group] = []  # were leased when the state was saved
         self.dataset = self._load_dataset() if args.rollout_global_dataset else None
         if args.num_rollout is None:
             self.args = with_facts(args, num_rollout=rollouts_of_run(args, self))
@@ -97,6 +98,8 @@ class RolloutDataSource(DataSource):
             seed=args.rollout_seed,
             apply_chat_template=args.apply_chat_template,
             apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+            # Of the built-in classes the records were looked at when the command line was read.
+            check=type(self).__module__ != __name__,
         )
 
     def _notices(self) -> list[str]:
@@ -114,8 +117,8 @@ class RolloutDataSource(DataSource):
         return len(self.dataset) if self.dataset is not None else 0
 
     def get_buffer_length(self) -> int:
-        """Groups that were handed back and wait."""
-        return 0
+        """Groups that were given out before and wait."""
+        return len(self._returned)
 
     def get_metadata(self) -> dict[str, Any]:
         return self.metadata
@@ -124,9 +127,18 @@ class RolloutDataSource(DataSource):
         self.metadata.update(metadata)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        prompts = [Sample()] * num_samples if self.dataset is None else self._next_prompts(num_samples)
-        self.ledger.issued += num_samples
-        return [self._make_group(prompt) for prompt in prompts]
+        with self.ledger.lock:
+            groups = self._pop_returned(num_samples)
+            count = num_samples - len(groups)
+            prompts = [Sample()] * count if self.dataset is None else self._next_prompts(count)
+            self.ledger.issue(count)
+            return groups + [self._make_group(prompt) for prompt in prompts]
+
+    def _pop_returned(self, num_samples: int) -> list[Group]:
+        groups = self._returned[:num_samples]
+        del self._returned[:num_samples]
+        self.ledger.fetch(len(groups))
+        return groups
 
     def add_samples(self, samples: list[Group]) -> None:
         raise RuntimeError(f"{type(self).__name__} has no buffer to put {len(samples)} groups into")
@@ -154,8 +166,9 @@ class RolloutDataSource(DataSource):
         return group
 
     def _shuffle(self) -> None:
-        if self.dataset is not None and self.args.rollout_shuffle:
-            self.dataset.shuffle(self.epoch_id)
+        shuffled = self.args.rollout_shuffle
+        if self.dataset is not None and (shuffled or self.dataset.weighted):
+            self.dataset.arrange(self.epoch_id, shuffled)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, counters and books as plain data, loadable with ``torch.load(weights_only=True)``."""
@@ -166,6 +179,7 @@ class RolloutDataSource(DataSource):
             "sample_index": self.sample_index,
             "metadata": self.metadata,
             "ledger": self.ledger.to_dict(),
+            "leased": [to_plain(group) for group in [*self.ledger.records.values(), *self._returned]],
             "dataset_length": len(self),
             "origin": self._origin(),
         }
@@ -196,7 +210,8 @@ class RolloutDataSource(DataSource):
         self.sample_group_index = state["sample_group_index"]
         self.sample_index = state["sample_index"]
         self.metadata = state["metadata"]
-        self.ledger = Ledger(**state["ledger"])
+        self._returned = [from_plain(group) for group in state.get("leased", [])]
+        self.ledger = Ledger.from_dict(state["ledger"], self.get_buffer_length())
         self._shuffle()
 
     def _check_origin(self, saved: dict[str, Any]) -> None:
@@ -212,13 +227,9 @@ class RolloutDataSource(DataSource):
     def save(self, rollout_id: int) -> None:
         if self.args.save is None:
             return
-        path = state_path(self.args.save, rollout_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A reader must never see half a file, even if the run is killed while it writes.
-        partial = path.with_suffix(".partial")
-        torch.save(self.state_dict(), partial)
-        _check_loadable(partial)
-        os.replace(partial, path)
+        with self.ledger.lock:
+            state = self.state_dict()
+        write_state(state, state_path(self.args.save, rollout_id))
 
     def load(self, rollout_id: int | None = None) -> None:
         if self.args.load is None or rollout_id is None or rollout_id < 0:
@@ -229,31 +240,17 @@ class RolloutDataSource(DataSource):
                 f"--load {self.args.load}: has no data state of rollout {rollout_id} (wanted: {path}; or "
                 "--start-rollout-id 0, which takes the weights and starts the data from the beginning)"
             )
-        self.load_state_dict(torch.load(path, weights_only=True))
-
-
-def _check_loadable(path: Path) -> None:
-    """Find out now, not at the restart, that user code put something into a sample that cannot come back."""
-    try:
-        torch.load(path, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path}: buffered samples or metadata hold more than plain data and tensors ({error})"
-        ) from error
-
-
-def state_path(directory: str, rollout_id: int) -> Path:
-    """Where the state after a rollout lies under a ``--save`` directory."""
-    return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+        self.load_state_dict(read_state(path))
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
     """Gives out groups that were handed back before it takes new prompts. The buffer is saved too.
 
-    ``--buffer-filter-path`` chooses among them; what it removes without choosing it is dropped.
+    ``--buffer-filter-path`` chooses among them; what it removes without returning it is dropped.
     """
 
     keeps_books = True
+    keeps_finished = True
 
     def __init__(self, args: RolloutView) -> None:
         super().__init__(args)
@@ -261,24 +258,30 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         self._choose = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        groups = self._choose_buffered(num_samples) if self.buffer else []
-        return groups + super().get_samples(num_samples - len(groups))
+        with self.ledger.lock:
+            groups = self._pop_returned(num_samples)
+            if self.buffer and len(groups) < num_samples:
+                groups += self._choose_buffered(num_samples - len(groups))
+            return groups + super().get_samples(num_samples - len(groups))
 
     def _choose_buffered(self, num_samples: int) -> list[Group]:
-        before = len(self.buffer)
+        """What the filter returns leaves the buffer, whether it removes it or only selects."""
+        before = {_identity(group) for group in self.buffer}
         groups = self._choose(self.args, None, self.buffer, num_samples)
+        chosen = {_identity(group) for group in groups}
         if len(groups) > num_samples:
             raise ValueError(
                 f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups "
                 f"(wanted: at most {num_samples})"
             )
-        removed = before - len(self.buffer)
-        if removed < len(groups):
+        if len(chosen) < len(groups) or not chosen <= before:
             raise ValueError(
-                f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups and "
-                f"removed {removed} from the buffer (wanted: what it returns removed)"
+                f"--buffer-filter-path {self.args.buffer_filter_path}: returned a group twice, or one that "
+                "was not in the buffer (wanted: groups of the buffer, each once)"
             )
-        self.ledger.dropped += removed - len(groups)
+        self.buffer[:] = [group for group in self.buffer if _identity(group) not in chosen]
+        self.ledger.drop_buffered(len(before) - len(groups) - len(self.buffer), BUFFER_FILTER)
+        self.ledger.fetch(len(groups))
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
@@ -288,18 +291,24 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                 raise ValueError(
                     f"a group is a list of {self.args.n_samples_per_prompt} samples, found {found}"
                 )
-        self.buffer += samples
+        with self.ledger.lock:
+            self.buffer += samples
+            self.ledger.put_back(len(samples))
 
     def get_buffer_length(self) -> int:
-        return len(self.buffer)
+        return super().get_buffer_length() + len(self.buffer)
 
     def state_dict(self) -> dict[str, Any]:
-        buffer = [[sample.to_dict() for sample in group] for group in self.buffer]
-        return super().state_dict() | {"buffer": buffer}
+        return super().state_dict() | {"buffer": [to_plain(group) for group in self.buffer]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer = [from_plain(group) for group in state["buffer"]]
         super().load_state_dict(state)
-        self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state["buffer"]]
+
+
+def _identity(group: Group) -> frozenset[int]:
+    """By its samples: a filter may wrap them in another list."""
+    return frozenset(map(id, group))
 
 
 def pop_first(

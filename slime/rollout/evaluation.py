@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+from collections import defaultdict
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,7 @@ from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.generation import generate_and_rm
 from slime.rollout.sample_hooks import set_current_rollout_id
+from slime.rollout.ungraded import FAILURE, fill_ungraded, nothing_is_graded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.data import Dataset
 from slime.utils.types import Sample
@@ -65,6 +67,7 @@ async def eval_rollout_single_dataset(
     )
     done = [s for result in results for s in (result if isinstance(result, list) else [result])]
     check_samples(f"eval set {dataset_cfg.name}: its generate function", done)
+    done = _graded(dataset_cfg.name, done)
     return {
         dataset_cfg.name: {
             "rewards": [_reward(args, sample) for sample in done],
@@ -72,6 +75,27 @@ async def eval_rollout_single_dataset(
             "samples": done,
         }
     }
+
+
+def _graded(name: str, samples: list[Sample]) -> list[Sample]:
+    """The samples of the prompts of which at least one answer could be graded.
+
+    Raises:
+        RolloutError: there is none.
+    """
+    by_prompt: dict[int | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_prompt[sample.group_index].append(sample)
+    for group in by_prompt.values():
+        fill_ungraded(group)
+    left = {index for index, group in by_prompt.items() if not nothing_is_graded(group)}
+    if samples and not left:
+        raise RolloutError(f"eval set {name}: no answer could be graded: {samples[0].metadata[FAILURE]}")
+    if dropped := len(by_prompt) - len(left):
+        logger.warning(
+            "eval set %s: %d prompts left out, none of their answers could be graded", name, dropped
+        )
+    return [sample for sample in samples if sample.group_index in left]
 
 
 def _reward(args: RolloutView, sample: Sample) -> Any:

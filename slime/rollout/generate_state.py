@@ -1,15 +1,20 @@
 """What all generation tasks of a process share."""
 
 import asyncio
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.utils.http_utils import get_rollout_num_engines
-from slime.utils.processing_utils import load_tokenizer
+from slime.utils.misc import SingletonMeta, load_function
+from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
+Task = asyncio.Task[list[Any]]
 
-class GenerateState:
+
+class GenerateState(metaclass=SingletonMeta):
     """One per process: ``GenerateState(args)`` makes it at the first call and returns it afterwards.
 
     Attributes:
@@ -18,34 +23,43 @@ class GenerateState:
         sampling_params: of the training rollouts; copy before changing.
         aborted: the rollout has enough; generation functions should return as soon as they can.
         pending: running tasks and the group each works on.
+        remaining_batch_size: for a rollout function of the user's that counts the groups it still expects.
     """
 
-    _instance: "GenerateState | None" = None
-
-    def __new__(cls, args: RolloutView) -> "GenerateState":
-        if GenerateState._instance is None:
-            state = super().__new__(cls)
-            state._build(args)
-            GenerateState._instance = state
-        return GenerateState._instance
-
-    @staticmethod
-    def clear() -> None:
-        """Forget the instance, so that the next call builds one from its own args."""
-        GenerateState._instance = None
-
-    def _build(self, args: RolloutView) -> None:
+    def __init__(self, args: RolloutView) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
         self.sampling_params = training_sampling_params(args)
-        self.aborted = False
-        self.pending: dict[asyncio.Task[list[Any]], list[Sample]] = {}
+        self.reset()
 
     def reset(self) -> None:
         """Be ready for the next rollout."""
         self.aborted = False
-        self.pending = {}
+        self.pending: dict[Task, list[Sample]] = {}
+        self.remaining_batch_size = 0
+
+    @cached_property
+    def processor(self) -> Any:
+        """Of ``--hf-checkpoint``, for inputs beside text; None if it is for text alone."""
+        return load_processor(self.args.hf_checkpoint, self.args.trust_remote_code)
+
+    @property
+    def pendings(self) -> set[Task]:
+        """The running tasks, without their groups; setting them forgets the others."""
+        return set(self.pending)
+
+    @pendings.setter
+    def pendings(self, tasks: Iterable[Task]) -> None:
+        self.pending = {task: self.pending.get(task, []) for task in tasks}
+
+    def submit_generate_tasks(self, samples: list[list[Sample]]) -> None:
+        """Start a task for each group, for a rollout function of the user's that waits for ``pendings``."""
+        generate_group = load_function("slime.rollout.generation.generate_and_rm_group")  # it knows this file
+        for group in samples:
+            task = asyncio.create_task(generate_group(self.args, group, dict(self.sampling_params)))
+            self.pending[task] = group
+        self.remaining_batch_size += len(samples)
 
     def encode_prompt(self, sample: Sample) -> list[int]:
         """Token ids of a sample's prompt.

@@ -1,6 +1,5 @@
 """From a sample with a prompt to one with a response and a reward."""
 
-import inspect
 import logging
 import uuid
 from collections.abc import Callable
@@ -8,11 +7,12 @@ from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
+from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import http_url, post
 from slime.utils.misc import load_function
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 _GENERATE_RETRIES = 20
-_FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
@@ -100,8 +100,8 @@ async def generate_and_rm(
     """
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in _FINISHED:
-        if sample.reward is None and not args.group_rm:
+    if sample.status in FINISHED:
+        if sample.reward is None and not args.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
     state = GenerateState(args)
@@ -124,10 +124,10 @@ async def _generate_one(
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
-    takes_evaluation = "evaluation" in inspect.signature(function).parameters
-    kwargs = {"evaluation": evaluation} if takes_evaluation else {}
     with blame(function, sample):
-        result = await function(args, sample, sampling_params, **kwargs)
+        result = await function(
+            args, sample, sampling_params, **accepted(function, {"evaluation": evaluation})
+        )
     samples = _as_list(result)
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise RolloutError(
@@ -174,7 +174,8 @@ async def generate_and_rm_group(
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
-    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward.
+    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward; none
+    has one if nothing could be graded.
     """
     state = GenerateState(args)
     if state.aborted:
@@ -187,10 +188,13 @@ async def generate_and_rm_group(
         for sample in group
     )
     check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
-    if args.group_rm and not state.aborted:
-        samples = [sample for result in results for sample in _as_list(result)]
+    if state.aborted:
+        return results
+    samples = [sample for result in results for sample in _as_list(result)]
+    if args.group_rm:
         for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
             sample.reward = reward
+    fill_ungraded(samples)
     return results
 
 

@@ -1,98 +1,276 @@
-"""The books on groups of samples: issued = trained + filtered + dropped + buffered."""
+"""The books on groups of samples: issued = trained + filtered + dropped + buffered + leased.
 
-from dataclasses import asdict, dataclass
+A data source owns a ``Ledger`` and saves it with its state. A rollout function opens a ``RolloutAccount`` on
+the data source, and each group has one life::
+
+    account = RolloutAccount(data_source)   # for a rollout, or for a worker that outlives rollouts
+    for group in account.take(8):           # leased
+        ...
+        account.train(group)                # or filter(group), drop(group, "too_old"), give_back([group])
+    metrics |= account.metrics()            # rollout/dropped/<reason>
+    account.close()                         # raises if a lease has not ended
+
+``group`` is the very list that ``take`` returned, whatever generation has made of its samples. An account may
+be used by another thread than the one that saves the data source.
+
+What is leased when the state is saved is saved as it was when it was given out. After a restart it comes
+first, in the order in which it had been given out. Code that calls ``data_source.get_samples`` itself has no
+account: the groups that it holds are counted as leased until somebody hands them back, and don't come back.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from threading import RLock
 from typing import Any
 
 from slime.rollout.base_types import RolloutError
+from slime.utils.engine_counters import PrefixCacheInfo, SpecInfo
+from slime.utils.types import Sample, SampleStatus
+
+# Why groups are dropped.
+ABORTED = "aborted"  # unfinished when the batch was full
+BUFFER_FILTER = "buffer_filter"  # taken out of the buffer and not chosen
+HOOK = "hook"  # taken by user code, which decides on their fate
+NO_STEP = "no_step"  # fill no optimizer step
+SPLIT = "split"  # unfinished, with samples that were split
+SURPLUS = "surplus"  # finished when the batch was full
 
 
 class LedgerError(RolloutError):
-    """Groups were lost or appeared from nowhere."""
+    """Groups were lost, appeared from nowhere or got a second fate."""
 
 
 @dataclass
 class Ledger:
-    """Groups since the start of the run. A data source owns it and saves it with its state."""
+    """Groups since the start of the run.
+
+    Attributes:
+        dropped: groups by reason.
+        buffered: groups that wait in the data source.
+        leased: groups that are out.
+        records: of the leases of accounts, in the order of their numbers, the group as it was given out.
+        lock: held while groups move, so that a state that is saved meanwhile has each of them once.
+    """
 
     issued: int = 0
     trained: int = 0
     filtered: int = 0
-    dropped: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    buffered: int = 0
+    leased: int = 0
+    records: dict[int, list[Any]] = field(default_factory=dict, compare=False, repr=False)
+    lock: Any = field(default_factory=RLock, compare=False, repr=False)
+    _numbers: int = field(default=0, compare=False, repr=False)
 
-    def unaccounted(self, buffered: int) -> int:
-        """Groups that were issued but have no known fate; in flight or lost."""
-        return self.issued - self.trained - self.filtered - self.dropped - buffered
+    @property
+    def balanced(self) -> bool:
+        """Whether every group that was issued has exactly one place."""
+        places = self.trained + self.filtered + self.dropped.total() + self.buffered + self.leased
+        return self.issued == places and min(self.buffered, self.leased - len(self.records)) >= 0
 
-    def drop_trained(self, groups: int) -> None:
-        """Groups that were to be trained, and fill no optimizer step."""
-        groups = min(groups, self.trained)  # a rollout function of the user's may have booked none
-        self.trained -= groups
-        self.dropped += groups
+    def issue(self, groups: int) -> None:
+        """Groups are given out for the first time."""
+        self.issued += groups
+        self.leased += groups
 
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
+    def fetch(self, groups: int) -> None:
+        """Groups that waited are given out again."""
+        self.buffered -= groups
+        self.leased += groups
+
+    def put_back(self, groups: int) -> None:
+        """Groups come to wait. Those beyond what is out, and on no record, are of somebody's own making."""
+        self.issue(max(0, groups - (self.leased - len(self.records))))
+        self.leased -= groups
+        self.buffered += groups
+
+    def drop_buffered(self, groups: int, reason: str) -> None:
+        self.buffered -= groups
+        if groups:
+            self.dropped[reason] += groups
+
+    def drop_trained(self, groups: int, reason: str = NO_STEP) -> None:
+        """Groups that were to be trained, and are not."""
+        with self.lock:
+            groups = min(groups, self.trained)  # a rollout function of the user's may have booked none
+            self.trained -= groups
+            self.dropped[reason] += groups
+
+    def record(self, group: list[Any]) -> int:
+        """Keep a leased group as it is now; returns the number of the lease."""
+        self._numbers += 1
+        self.records[self._numbers] = _copied(group)
+        return self._numbers
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return counts | {"dropped": dict(self.dropped)}
+
+    @staticmethod
+    def from_dict(state: dict[str, Any], buffered: int) -> "Ledger":
+        """The books on a restart, when groups wait in the data source and none is out.
+
+        States of before there were leases have one number of dropped groups, and no others than the fates.
+        """
+        counts = {key: value for key, value in state.items() if key != "dropped"}
+        dropped = state["dropped"]
+        dropped = Counter(dropped if isinstance(dropped, dict) else {"unknown": dropped} if dropped else {})
+        ledger = Ledger(**counts | {"dropped": dropped, "buffered": buffered})
+        ledger.leased = ledger.issued - ledger.trained - ledger.filtered - dropped.total() - buffered
+        return ledger
 
 
 class RolloutAccount:
-    """What one rollout does with the groups it takes from a data source.
+    """The leases of one rollout, or of a worker that outlives rollouts.
 
-    Any data source will do; one with a ``ledger`` gets this rollout's figures added to it. Its books must
-    balance if its class itself, not one that it inherits from, says so with ``keeps_books``: a user's
-    subclass may well move groups in ways that the ledger does not see.
+    Any data source will do; one without a ledger gets books of its own, which nobody saves. A user's subclass
+    may move groups in ways that the ledger does not see: a group that is handed back and shows in no buffer
+    leaves the books until it is given out again. What a class itself, not one that it inherits from, promises
+    with ``keeps_books`` is held against its ``get_buffer_length``.
     """
 
     def __init__(self, data_source: Any) -> None:
         self._source = data_source
-        self._unaccounted_before = self._unaccounted()
-        self.taken = self.trained = self.filtered = self.dropped = self.buffered = 0
+        ledger = getattr(data_source, "ledger", None)
+        self._ledger = ledger if isinstance(ledger, Ledger) else Ledger()
+        self._open: dict[int, tuple[list[Any], int]] = {}  # by identity; the reference keeps it unique
+        with self._ledger.lock:
+            self._reported = Counter(self._ledger.dropped)
+            self._vanished = self._count_vanished()
+
+    @property
+    def keeps_finished(self) -> bool:
+        """Whether the data source says that it keeps finished groups that are handed back, and saves them."""
+        return getattr(self._source, "keeps_finished", False)
+
+    def __len__(self) -> int:
+        """Groups that are leased to this account."""
+        return len(self._open)
 
     def take(self, num_groups: int) -> list[Any]:
-        """Fetch groups.
+        """Lease groups.
 
         Raises:
             RolloutError: the data source returned none, so waiting for more is in vain.
         """
-        groups = self._source.get_samples(num_groups)
-        if not groups:
-            raise RolloutError(f"{type(self._source).__name__}.get_samples({num_groups}) returned no group")
-        self.taken += len(groups)
+        with self._ledger.lock:
+            before = self._ledger.leased
+            groups = self._source.get_samples(num_groups)
+            if not groups:
+                raise RolloutError(
+                    f"{type(self._source).__name__}.get_samples({num_groups}) returned no group"
+                )
+            self._ledger.issue(max(0, len(groups) - (self._ledger.leased - before)))
+            for group in groups:
+                if id(group) in self._open:
+                    raise LedgerError(f"{_name(group)} was given out twice")
+                self._open[id(group)] = group, self._ledger.record(group)
         return groups
 
     def take_for_hook(self, num_groups: int) -> list[Any]:
         """Fetch groups for user code, which decides on their fate by itself."""
         groups = self.take(num_groups)
-        self.dropped += len(groups)
+        for group in groups:
+            self.drop(group, HOOK)
         return groups
 
-    def give_back(self, groups: list[Any]) -> None:
-        """Hand unfinished groups back for a later rollout."""
-        self._source.add_samples(groups)
-        self.buffered += len(groups)
+    def train(self, group: list[Any]) -> None:
+        """The group goes into a batch."""
+        with self._ledger.lock:
+            self._end(group)
+            self._ledger.trained += 1
+
+    def filter(self, group: list[Any]) -> None:
+        """A filter found the finished group useless."""
+        with self._ledger.lock:
+            self._end(group)
+            self._ledger.filtered += 1
+
+    def drop(self, group: list[Any], reason: str) -> None:
+        """The group is lost, and the metric ``rollout/dropped/<reason>`` says so."""
+        with self._ledger.lock:
+            self._end(group)
+            self._ledger.dropped[reason] += 1
+
+    def give_back(self, groups: list[Any], taken: list[Any] | None = None) -> None:
+        """Hand groups back for a later rollout.
+
+        Args:
+            groups: in the state in which they are to be given out again.
+            taken: the same ones as ``take`` returned them, if those are other lists.
+        """
+        with self._ledger.lock:
+            for group in groups if taken is None else taken:
+                self._strike(group)
+            before = self._ledger.buffered
+            self._source.add_samples(groups)
+            unseen = len(groups) - (self._ledger.buffered - before)
+            self._ledger.leased -= unseen
+            self._ledger.issued -= unseen
+
+    def metrics(self) -> dict[str, int]:
+        """``rollout/dropped/<reason>`` since the last call, but for ``no_step``, which is found later."""
+        with self._ledger.lock:
+            new = self._ledger.dropped - self._reported
+            self._reported = Counter(self._ledger.dropped)
+        return {f"rollout/dropped/{why}": count for why, count in sorted(new.items()) if why != NO_STEP}
 
     def close(self) -> None:
-        """Enter the figures into the data source's ledger.
+        """Look whether all leases have ended.
 
         Raises:
-            LedgerError: the books do not balance.
+            LedgerError: one has not, or the data source has lost groups that waited.
         """
-        fates = self.trained + self.filtered + self.dropped + self.buffered
-        if self.taken != fates:
-            raise LedgerError(
-                f"{self.taken} groups taken, but {self.trained} trained + {self.filtered} filtered + "
-                f"{self.dropped} dropped + {self.buffered} buffered = {fates}"
-            )
-        ledger = getattr(self._source, "ledger", None)
-        if ledger is None:
-            return
-        ledger.trained += self.trained
-        ledger.filtered += self.filtered
-        ledger.dropped += self.dropped
-        if vars(type(self._source)).get("keeps_books") and self._unaccounted() != self._unaccounted_before:
-            raise LedgerError(
-                f"{ledger} with {self._source.get_buffer_length()} groups buffered leaves "
-                f"{self._unaccounted()} unaccounted for, {self._unaccounted_before} before this rollout"
-            )
+        if self._open:
+            names = ", ".join(_name(group) for group, _ in list(self._open.values())[:8])
+            raise LedgerError(f"{len(self._open)} groups were taken and got no fate: {names}")
+        with self._ledger.lock:
+            if self._promised and not self._ledger.balanced:
+                raise LedgerError(f"the books do not balance: {self._ledger}")
+            if self._count_vanished() != self._vanished:
+                raise LedgerError(
+                    f"{self._ledger.buffered} groups should wait in the data source, but get_buffer_length() "
+                    f"is {self._source.get_buffer_length()}"
+                )
 
-    def _unaccounted(self) -> int:
-        ledger = getattr(self._source, "ledger", None)
-        return 0 if ledger is None else ledger.unaccounted(self._source.get_buffer_length())
+    def _end(self, group: list[Any]) -> None:
+        self._strike(group)
+        self._ledger.leased -= 1
+
+    def _strike(self, group: list[Any]) -> None:
+        if id(group) not in self._open:
+            raise LedgerError(f"{_name(group)} is not leased here: it has its fate already, or was not taken")
+        _, number = self._open.pop(id(group))
+        del self._ledger.records[number]
+
+    @property
+    def _promised(self) -> bool:
+        return bool(vars(type(self._source)).get("keeps_books"))
+
+    def _count_vanished(self) -> int:
+        return self._ledger.buffered - self._source.get_buffer_length() if self._promised else 0
+
+
+_ATOMS = (str, int, float, bool, type(None), SampleStatus)
+
+
+def _copied(value: Any) -> Any:
+    """A copy that a change of the sample leaves alone; arrays and objects of users are not copied."""
+    kind = type(value)
+    if kind is list:
+        tokens = len(value) > 99 and type(value[0]) in (int, float)
+        return value.copy() if tokens else [_copied(item) for item in value]
+    if kind is dict:
+        return {key: item if type(item) in _ATOMS else _copied(item) for key, item in value.items()}
+    if isinstance(value, Sample | SpecInfo | PrefixCacheInfo):
+        twin = object.__new__(kind)
+        vars(twin).update(_copied(vars(value)))
+        return twin
+    return value
+
+
+def _name(group: list[Any]) -> str:
+    first: Any = group
+    while isinstance(first, list) and first:
+        first = first[0]
+    return f"the group of sample {getattr(first, 'index', None)}"

@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe
+from slime.rollout.base_types import RolloutError, accepted, blame, describe
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -20,8 +20,8 @@ def set_current_rollout_id(rollout_id: int) -> None:
 async def apply_rollout_sample_hooks(args: RolloutView, value: Any, *, evaluation: bool = False) -> Any:
     """Run all hooks in order on a sample, or on each in a (nested) list of samples, keeping the nesting.
 
-    A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async; it returns the sample to
-    go on with, or None if it changed the one it got.
+    A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async, of which it may leave out
+    either keyword; it returns the sample to go on with, or None if it changed the one it got.
     """
     if isinstance(value, list):
         return [await apply_rollout_sample_hooks(args, item, evaluation=evaluation) for item in value]
@@ -33,7 +33,8 @@ async def apply_rollout_sample_hooks(args: RolloutView, value: Any, *, evaluatio
 async def _apply(path: str, args: RolloutView, sample: Sample, evaluation: bool) -> Sample:
     hook = load_function(path)
     with blame(hook, sample):
-        result = hook(args, sample, rollout_id=_current_rollout_id.get(), evaluation=evaluation)
+        offered = {"rollout_id": _current_rollout_id.get(), "evaluation": evaluation}
+        result = hook(args, sample, **accepted(hook, offered))
         if inspect.isawaitable(result):
             result = await result
     if result is None:

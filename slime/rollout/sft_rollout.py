@@ -29,9 +29,9 @@ def generate_rollout(
     masks = _mask_generator(args.hf_checkpoint, args.loss_mask_type, args.trust_remote_code)
     account = RolloutAccount(data_buffer)
     groups = account.take(args.rollout_batch_size)
-    for (sample,) in groups:
-        _fill(sample, masks)
-    account.trained += len(groups)
+    for group in groups:
+        _fill(group[0], masks)
+        account.train(group)
     account.close()
     return groups
 

@@ -21,8 +21,14 @@ from slime.rollout.filter_hub.base_types import (
     should_drop_dynamic_filter_output,
 )
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import generate, generate_and_rm, generate_and_rm_group, get_model_url
-from slime.rollout.ledger import RolloutAccount
+from slime.rollout.generation import (
+    FINISHED,
+    generate,
+    generate_and_rm,
+    generate_and_rm_group,
+    get_model_url,
+)
+from slime.rollout.ledger import ABORTED, SPLIT, SURPLUS, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import cancel_all, run
 from slime.utils.http_utils import get
@@ -59,7 +65,7 @@ def generate_rollout(
 async def generate_rollout_async(
     args: RolloutView, rollout_id: int, data_source: Any
 ) -> RolloutFnTrainOutput:
-    """Collect ``--rollout-batch-size`` groups; unfinished ones go back to ``data_source`` if they may.
+    """Collect ``--rollout-batch-size`` groups; others go back to ``data_source`` if they may.
 
     Raises:
         RolloutError: user code failed, or ``args.rollout_timeout`` seconds have passed; the message
@@ -69,15 +75,17 @@ async def generate_rollout_async(
         raise RolloutError("--disable-rollout-global-dataset: needs a --rollout-function-path of your own")
     state = GenerateState(args)
     set_current_rollout_id(rollout_id)
-    collection = _Collection(args, RolloutAccount(data_source))
+    collection = _Collection(args, rollout_id, RolloutAccount(data_source))
     async with _deadline(state, rollout_id, args.rollout_timeout):
         await collection.fill(state)
-        unfinished = await abort(args, rollout_id)
-    collection.settle(unfinished)
+        running = list(state.pending.values())
+        collection.settle(running, await abort(args, rollout_id))
     groups = sorted(collection.kept, key=_first_index)
     _run_batch_hooks(args, groups, collection)
     collection.account.close()
-    return RolloutFnTrainOutput(samples=groups, metrics=collection.metrics.collect())
+    return RolloutFnTrainOutput(
+        samples=groups, metrics=collection.metrics.collect() | collection.account.metrics()
+    )
 
 
 @asynccontextmanager
@@ -103,62 +111,111 @@ async def _deadline(state: GenerateState, rollout_id: int, seconds: float) -> As
 
 @dataclass
 class _Collection:
-    """The groups of one rollout and their fates."""
+    """The groups of one rollout and their fates.
+
+    Attributes:
+        finished: groups that were judged, for the hook that sees all of them.
+        spare: groups for the next rollout: as the data source gave them, and as they are now.
+    """
 
     args: RolloutView
+    rollout_id: int
     account: RolloutAccount
     kept: list[list[Any]] = field(default_factory=list)
     finished: list[list[Any]] = field(default_factory=list)
+    spare: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
     metrics: MetricGatherer = field(default_factory=MetricGatherer)
+
+    @property
+    def full(self) -> bool:
+        return len(self.kept) >= self.args.rollout_batch_size
+
+    @property
+    def keeps_surplus(self) -> bool:
+        """Not if nothing of a finished group would be trained on in the next rollout."""
+        args = self.args
+        masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
+        return self.account.keeps_finished and not masked and not args.drop_surplus_groups
 
     async def fill(self, state: GenerateState) -> None:
         """Generate until enough groups are kept; what still runs then stays in ``state.pending``."""
-        target = self.args.rollout_batch_size
-        while len(self.kept) < target:
-            while len(self.kept) + len(state.pending) < target:
-                for group in self.account.take(self.args.over_sampling_batch_size):
-                    task = asyncio.create_task(generate_and_rm_group(self.args, group, state.sampling_params))
-                    state.pending[task] = group
+        while not self.full:
+            while len(self.kept) + len(state.pending) < self.args.rollout_batch_size:
+                self._begin(state, self.account.take(self.args.over_sampling_batch_size))
+            if self.full:
+                return
             done, _ = await asyncio.wait(state.pending, return_when=asyncio.FIRST_COMPLETED)
             # By index: the order in which a set iterates must not decide which groups are trained on.
             for task in sorted(done, key=lambda task: _first_index(state.pending[task])):
-                group = task.result()
-                self._sort_out(group, in_flight=len(state.pending))
+                self._sort_out(state.pending[task], task.result(), in_flight=len(state.pending))
                 del state.pending[task]
 
-    def _sort_out(self, group: list[Any], in_flight: int) -> None:
-        target = self.args.rollout_batch_size
+    def _begin(self, state: GenerateState, groups: list[list[Any]]) -> None:
+        """Use what an earlier rollout finished; generate the others unless that was enough."""
+        ready = [group for group in groups if _was_finished(group)]
+        others = [group for group in groups if not _was_finished(group)]
+        for position, group in enumerate(ready):
+            waiting = len(others) + len(ready) - position
+            self._sort_out(group, group, in_flight=len(state.pending) + waiting)
+        if self.full and self.keeps_surplus:
+            self.spare += zip(others, others, strict=True)
+            return
+        for group in others:
+            task = asyncio.create_task(generate_and_rm_group(self.args, group, state.sampling_params))
+            state.pending[task] = group
+
+    def _sort_out(self, taken: list[Any], group: list[Any], in_flight: int) -> None:
         if len(group) != self.args.n_samples_per_prompt:
             raise RolloutError(
                 f"group of sample {_first_index(group)} came back with {len(group)} samples, "
                 f"expected {self.args.n_samples_per_prompt}"
             )
+        if self.full and self.keeps_surplus:
+            self._keep_finished(taken, group)
+            return
         self.finished.append(group)
         path = self.args.dynamic_sampling_filter_path
         dynamic_filter = load_function(path) if path else None
         with blame(dynamic_filter or call_dynamic_filter, _flatten(group)):
             verdict = call_dynamic_filter(dynamic_filter, self.args, group)
-        remaining = len(self.kept) + in_flight
         if should_drop_dynamic_filter_output(
-            verdict, remaining_batch_size=remaining, target_data_size=target
+            verdict,
+            remaining_batch_size=len(self.kept) + in_flight,
+            target_data_size=self.args.rollout_batch_size,
         ):
-            self.account.filtered += 1
+            self.account.filter(taken)
             self.metrics.on_dynamic_filter_drop(verdict.reason)
-        elif len(self.kept) < target:
-            self.account.trained += 1
-            self.kept.append(group)
+        elif self.full:
+            self.account.drop(taken, SURPLUS)
         else:
-            self.account.dropped += 1
+            self.account.train(taken)
+            self.kept.append(group)
 
-    def settle(self, unfinished: list[list[Any]]) -> None:
-        """Hand aborted groups back for the next rollout, or drop them without ``--partial-rollout``."""
-        if not self.args.partial_rollout:
-            self.account.dropped += len(unfinished)
-            return
-        # A sample that was split cannot be taken up again.
-        resumable = [group for group in unfinished if all(isinstance(sample, Sample) for sample in group)]
-        self.account.dropped += len(unfinished) - len(resumable)
-        self.account.give_back(sorted(resumable, key=_first_index))
+    def _keep_finished(self, taken: list[Any], group: list[Any]) -> None:
+        """Its filter judges it in the rollout that uses it, so once."""
+        for sample in _flatten(group):
+            sample.metadata.setdefault("start_rollout_id", self.rollout_id)
+        self.spare.append((taken, group))
+
+    def settle(self, running: list[list[Any]], unfinished: list[list[Any]]) -> None:
+        """Hand groups back for the next rollout; drop aborted ones without ``--partial-rollout``.
+
+        Args:
+            running: the groups as the data source gave them.
+            unfinished: the same, as the abort left them.
+        """
+        for taken, group in zip(running, unfinished, strict=True):
+            if self.keeps_surplus and _is_finished(group):
+                self._keep_finished(taken, group)
+            elif not self.args.partial_rollout:
+                self.account.drop(taken, SURPLUS if _is_finished(group) else ABORTED)
+            elif all(isinstance(sample, Sample) for sample in group):
+                self.spare.append((taken, group))
+            else:  # a sample that was split cannot be taken up again
+                self.account.drop(taken, SPLIT)
+        self.spare.sort(key=lambda pair: _first_index(pair[1]))
+        if self.spare:
+            self.account.give_back([group for _, group in self.spare], [taken for taken, _ in self.spare])
 
 
 async def abort(args: RolloutView, rollout_id: int) -> list[list[Any]]:
@@ -192,6 +249,17 @@ def _run_batch_hooks(args: RolloutView, groups: list[list[Any]], collection: _Co
         process = load_function(args.rollout_all_samples_process_path)
         with blame(process, _flatten(collection.finished)):
             process(args, collection.finished, collection.account.take_for_hook)
+
+
+def _is_finished(group: list[Any]) -> bool:
+    samples = _flatten(group)
+    return all(sample.status in FINISHED and sample.reward is not None for sample in samples)
+
+
+def _was_finished(group: list[Any]) -> bool:
+    """Whether an earlier rollout did; a data source of the user's may bring answers of its own."""
+    begun = all("start_rollout_id" in sample.metadata for sample in _flatten(group))
+    return begun and _is_finished(group)
 
 
 def _flatten(nested: list[Any]) -> list[Sample]:

@@ -70,6 +70,11 @@ def _no_versions(sample: Sample) -> list[int]:
     return [-1] * sample.response_length
 
 
+def _log_probs_of_nothing(sample: Sample) -> list[float] | None:
+    """Of an answer without tokens, which records none."""
+    return None if sample.response_length else []
+
+
 def _response(in_loss: bool = True, **options: Any) -> Field:
     """What the trainer itself computes per response token."""
     return Field(Axis.RESPONSE, in_loss=in_loss, average=Average.BY_ROLLOUT, **options)
@@ -98,7 +103,9 @@ FIELDS: dict[str, Field] = {
     "sample_indices": Field(Axis.SAMPLE, in_loss=True),
     "rollout_ids": Field(Axis.SAMPLE, required=True, in_loss=True),
     "rollout_mask_sums": Field(Axis.SAMPLE, required=True, dtype=torch.float32, stacked=True, in_loss=True),
-    "rollout_log_probs": _response(read=lambda sample: sample.rollout_log_probs, dtype=torch.float32),
+    "rollout_log_probs": _response(
+        read=lambda sample: sample.rollout_log_probs, unknown=_log_probs_of_nothing, dtype=torch.float32
+    ),
     "rollout_top_p_token_ids": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_ids),
     "rollout_top_p_token_offsets": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_offsets),
     "rollout_routed_experts": Field(Axis.SAMPLE, lambda sample: sample.rollout_routed_experts),

@@ -1,108 +1,34 @@
-"""Prompts on disk (JSONL or parquet) and the samples made of them."""
+"""Prompts on disk and the samples made of them."""
 
 import hashlib
 import json
-import random
-import re
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
+from typing import Any, overload
 
-import orjson
-import pyarrow
-import pyarrow.parquet as pq
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from slime.utils.data_files import DataError, Records, read_file
+from slime.utils.data_rows import RecordKeys, Row, make_row, read_rows, render_prompt
+from slime.utils.data_sources import epoch_order, find_sources
 from slime.utils.types import Sample
 
-PARQUET_BATCH = 1024  # rows read at a time
-_SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d{1,18})?:(?P<stop>-?\d{1,18})?\]$", re.ASCII)
+__all__ = [
+    "DataError",
+    "Dataset",
+    "RecordKeys",
+    "Row",
+    "filter_long_prompt",
+    "get_source",
+    "read_file",
+    "read_rows",
+    "render_prompt",
+]
 
-
-class DataError(ValueError):
-    """A data file is missing or malformed; the message names the file and the line or row."""
-
-
-def parse_path(path: str) -> tuple[Path, slice]:
-    """Split ``file@[a:b]`` into the file and the slice of its records; without a suffix, all of them."""
-    match = _SLICE.match(path)
-    if match is None:
-        return Path(path), slice(None)
-    start, stop = (int(match[name]) if match[name] else None for name in ("start", "stop"))
-    return Path(match["path"]), slice(start, stop)
-
-
-def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, record) for each record of a JSONL or parquet file, ``where`` being for messages.
-
-    Empty JSONL lines are skipped. A suffix ``@[a:b]`` selects records as a Python slice would.
-
-    Raises:
-        DataError: the file is missing, of another kind, has no record, or a line is not a JSON object.
-    """
-    file, selected = parse_path(path)
-    if not file.is_file():
-        raise DataError(f"{file}: no such data file")
-    if file.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{file}: found suffix {file.suffix!r}, expected .jsonl or .parquet")
-    records = (_read_jsonl if file.suffix == ".jsonl" else _read_parquet)(file, selected)
-    first = next(records, None)
-    if first is None:
-        where = "" if selected == slice(None) else f" in the slice {path[path.rindex('@') :]}"
-        raise DataError(f"{file}: holds no record{where}")
-    yield first
-    yield from records
-
-
-def _read_jsonl(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, Any]]]:
-    with file.open("rb") as stream:
-        start, stop, _ = selected.indices(_count_lines(stream) if _is_relative(selected) else sys.maxsize)
-        for number, line in islice(_lines(stream), start, max(start, stop)):
-            where = f"{file}:{number}"
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise DataError(f"{where}: not valid JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{where}: expected a JSON object, found {type(record).__name__}")
-            yield where, record
-
-
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers from 1."""
-    return ((number, line) for number, line in enumerate(stream, 1) if line.strip())
-
-
-def _count_lines(stream: BinaryIO) -> int:
-    count = sum(1 for _ in _lines(stream))
-    stream.seek(0)
-    return count
-
-
-def _is_relative(selected: slice) -> bool:
-    """Whether a bound counts from the end, so that the records must be counted first."""
-    return any(bound is not None and bound < 0 for bound in (selected.start, selected.stop))
-
-
-def _read_parquet(file: Path, selected: slice) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        with pq.ParquetFile(file) as table:
-            start, stop, _ = selected.indices(table.metadata.num_rows)
-            rows = (row for batch in table.iter_batches(PARQUET_BATCH) for row in batch.to_pylist())
-            for number, record in islice(enumerate(rows), start, max(start, stop)):
-                yield f"{file}: row {number}", record
-    except OSError as error:  # pyarrow's own errors are ArrowExceptions, those of reading are OSErrors
-        raise DataError(f"{file}: cannot read as parquet ({error})") from error
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{file}: not a parquet file ({error})") from error
-
-
-def read_file(path: str) -> Iterator[dict[str, Any]]:
-    """The records of ``read_records`` alone."""
-    return (record for _, record in read_records(path))
+MEASURED_AT_ONCE = 1024  # prompts
 
 
 def get_source(sample: Sample) -> str:
@@ -110,119 +36,44 @@ def get_source(sample: Sample) -> str:
     return getattr(sample, "source", None) or sample.metadata.get("source_name") or "unknown"
 
 
-@dataclass(frozen=True)
-class RecordKeys:
-    """The fields of a record; None where a run does without."""
+class Samples(Sequence[Sample]):
+    """Samples in some order, each made of its record whenever it is asked for."""
 
-    prompt: str
-    label: str | None = None
-    tools: str | None = None
-    metadata: str | None = None
+    def __init__(self, make: Callable[[int], Sample], order: Sequence[int] | np.ndarray) -> None:
+        self._make, self._order = make, order
 
+    def __len__(self) -> int:
+        return len(self._order)
 
-@dataclass(frozen=True)
-class Row:
-    """What a record holds, before its prompt is rendered. ``where`` is file and line, for messages."""
-
-    where: str
-    prompt: str | list[dict[str, Any]]
-    label: Any
-    metadata: dict[str, Any]
-    tools: list[Any] | None
-
-
-def read_rows(path: str, keys: RecordKeys) -> Iterator[Row]:
-    """The records of a file, each looked at.
-
-    Raises:
-        DataError: see ``read_records``; or a field is missing or null, the prompt is neither text nor a list
-            of messages or is blank, or metadata or tools are not what they should be.
-    """
-    for where, record in read_records(path):
-        for key in (keys.prompt, keys.label):
-            if key is not None and key not in record:
-                raise DataError(f"{where} has no field {key!r} (found: {', '.join(sorted(record))})")
-            if key is not None and record[key] is None:
-                raise DataError(f"{where}: field {key!r} is null")
-        _check_prompt(where, keys.prompt, record[keys.prompt])
-        metadata = _parse(where, "metadata", record.get(keys.metadata), dict) if keys.metadata else None
-        tools = _parse(where, "tools", record.get(keys.tools), list) if keys.tools else None
-        label = record[keys.label] if keys.label else None
-        yield Row(where, record[keys.prompt], label, metadata or {}, tools)
-
-
-def _check_prompt(where: str, key: str, prompt: Any) -> None:
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise DataError(f"{where}: field {key!r} is blank")
-        return
-    if not isinstance(prompt, list) or not prompt:
-        raise DataError(f"{where}: field {key!r} is {prompt!r:.40}, expected text or a list of messages")
-    for message in prompt:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
-        content = message.get("content")
-        if not isinstance(content, str | list) and not (content is None and _does_without_content(message)):
-            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with content")
-
-
-def _does_without_content(message: dict[str, Any]) -> bool:
-    """Whether a call of a tool, a line of thought or another field stands in for it."""
-    return any(value for key, value in message.items() if key != "role")
-
-
-def _parse(where: str, name: str, value: Any, kind: type) -> Any:
-    """A value of that type, perhaps written as JSON; None if there is none."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: {name} are not valid JSON ({error})") from error
-    if value is not None and not isinstance(value, kind):
-        wanted = "an object" if kind is dict else "a list"
-        raise DataError(f"{where}: {name} are {type(value).__name__}, expected {wanted}")
-    return value
-
-
-def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, template_kwargs: Mapping[str, Any]) -> str:
-    """The prompt with a generation prompt, by the tokenizer's chat template.
-
-    Raises:
-        DataError: the template fails, or makes nothing of the prompt.
-    """
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=row.tools, tokenize=False, add_generation_prompt=True, **template_kwargs
-        )
-    # Templates are third-party programs; whatever they raise, the user needs to know for which record.
-    except Exception as error:
-        raise DataError(f"{row.where}: the chat template fails on this prompt ({error})") from error
-    if not text:
-        raise DataError(f"{row.where}: the chat template makes nothing of this prompt")
-    return text
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=8).digest()
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self._make(int(i)) for i in self._order[index]]
+        return self._make(int(self._order[index]))
 
 
 class Dataset:
-    """Samples with their prompts ready, in file order or in the order of an epoch.
+    """Samples with their prompts ready, in the order of the files or in that of an epoch.
+
+    A sample is made when it is asked for, and anew each time: a change of one is lost, but ``samples`` may be
+    replaced by a list. Memory holds the positions of the records.
 
     Args:
+        path: a file, a directory, a pattern, or a YAML file of several (``slime.utils.data_sources``).
         max_length: prompts of more tokens are left out; None keeps all. Message lists are not measured.
         prompt_key: field with the prompt: text or a list of chat messages.
         apply_chat_template: render the prompt, with a generation prompt, through the tokenizer's template.
+        check: look at every record now, and not only when it is asked for.
 
     Attributes:
         num_too_long: prompts that were left out.
-        fingerprint: 16 hex digits that follow from the prompts in file order, as the file has them. How they
-            are rendered, labels and metadata don't count: a change of those neither repeats a prompt nor
-            leaves one out.
+        weighted: whether sources have weights, so that each epoch has an order of its own.
 
     Raises:
-        DataError: see ``read_rows``; or no record is left.
+        DataError: see ``read_rows``; or a source has no record left.
     """
 
     def __init__(
@@ -239,29 +90,46 @@ class Dataset:
         seed: int = 42,
         apply_chat_template: bool = False,
         apply_chat_template_kwargs: dict[str, Any] | None = None,
+        check: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._processor, self._max_length = tokenizer, processor, max_length
         self._template_kwargs = apply_chat_template_kwargs or {}
         self._apply_chat_template = apply_chat_template
-        keys = RecordKeys(prompt_key, label_key, tool_key, metadata_key)
-        samples, digests = [], {}
-        for row in read_rows(path, keys):
-            samples.append(self._build_sample(row))
-            digests[id(samples[-1])] = _digest(json.dumps(row.prompt, default=repr).encode())
-        self.origin_samples = filter_long_prompt(samples, tokenizer, processor, max_length)
-        self.fingerprint = _digest(b"".join(digests[id(sample)] for sample in self.origin_samples)).hex()
-        self.num_too_long = len(samples) - len(self.origin_samples)
-        if not self.origin_samples:
-            raise DataError(f"{path}: no prompt of at most {max_length} tokens among {len(samples)} records")
+        self._keys = RecordKeys(prompt_key, label_key, tool_key, metadata_key)
+        self._sources = find_sources(path)
+        self.weighted = self._sources[0].weight is not None
+        self._records = [Records(source.path) for source in self._sources]
+        self._kept: list[Sequence[int]] = [range(len(records)) for records in self._records]
+        self._fingerprint: str | None = None
+        if check or max_length is not None:
+            self._kept = self._survey()
+        self._starts = list(accumulate(map(len, self._kept), initial=0))
+        self.num_too_long = sum(map(len, self._records)) - self._starts[-1]
+        self.origin_samples: Sequence[Sample] = Samples(self._make, range(self._starts[-1]))
         self.samples = self.origin_samples
         self._seed = seed
-        self._epoch = -1
+        self._arranged: tuple[int, bool] | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Sample:
         return self.samples[index]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that follow from the prompts in file order, as the files have them, and from weights.
+
+        How prompts are rendered, labels and metadata don't count: a change of those neither repeats a prompt
+        nor leaves one out. Unless all records were looked at, the first call reads them all.
+        """
+        if self._fingerprint is None:
+            digest = _Digest()
+            for source, records in zip(self._sources, self._records, strict=True):
+                for where, record in records:
+                    digest.add(make_row(where, record, self._keys, source.name))
+            self._fingerprint = digest.hex(self._weights())
+        return self._fingerprint
 
     def too_long(self, flag: str) -> list[str]:
         """In one line, which part was left out by a flag; nothing if none was."""
@@ -272,12 +140,47 @@ class Dataset:
 
     def shuffle(self, epoch: int) -> None:
         """Put the samples into the order of an epoch, which depends on seed and epoch alone."""
-        if epoch == self._epoch:
+        self.arrange(epoch, shuffled=True)
+
+    def arrange(self, epoch: int, shuffled: bool) -> None:
+        """Shuffled or not, weighted sources have each epoch go on where the one before it ended."""
+        if (epoch, shuffled) == self._arranged:
             return
-        order = list(range(len(self.origin_samples)))
-        random.Random(self._seed + epoch).shuffle(order)
-        self.samples = [self.origin_samples[i] for i in order]
-        self._epoch = epoch
+        sizes = [len(kept) for kept in self._kept] if self.weighted else [len(self.origin_samples)]
+        order = epoch_order(sizes, self._weights(), self._seed, epoch, shuffled)
+        self.samples = Samples(self.origin_samples.__getitem__, order)
+        self._arranged = epoch, shuffled
+
+    def _weights(self) -> list[float] | None:
+        return [source.weight or 0.0 for source in self._sources] if self.weighted else None
+
+    def _survey(self) -> list[Sequence[int]]:
+        """Look at all records; of each source, the numbers of those that are not too long."""
+        digest = _Digest()
+        kept: list[Sequence[int]] = []
+        for source, records in zip(self._sources, self._records, strict=True):
+            rows = (make_row(where, record, self._keys, source.name) for where, record in records)
+            numbers, first = array("Q"), 0
+            while some := list(islice(rows, MEASURED_AT_ONCE)):
+                samples = [self._build_sample(row) for row in some]
+                fit = filter_long_prompt(samples, self._tokenizer, self._processor, self._max_length)
+                fitting = set(map(id, fit))
+                for number, (row, sample) in enumerate(zip(some, samples, strict=True), first):
+                    if id(sample) in fitting:
+                        numbers.append(number)
+                        digest.add(row)
+                first += len(some)
+            if not numbers:
+                wanted = f"no prompt of at most {self._max_length} tokens among {first} records"
+                raise DataError(f"{source.path}: {wanted}")
+            kept.append(numbers)
+        self._fingerprint = digest.hex(self._weights())
+        return kept
+
+    def _make(self, position: int) -> Sample:
+        number = bisect_right(self._starts, position) - 1
+        where, record = self._records[number][self._kept[number][position - self._starts[number]]]
+        return self._build_sample(make_row(where, record, self._keys, self._sources[number].name))
 
     def _build_sample(self, row: Row) -> Sample:
         rendered = self._apply_chat_template
@@ -289,12 +192,40 @@ class Dataset:
         )
 
 
+class _Digest:
+    """Of prompts, in their order."""
+
+    def __init__(self) -> None:
+        self._all = hashlib.blake2b(digest_size=8)
+
+    def add(self, row: Row) -> None:
+        one = hashlib.blake2b(json.dumps(row.prompt, default=repr).encode(), digest_size=8)
+        self._all.update(one.digest())
+
+    def hex(self, weights: list[float] | None) -> str:
+        if weights is not None:
+            self._all.update(json.dumps(weights).encode())
+        return self._all.hexdigest()
+
+
 def filter_long_prompt(
-    samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
+    origin_samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
 ) -> list[Sample]:
     """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept."""
     if max_length is None:
-        return samples
-    texts = [sample.prompt for sample in samples if isinstance(sample.prompt, str)]
-    lengths = iter(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else ())
-    return [s for s in samples if not isinstance(s.prompt, str) or next(lengths) <= max_length]
+        return origin_samples
+    fast = getattr(tokenizer, "is_fast", False)
+    unsure = [
+        sample
+        for sample in origin_samples
+        if isinstance(sample.prompt, str) and not (fast and _is_short(sample.prompt, max_length))
+    ]
+    texts = [sample.prompt for sample in unsure]
+    lengths = map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else ()
+    too_long = {id(sample) for sample, length in zip(unsure, lengths, strict=True) if length > max_length}
+    return [sample for sample in origin_samples if id(sample) not in too_long]
+
+
+def _is_short(text: str, max_length: int) -> bool:
+    """Whether it need not be counted: a token is a character of ASCII at least, but one may be put before."""
+    return len(text) < max_length and text.isascii()

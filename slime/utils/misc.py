@@ -2,10 +2,40 @@
 
 import importlib
 import math
+import subprocess
+import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+
+from slime.utils.engine_meta import decode_int32_array
+
+
+class SingletonMeta(type):
+    """Metaclass of classes that have one instance per process: every call after the first returns it.
+
+    The arguments of later calls are not looked at.
+    """
+
+    _instances: ClassVar[dict[type, Any]] = {}
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        with SingletonMeta._lock:
+            if cls not in SingletonMeta._instances:
+                SingletonMeta._instances[cls] = super().__call__(*args, **kwargs)
+            return SingletonMeta._instances[cls]
+
+    def clear(cls) -> None:
+        """Forget the instance, so that the next call makes one from its own arguments."""
+        SingletonMeta._instances.pop(cls, None)
+
+    @staticmethod
+    def clear_all_instances() -> None:
+        SingletonMeta._instances.clear()
 
 
 @cache
@@ -25,6 +55,25 @@ def load_function(path: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         raise ValueError(f"dotted path {path!r}: module {module_name!r} has no attribute {name!r}")
     return getattr(module, name)
+
+
+def decode_int32_meta_array(meta_info: Mapping[str, Any], keys: str | Iterable[str]) -> np.ndarray | None:
+    """The flat int32 array under the first of ``keys`` that an engine's ``meta_info`` has; None without."""
+    for key in (keys,) if isinstance(keys, str) else keys:
+        if meta_info.get(key) is not None:
+            return decode_int32_array(meta_info[key])
+    return None
+
+
+def exec_command(cmd: str, capture_output: bool = False) -> str | None:
+    """Runs a command line with bash, and returns what it printed if told to capture it.
+
+    Raises:
+        subprocess.CalledProcessError: it ended with another status than 0.
+    """
+    print(f"$ {cmd}", flush=True)
+    done = subprocess.run(["bash", "-c", cmd], check=True, text=True, capture_output=capture_output)
+    return done.stdout if capture_output else None
 
 
 def is_finite_number(value: Any) -> bool:

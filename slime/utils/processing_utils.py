@@ -1,17 +1,48 @@
-"""Loading what turns text into tokens."""
+"""Loading what turns text and images into tokens, and what goes to an engine beside them."""
 
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_MODALITIES = ("audio_kwargs", "images_kwargs", "videos_kwargs")
 
 
-def load_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name_or_path: str, trust_remote_code: bool = False, **kwargs: Any
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a HF checkpoint directory.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
+        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **kwargs)
     except OSError as error:
-        raise ValueError(f"no tokenizer in {path!r}: {error}") from error
+        raise ValueError(f"no tokenizer in {name_or_path!r}: {error}") from error
+
+
+def load_processor(name_or_path: str, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The processor of a HF checkpoint directory for text and other inputs; None if it is for text alone."""
+    if not any((Path(name_or_path) / name).is_file() for name in _PROCESSOR_FILES):
+        return None
+    return AutoProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+
+
+def build_processor_kwargs(multimodal_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Arguments for a processor's call: ids as plain lists, and what is made of other inputs as tensors."""
+    kwargs = dict(multimodal_inputs or {})
+    for name in _MODALITIES:
+        kwargs[name] = {**(kwargs.get(name) or {}), "return_tensors": "pt"}
+    return kwargs | {"return_tensors": None}
+
+
+def encode_image_for_rollout_engine(image: Any) -> str:
+    """A PIL image as a data URL with an RGB PNG in it, which /generate takes in ``image_data``."""
+    buffer = io.BytesIO()
+    (image if image.mode == "RGB" else image.convert("RGB")).save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

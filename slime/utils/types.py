@@ -1,12 +1,13 @@
 """The data that rooms hand to one another: samples, train batches, engine addresses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 
+from slime.utils import engine_counters
 from slime.utils.engine_meta import (
     RoutedShape,
     VersionSpans,
@@ -41,67 +42,6 @@ class EngineEndpoint:
     bootstrap_port: int | None = None
 
 
-@dataclass
-class SpecInfo:
-    """Counters of speculative decoding, summed over the engine calls of a sample."""
-
-    spec_accept_token_num: int = 0
-    spec_draft_token_num: int = 0
-    spec_verify_ct: int = 0
-    completion_token_num: int = 0
-
-    @property
-    def spec_accept_rate(self) -> float:
-        """Accepted over drafted tokens; 0 when nothing was drafted."""
-        return self.spec_accept_token_num / self.spec_draft_token_num if self.spec_draft_token_num else 0.0
-
-    @property
-    def spec_accept_length(self) -> float:
-        """Tokens produced per verification; 0 when nothing was verified."""
-        return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
-
-    def add(self, meta_info: Mapping[str, Any]) -> None:
-        """Count one engine call, under the names of SGLang 0.5.23 or those of the original's fork."""
-        accepted = meta_info.get("spec_num_correct_drafts", meta_info.get("spec_accept_token_num", 0))
-        drafted = meta_info.get("spec_num_proposed_drafts", meta_info.get("spec_draft_token_num", 0))
-        self.spec_accept_token_num += accepted
-        self.spec_draft_token_num += drafted
-        self.spec_verify_ct += meta_info.get("spec_verify_ct", 0)
-        self.completion_token_num += meta_info.get("completion_tokens", 0)
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(data: Mapping[str, int]) -> "SpecInfo":
-        return SpecInfo(**data)
-
-
-@dataclass
-class PrefixCacheInfo:
-    """Counters of the engine's prefix cache, in prompt tokens, summed over the calls of a sample."""
-
-    cached_tokens: int = 0
-    total_prompt_tokens: int = 0
-
-    @property
-    def prefix_cache_hit_rate(self) -> float:
-        """Cached over all prompt tokens; 0 before the first call."""
-        return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
-
-    def add(self, meta_info: Mapping[str, Any]) -> None:
-        """Count one engine call."""
-        self.cached_tokens += meta_info.get("cached_tokens", 0)
-        self.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
-
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(data: Mapping[str, int]) -> "PrefixCacheInfo":
-        return PrefixCacheInfo(**data)
-
-
 def _plain(value: Any) -> Any:
     """``value`` without the numpy types that ``torch.load(weights_only=True)`` refuses; arrays as tensors."""
     if isinstance(value, np.generic):
@@ -117,6 +57,13 @@ def _plain(value: Any) -> Any:
     if type(value) is dict:
         return {_plain(key): _plain(item) for key, item in value.items()}
     return value
+
+
+def _as_list(values: Any) -> list[Any]:
+    """A list of plain numbers, of a sequence, a tensor or an array; empty for None."""
+    if values is None:
+        return []
+    return values.reshape(-1).tolist() if hasattr(values, "tolist") else list(values)
 
 
 class SampleStatus(Enum):
@@ -175,13 +122,17 @@ class Sample:
     session_id: str | None = None
     # Seconds spent outside the engine, in tools for instance.
     non_generation_time: float = 0.0
-    spec_info: SpecInfo = field(default_factory=SpecInfo)
-    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    spec_info: engine_counters.SpecInfo = field(default_factory=engine_counters.SpecInfo)
+    prefix_cache_info: engine_counters.PrefixCacheInfo = field(
+        default_factory=engine_counters.PrefixCacheInfo
+    )
     # Of the response, as far as `append_response_tokens` made it; R tokens in all.
     version_spans: VersionSpans = field(default_factory=list)
 
-    # Not annotated, hence no field: user code writes Sample.Status.COMPLETED.
+    # Not annotated, hence no fields: user code writes Sample.Status.COMPLETED.
     Status = SampleStatus
+    SpecInfo = engine_counters.SpecInfo
+    PrefixCacheInfo = engine_counters.PrefixCacheInfo
 
     def to_dict(self) -> dict[str, Any]:
         """A copy of the attributes as plain data and tensors, for dumps and saved buffers."""
@@ -196,8 +147,8 @@ class Sample:
         """Inverse of ``to_dict``; keys that are not fields become plain attributes."""
         values = dict(data)
         values["status"] = SampleStatus(values.get("status", "pending"))
-        values["spec_info"] = SpecInfo.from_dict(values.get("spec_info", {}))
-        values["prefix_cache_info"] = PrefixCacheInfo.from_dict(values.get("prefix_cache_info", {}))
+        values["spec_info"] = Sample.SpecInfo.from_dict(values.get("spec_info", {}))
+        values["prefix_cache_info"] = Sample.PrefixCacheInfo.from_dict(values.get("prefix_cache_info", {}))
         values["version_spans"] = [(version, count) for version, count in values.get("version_spans", [])]
         names = {f.name for f in fields(Sample)}
         sample = Sample(**{key: value for key, value in values.items() if key in names})
@@ -234,7 +185,7 @@ class Sample:
         self,
         args: RoutedShape | None = None,
         *,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | None = None,
         log_probs: Sequence[float] | None = None,
         trainable: bool = True,
         meta_info: Mapping[str, Any] | None = None,
@@ -244,6 +195,7 @@ class Sample:
         """Extend the response by tokens of the model (trainable) or of a tool or user (not trainable).
 
         Args:
+            tokens: ids, as a sequence, tensor or array; none where an answer was aborted before its first.
             log_probs: the engine's, one per trainable token; other tokens get 0.0.
             meta_info: of the engine's answer that brought the tokens.
             update_terminal_info: take status and weight version from ``meta_info`` as well.
@@ -251,42 +203,51 @@ class Sample:
         Raises:
             ValueError: lengths disagree, trainable tokens lack log-probs, or others bring some.
         """
-        self._check_new_tokens(tokens, log_probs, trainable)
-        earlier = self.response_length
-        if trainable and earlier and self.rollout_log_probs is None:
-            raise ValueError(f"sample {self.index}: its first {earlier} response tokens have no log-probs")
-        if self.loss_mask is None:
-            self.loss_mask = [1] * earlier
-        if self.rollout_log_probs is None:
-            self.rollout_log_probs = [0.0] * earlier
-        count = len(tokens)
+        ids = _as_list(tokens)
+        count, earlier = len(ids), self.response_length
+        values = self._log_probs_of(count, log_probs, trainable)
         self.version_spans = merge_versions(self.version_spans, earlier, meta_info, count)
-        self.tokens = [*self.tokens, *tokens]
-        self.response_length += count
-        self.loss_mask = [*self.loss_mask, *[int(trainable)] * count]
-        self.rollout_log_probs = [*self.rollout_log_probs, *(log_probs or [0.0] * count)]
+        if ids:
+            self._extend(ids, values, trainable)
         self.response += text or ""
+        if meta_info is not None:
+            self._merge_token_info(args, meta_info, count)
+            if update_terminal_info:
+                self.update_from_meta_info(args, meta_info)
+        self._validate_response_metadata_lengths()
+
+    def _log_probs_of(self, count: int, log_probs: Sequence[float] | None, trainable: bool) -> list[float]:
+        """One per new token; 0.0 for tokens that no model sampled."""
+        values = _as_list(log_probs)
+        if not trainable:
+            if values:
+                raise ValueError(f"sample {self.index}: tokens that are not trainable bring log-probs")
+            return [0.0] * count
+        if log_probs is None and count:
+            raise ValueError(f"sample {self.index}: trainable tokens lack log-probs")
+        if len(values) != count:
+            raise ValueError(f"sample {self.index}: {count} tokens but {len(values)} log-probs")
+        if count and self.response_length and self.rollout_log_probs is None:
+            raise ValueError(
+                f"sample {self.index}: its first {self.response_length} response tokens have no log-probs"
+            )
+        return values
+
+    def _extend(self, ids: list[int], log_probs: list[float], trainable: bool) -> None:
+        earlier = self.response_length
+        mask = [1] * earlier if self.loss_mask is None else self.loss_mask
+        before = [0.0] * earlier if self.rollout_log_probs is None else self.rollout_log_probs
+        self.tokens = [*self.tokens, *ids]
+        self.response_length += len(ids)
+        self.loss_mask = [*mask, *[int(trainable)] * len(ids)]
+        self.rollout_log_probs = [*before, *log_probs]
         if not trainable and self.rollout_top_p_token_offsets is not None:
             # No model sampled these tokens: their nuclei are empty.
             last = self.rollout_top_p_token_offsets[-1]
-            self.rollout_top_p_token_offsets = [*self.rollout_top_p_token_offsets, *[last] * count]
-        if meta_info is not None:
-            self._apply_meta_info(args, meta_info, count, update_terminal_info)
-        self._validate_response_metadata_lengths()
+            self.rollout_top_p_token_offsets = [*self.rollout_top_p_token_offsets, *[last] * len(ids)]
 
-    def _check_new_tokens(
-        self, tokens: Sequence[int], log_probs: Sequence[float] | None, trainable: bool
-    ) -> None:
-        if not trainable and log_probs:
-            raise ValueError(f"sample {self.index}: tokens that are not trainable bring log-probs")
-        if trainable and log_probs is None:
-            raise ValueError(f"sample {self.index}: trainable tokens lack log-probs")
-        if log_probs is not None and trainable and len(log_probs) != len(tokens):
-            raise ValueError(f"sample {self.index}: {len(tokens)} tokens but {len(log_probs)} log-probs")
-
-    def _apply_meta_info(
-        self, args: RoutedShape | None, meta_info: Mapping[str, Any], count: int, update_terminal_info: bool
-    ) -> None:
+    def _merge_token_info(self, args: RoutedShape | None, meta_info: Mapping[str, Any], count: int) -> None:
+        """What ``meta_info`` says of each of the ``count`` tokens that it brought."""
         no_nuclei = [0] * (self.response_length - count + 1)
         earlier = self.rollout_top_p_token_ids or [], self.rollout_top_p_token_offsets or no_nuclei
         if (nuclei := merge_top_p(earlier, meta_info, count)) is not None:
@@ -294,17 +255,21 @@ class Sample:
         experts = merge_routed_experts(self.rollout_routed_experts, len(self.tokens), args, meta_info)
         if experts is not None:
             self.rollout_routed_experts = experts
+
+    def update_from_meta_info(self, args: RoutedShape | None, meta_info: Mapping[str, Any]) -> None:
+        """Counters, weight version and status from the end of an engine's answer, if it has ended.
+
+        A finish reason other than stop, length and abort leaves the status as it is.
+        """
         reason = meta_info.get("finish_reason")
-        if not reason or not update_terminal_info:
+        if not reason:
             return
         if getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if "weight_version" in meta_info:
             self.weight_versions = [*self.weight_versions, meta_info["weight_version"]]
-        if reason["type"] not in _STATUS_OF_FINISH_REASON:
-            raise ValueError(f"finish_reason {reason!r}: expected type stop, length or abort")
-        self.status = _STATUS_OF_FINISH_REASON[reason["type"]]
+        self.status = _STATUS_OF_FINISH_REASON.get(reason["type"], self.status)
 
     def _validate_response_metadata_lengths(self) -> None:
         """Raise ValueError unless everything recorded per response token has R entries."""

@@ -73,7 +73,6 @@ def test_what_has_no_effect_gets_a_note(words, note):
         (["--kv-lora-rank", "64"], "--kv-lora-rank 64: not supported (wanted: leave it out: no model family"),
         (["--rl-partial-rollouts"], "--rl-partial-rollouts: not supported (wanted: leave it out"),
         (["--fp8-margin", "1"], "--fp8-margin 1: not supported (wanted: leave it out: TransformerEngine"),
-        (["--use-slime-router"], "--use-slime-router: not supported (wanted: leave it out: the router is"),
     ],
 )
 def test_what_is_not_done_is_refused_with_the_reason(words, message):

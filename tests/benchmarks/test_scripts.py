@@ -16,8 +16,11 @@ SCRIPTS = {
     "gae": ["--batch", "2", "--length", "300", "--repeats", "1"],
     "weight_sync": ["--sizes", "10M", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
+    "math_grading": ["--labels", "5", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
+    "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
+    "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
 }
 CLUSTER = ("against_trl", "grpo_step")

@@ -27,6 +27,7 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         sglang_router_ip=None,
         sglang_model_routers={model.name: ("127.0.0.1", 3000 + i) for i, model in enumerate(models)},
         router_prometheus_port=29000,
+        slime_router_middleware_paths=["some.Middleware"],
         offload_rollout=False,
         colocate=False,
         use_fault_tolerance=True,
@@ -100,6 +101,8 @@ def test_each_model_has_a_router_of_its_own(sources: Any, monkeypatch: pytest.Mo
     assert [str(one["log_path"]) for one in (first, second)] == ["/logs/router.log", "/logs/router_judge.log"]
     assert first["args"].router_prometheus_port == 29000
     assert second["args"].router_prometheus_port is None  # two cannot share one
+    assert first["args"].slime_router_middleware_paths == ["some.Middleware"]
+    assert second["args"].slime_router_middleware_paths == []  # it knows the first model's tokenizer
     assert not hasattr(first["args"], "router_pd_disaggregation")
 
 

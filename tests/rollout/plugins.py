@@ -61,6 +61,10 @@ def drop_odd_groups(args, group):
     return DynamicFilterOutput(keep=not odd, reason="odd" if odd else None)
 
 
+def drop_some(args, group):
+    return group[0].group_index % 4 != 1
+
+
 def failing_filter(args, group):
     raise ZeroDivisionError("oh")
 
@@ -137,6 +141,19 @@ async def text_group_rm(args, samples, **kwargs):
     return [1.0, *["good"] * (len(samples) - 1)]
 
 
+async def instant_generate(args, sample, sampling_params):
+    calls.append(sample.index)
+    sample.append_response_tokens(tokens=[5], log_probs=[-1.0], text="x")
+    sample.status, sample.weight_versions = Sample.Status.COMPLETED, ["1"]
+    return sample
+
+
+async def instant_split_generate(args, sample, sampling_params):
+    sample = await instant_generate(args, sample, sampling_params)
+    sample.rollout_id = sample.index
+    return [sample, copy.deepcopy(sample)]
+
+
 async def hanging_generate(args, sample, sampling_params):
     await asyncio.sleep(1000)
 
@@ -166,6 +183,10 @@ def remove_short(args, groups):
 
 def look_at_all(args, all_groups, get_samples):
     calls.append((len(all_groups), len(get_samples(2))))
+
+
+def note_all(args, all_groups, get_samples):
+    calls.append([group[0].group_index for group in all_groups])
 
 
 def newest_first(args, rollout_id, buffer, num_samples):
@@ -225,5 +246,14 @@ def all_of_it(args, rollout_id, buffer, num_samples):
     return groups
 
 
-def first_left(args, rollout_id, buffer, num_samples):
-    return buffer[:1]
+def last_selected(args, rollout_id, buffer, num_samples):
+    by_age = sorted(buffer, key=lambda group: -group[0].group_index)
+    return [list(group) for group in by_age[:num_samples]]
+
+
+def first_twice(args, rollout_id, buffer, num_samples):
+    return [buffer[0], buffer[0]]
+
+
+def made_up(args, rollout_id, buffer, num_samples):
+    return [[Sample(), Sample()]]

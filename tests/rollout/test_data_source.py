@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, state_path
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.rollout.data_state import state_path
+from slime.rollout.ledger import RolloutAccount
 from slime.utils.types import Sample
 
 
@@ -47,12 +49,14 @@ def test_every_epoch_is_a_new_permutation(make_args):
 def test_a_restart_goes_on_as_if_nothing_had_happened(make_args, shuffle, before):
     args = make_args(rollout_shuffle=shuffle)
     source = RolloutDataSourceWithBuffer(args)
-    taken = source.get_samples(before)
+    account = RolloutAccount(source)
+    taken = account.take(before)
     taken[0][0].append_response_tokens(tokens=[5], log_probs=[-1.0], text="x")
     taken[0][0].status = Sample.Status.ABORTED
     taken[0][0].metadata["start_rollout_id"] = 2
-    source.add_samples([taken[0]])
-    source.ledger.trained += before - 1
+    account.give_back([taken[0]])
+    for group in taken[1:]:
+        account.train(group)
     source.save(2)
     expected = source.get_samples(30)
 
@@ -61,7 +65,8 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(make_args, shuffle, before
     assert resumed.get_samples(30) == expected
     assert expected[0][0].response == "x"
     assert resumed.ledger == source.ledger
-    assert resumed.ledger.unaccounted(resumed.get_buffer_length()) == 30
+    assert (resumed.ledger.trained, resumed.ledger.leased) == (before - 1, 30)
+    assert resumed.ledger.balanced
 
 
 def test_a_missing_state_beside_a_checkpoint_is_refused(make_args):
@@ -203,11 +208,20 @@ def test_numpy_rewards_in_the_buffer_come_back(make_args):
     assert sample.metadata["scores"].tolist() == [0, 1, 2]
 
 
-def test_a_buffer_filter_that_leaves_what_it_returns_is_named(make_args):
-    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.first_left"))
+def test_what_a_buffer_filter_only_selects_leaves_the_buffer(make_args):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.last_selected"))
+    source.add_samples(source.get_samples(3))
+    assert prompts(source.get_samples(2)) == ["a2", "a1"]
+    assert prompts(source.get_samples(2)) == ["a0", "a3"]
+    assert source.get_buffer_length() == source.ledger.dropped == 0
+
+
+@pytest.mark.parametrize("name", ["first_twice", "made_up"])
+def test_a_buffer_filter_that_multiplies_groups_is_named(make_args, name):
+    source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins." + name))
     source.add_samples(source.get_samples(2))
-    with pytest.raises(ValueError, match=r"first_left: returned 1 groups and removed 0"):
-        source.get_samples(1)
+    with pytest.raises(ValueError, match=f"{name}: returned a group twice, or one that was not in"):
+        source.get_samples(2)
 
 
 def test_prompts_that_are_too_long_are_told_and_counted(make_args, tokenizer):

@@ -18,7 +18,8 @@ def question(conversation):
 
 
 def balanced(source):
-    return source.ledger.unaccounted(source.get_buffer_length()) == 0
+    books = source.ledger
+    return books.balanced and books.leased == 0 and books.buffered == source.get_buffer_length()
 
 
 async def test_collects_the_groups_in_order_with_tokens_log_probs_and_rewards(engine, make_args, make_source):
@@ -86,7 +87,8 @@ async def test_surplus_is_aborted_and_dropped(engine, make_args, make_source):
     assert [group[0].group_index for group in output.samples] == [0, 1, 2]
     assert engine.aborts >= 1
     assert engine.running == 0
-    assert source.ledger.dropped == 2 and source.get_buffer_length() == 0
+    assert source.ledger.dropped == {"aborted": 2} and source.get_buffer_length() == 0
+    assert output.metrics == {"rollout/dropped/aborted": 2}
     assert balanced(source)
 
 
@@ -181,7 +183,7 @@ async def test_a_buffer_filter_may_discard_groups(engine, make_args, make_source
     assert source.get_buffer_length() == 2
     engine.delay = lambda conversation: 0.0
     await generate_rollout_async(args, 1, source)
-    assert source.ledger.dropped >= 1
+    assert source.ledger.dropped["buffer_filter"] >= 1
     assert balanced(source)
 
 
@@ -238,7 +240,7 @@ async def test_batch_hooks_run_and_what_they_fetch_is_accounted_for(engine, make
     output = await generate_rollout_async(args, 0, source)
     assert [[s.remove_sample for s in group] for group in output.samples] == [[True, False]] * 3
     assert plugins.calls == [(3, 2)]
-    assert source.ledger.dropped == 2
+    assert source.ledger.dropped == {"hook": 2}
     assert balanced(source)
 
 

@@ -1,8 +1,18 @@
+import base64
+import subprocess
 from argparse import Namespace
 
+import numpy as np
 import pytest
 
-from slime.utils.misc import evaluates_at_start, should_run_periodic_action, trains_actor
+from slime.utils.misc import (
+    SingletonMeta,
+    decode_int32_meta_array,
+    evaluates_at_start,
+    exec_command,
+    should_run_periodic_action,
+    trains_actor,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +51,43 @@ def test_what_a_run_evaluates_before_its_first_rollout(interval, num_rollout, sk
 def test_the_actor_trains_after_the_rollouts_of_the_critic_alone(alone, never, trained):
     args = Namespace(num_critic_only_steps=alone, critic_train_only=never)
     assert [i for i in range(3) if trains_actor(args, i)] == trained
+
+
+def test_a_singleton_is_made_once_until_it_is_cleared():
+    class One(metaclass=SingletonMeta):
+        def __init__(self, value):
+            self.value = value
+
+    class Child(One): ...
+
+    assert One(1) is One(2) and One(2).value == 1
+    assert Child(3).value == 3 and One(4).value == 1
+    One.clear()
+    assert (One(5).value, Child(5).value) == (5, 3)
+
+
+def test_a_singleton_whose_making_fails_is_made_again():
+    class Picky(metaclass=SingletonMeta):
+        def __init__(self, value):
+            if value < 0:
+                raise ValueError(value)
+
+    with pytest.raises(ValueError):
+        Picky(-1)
+    assert Picky(1) is Picky(-1)
+    Picky.clear()
+
+
+def test_arrays_of_an_answer_are_decoded_under_the_first_name_that_is_there():
+    array = np.array([1, -2, 3], np.int32)
+    meta_info = {"old": None, "new": base64.b64encode(array).decode(), "raw": array.tobytes()}
+    assert decode_int32_meta_array(meta_info, ("old", "new")).tolist() == [1, -2, 3]
+    assert decode_int32_meta_array(meta_info, "raw").tolist() == [1, -2, 3]
+    assert decode_int32_meta_array(meta_info, ["old", "none"]) is None
+
+
+def test_commands_run_in_bash_and_failures_are_errors():
+    assert exec_command("printf '%s' $((1 + 1))", capture_output=True) == "2"
+    assert exec_command("true") is None
+    with pytest.raises(subprocess.CalledProcessError):
+        exec_command("false")

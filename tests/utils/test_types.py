@@ -1,8 +1,10 @@
+import base64
 import json
 from argparse import Namespace
 
 import numpy as np
 import pytest
+import torch
 
 from slime.utils.types import Sample
 
@@ -32,10 +34,7 @@ def test_engine_and_tool_tokens_are_appended_with_mask_and_log_probs():
         ({"tokens": [1, 2], "log_probs": [-1.0]}, "2 tokens but 1 log-probs"),
         ({"tokens": [1]}, "lack log-probs"),
         ({"tokens": [1], "log_probs": [-1.0], "trainable": False}, "not trainable bring log-probs"),
-        (
-            {"tokens": [1], "log_probs": [-1.0], "meta_info": meta("bored")},
-            "expected type stop, length or abort",
-        ),
+        ({"log_probs": [-1.0]}, "0 tokens but 1 log-probs"),
     ],
 )
 def test_tokens_that_do_not_fit_are_refused(arguments, message):
@@ -47,6 +46,53 @@ def test_trainable_tokens_after_a_response_without_log_probs_are_refused():
     sample = Sample(tokens=[1], response_length=1)
     with pytest.raises(ValueError, match="have no log-probs"):
         sample.append_response_tokens(tokens=[2], log_probs=[-1.0])
+
+
+def test_an_answer_that_was_aborted_before_its_first_token_adds_nothing():
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(meta_info=meta("abort"), text="")
+    assert sample.status == Sample.Status.ABORTED and sample.weight_versions == ["3"]
+    assert (sample.tokens, sample.response_length) == ([1], 0)
+    assert sample.loss_mask is sample.rollout_log_probs is None
+    sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=meta("abort"))
+    sample.append_response_tokens(tokens=[], log_probs=[], meta_info=meta("abort"))
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1], [-1.0])
+    assert sample.version_spans == [("3", 1)]
+
+
+@pytest.mark.parametrize("made", [np.array, torch.tensor, tuple])
+def test_tokens_and_log_probs_may_be_arrays(made):
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=made([2, 3]), log_probs=made([-1.0, -0.5]))
+    sample.append_response_tokens(tokens=made([4]), trainable=False)
+    assert sample.tokens == [1, 2, 3, 4] and sample.loss_mask == [1, 1, 0]
+    assert sample.rollout_log_probs == [-1.0, -0.5, 0.0]
+    assert {type(token) for token in sample.tokens} == {int}
+
+
+def test_a_finish_reason_that_nobody_knows_leaves_the_status():
+    sample = Sample()
+    sample.append_response_tokens(tokens=[1], log_probs=[-1.0], meta_info=meta("tool_calls"))
+    assert sample.status == Sample.Status.PENDING and sample.weight_versions == ["3"]
+
+
+def test_a_refused_call_changes_nothing():
+    sample = Sample(tokens=[1], response_length=1)
+    before = sample.to_dict()
+    with pytest.raises(ValueError, match="have no log-probs"):
+        sample.append_response_tokens(tokens=[2], log_probs=[-1.0], text="x", meta_info=meta())
+    assert sample.to_dict() == before
+
+
+def test_the_end_of_an_answer_can_be_taken_by_itself():
+    sample = Sample(tokens=[1, 2], response_length=1)
+    args = Namespace(sglang_speculative_algorithm="EAGLE")
+    sample.update_from_meta_info(args, meta("length", spec_verify_ct=2, prompt_tokens=4, cached_tokens=3))
+    assert sample.status == Sample.Status.TRUNCATED and sample.weight_versions == ["3"]
+    assert sample.spec_info == Sample.SpecInfo(spec_verify_ct=2)
+    assert sample.prefix_cache_info == Sample.PrefixCacheInfo(cached_tokens=3, total_prompt_tokens=4)
+    sample.update_from_meta_info(None, meta("stop", spec_verify_ct=2))
+    assert sample.spec_info.spec_verify_ct == 2
 
 
 def test_terminal_info_can_be_left_for_later():
@@ -110,6 +156,25 @@ def test_nuclei_of_several_calls_are_merged():
     sample.append_response_tokens(tokens=[4], log_probs=[-1.0], meta_info=nucleus)
     assert sample.rollout_top_p_token_ids == [7, 8, 9, 4]
     assert sample.rollout_top_p_token_offsets == [0, 1, 3, 3, 4]
+
+
+def test_a_nucleus_after_tokens_without_one_finds_them_empty():
+    sample = Sample(tokens=[1])
+    sample.append_response_tokens(tokens=[2, 3], log_probs=[-1.0] * 2)
+    nucleus = {
+        "top_p_token_ids": base64.b64encode(np.array([7, 8], np.int32)).decode(),
+        "top_p_token_offsets": torch.tensor([0, 2]),
+    }
+    sample.append_response_tokens(tokens=[7], log_probs=[-1.0], meta_info=nucleus)
+    assert sample.rollout_top_p_token_ids == [7, 8]
+    assert sample.rollout_top_p_token_offsets == [0, 0, 0, 2]
+    with pytest.raises(ValueError, match="4 top-p offsets for 4 tokens"):
+        sample.append_response_tokens(tokens=[9], log_probs=[-1.0])
+    for offsets in ([0], [1, 2]):
+        with pytest.raises(ValueError, match="top_p_token_offsets: expected 2 entries from 0"):
+            Sample().append_response_tokens(
+                tokens=[7], log_probs=[-1.0], meta_info=nucleus | {"top_p_token_offsets": offsets}
+            )
 
 
 def test_routed_experts_keep_the_rows_before_the_start():

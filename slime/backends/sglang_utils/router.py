@@ -1,4 +1,4 @@
-"""What a run asks of a router, and the stock sglang-router as a managed process.
+"""What a run asks of a router, and sglang-router or slime's own as a managed process.
 
     router = start_router(args, host="127.0.0.1", port=3000, prometheus_port=4000, log_path="router.log")
     router.register_worker(engine.endpoint.url)
@@ -24,6 +24,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.backends.sglang_utils.slime_router import slime_router_command
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.http_utils import bearer_header, http_url
@@ -67,7 +68,7 @@ class Router(Protocol):
 
 
 class RouterProcess:
-    """The stock router."""
+    """A router that serves ``/workers`` as sglang-router does: that one, or slime's own."""
 
     def __init__(self, process: ManagedProcess, url: str, api_key: str | None = None) -> None:
         self.process = process
@@ -179,14 +180,19 @@ def start_router(
     log_path: str | Path,
     api_key: str | None = None,
 ) -> RouterProcess:
-    """Starts a router and returns when it answers; takes about half a second.
+    """Starts a router and returns when it answers; takes about half a second, slime's own one or two.
 
-    ``api_key`` is the engines' key: the router asks its clients for it and shows it to the engines.
+    ``prometheus_port`` is the stock router's; slime's own shows its metrics on its own port. ``api_key`` is
+    the engines' key: the router asks its clients for it and shows it to the engines.
 
     Raises:
         RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
-    command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
+    if args.use_slime_router:
+        args_path = Path(log_path).with_suffix(".args.json")
+        command = slime_router_command(args, host=host, port=port, api_key=api_key, args_path=args_path)
+    else:
+        command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
     argv, secrets = hide_options(command)
     process = ManagedProcess(
         argv,

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.rollout.ungraded import nothing_is_graded
+
 
 @dataclass
 class DynamicFilterOutput:
@@ -19,7 +21,12 @@ class DynamicFilterOutput:
 
 
 def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
-    """Apply a filter; without one every group is kept, and a bare bool is wrapped."""
+    """Apply a filter; without one every group is kept, and a bare bool is wrapped.
+
+    A group in which nothing could be graded is dropped before any filter sees it.
+    """
+    if len(args) > 1 and nothing_is_graded(args[1]):
+        return DynamicFilterOutput(keep=False, reason="ungraded")
     if fn is None:
         return DynamicFilterOutput(keep=True)
     output = fn(*args, **kwargs)

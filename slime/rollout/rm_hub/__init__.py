@@ -2,31 +2,64 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, blame, describe, name_samples
+from slime.rollout.base_types import GradingFailed, RolloutError, blame, describe, name_samples
 from slime.rollout.checks import check_reward
+from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
+from slime.rollout.rm_hub.f1 import f1_score
+from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
+from slime.rollout.rm_hub.grading_pool import grade_in_process
+from slime.rollout.rm_hub.ifbench import compute_ifbench_reward
+from slime.rollout.rm_hub.math_utils import extract_answer, extract_boxed_answer, grade_answer_verl
 from slime.rollout.rm_hub.registry import score_by_type
 from slime.rollout.rm_hub.remote import remote_rm
+from slime.rollout.ungraded import mark_ungraded
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
-__all__ = ["async_rm", "batched_async_rm", "remote_rm"]
+logger = logging.getLogger(__name__)
+
+__all__ = [
+    "GradingFailed",
+    "async_rm",
+    "batched_async_rm",
+    "compute_gpqa_reward",
+    "compute_ifbench_reward",
+    "extract_answer",
+    "extract_boxed_answer",
+    "f1_score",
+    "get_deepscaler_rule_based_reward",
+    "grade_answer_verl",
+    "grade_in_process",
+    "remote_rm",
+]
 
 
 async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     """The reward of a sample.
 
     In order of precedence: ``sample.custom_rm_path``, ``--custom-rm-path``, ``rm_type`` in the sample's
-    metadata, ``--rm-type``.
+    metadata, ``--rm-type``. None if the grader failed on this answer (``GradingFailed``); the sample is
+    marked as ungraded then.
 
     Raises:
         RolloutError: the function failed or returned what is no finite number; a missing reward is never 0.
         NotImplementedError: no reward function is named, or an unknown type.
     """
+    try:
+        return await _reward(args, sample, **kwargs)
+    except GradingFailed as failure:
+        logger.warning("%s could not be graded: %s", name_samples(sample), failure)
+        mark_ungraded(sample, failure)
+        return None
+
+
+async def _reward(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
         function = load_function(path)
@@ -52,8 +85,14 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
     if not args.custom_rm_path or any(sample.custom_rm_path for sample in samples):
         return await gather_or_cancel(async_rm(args, sample, **kwargs) for sample in samples)
     function = load_function(args.custom_rm_path)
-    with blame(function, samples):
-        rewards = list(await _call_off_loop(function, args, samples, **kwargs))
+    try:
+        with blame(function, samples):
+            rewards = list(await _call_off_loop(function, args, samples, **kwargs))
+    except GradingFailed as failure:
+        logger.warning("%s could not be graded: %s", name_samples(samples), failure)
+        for sample in samples:
+            mark_ungraded(sample, failure)
+        return [None] * len(samples)
     if len(rewards) != len(samples):
         raise RolloutError(
             f"{describe(function)} returned {rewards!r:.200} for {name_samples(samples)}, "

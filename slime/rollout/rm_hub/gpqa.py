@@ -2,7 +2,7 @@
 
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ _ANSWERS = tuple(
     )
 )
 _LONE_CAPITAL = re.compile(r"\b([A-Z])\b")
-_USUAL_LETTERS = string.ascii_uppercase[:8]
+DEFAULT_VALID_LETTERS = list(string.ascii_uppercase[:8])
 _SHORTEST_INSIDE_A_WORD = 3
 
 
-def compute_gpqa_reward(response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> float:
+def compute_gpqa_reward(response: str | None, label: Any, metadata: Mapping[str, Any] | None = None) -> float:
     """1.0 if the response settles on the right choice, else 0.0.
 
     What counts is the last letter in a box, else after "answer", "option" or "choice", else before "is
@@ -35,12 +35,19 @@ def compute_gpqa_reward(response: str, label: Any, metadata: Mapping[str, Any] |
     Raises:
         ValueError: there is neither a label nor a correct letter.
     """
+    if response is None:
+        return 0.0
     question = _Question.of(label, metadata or {})
     text = response.rpartition("</think>")[2]
     chosen = _last_letter(text, question.letters)
     if chosen and question.right_letter:
         return float(chosen == question.right_letter)
     return float(any(_holds(text, wanted) for wanted in question.right_texts))
+
+
+def _extract_letter_from_response(response: str, valid_letters: Iterable[str]) -> str | None:
+    """The letter on which a response settles, its reasoning left out; the original's name."""
+    return _last_letter(response.rpartition("</think>")[2], [letter.upper() for letter in valid_letters])
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def _letters(valid: Any, choices: Any) -> list[Any]:
 
 
 def _letters_of(count: int) -> str:
-    return string.ascii_uppercase[:count] if count else _USUAL_LETTERS
+    return string.ascii_uppercase[:count] if count else "".join(DEFAULT_VALID_LETTERS)
 
 
 def _letter_of(label: Any, letters: list[str], texts: list[str]) -> str | None:

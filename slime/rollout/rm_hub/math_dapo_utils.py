@@ -1,41 +1,115 @@
-"""``--rm-type dapo``: string equality of the normalised final answer (DAPO, arXiv 2503.14476)."""
+"""``--rm-type dapo``: string equality of the normalised final answer (DAPO, arXiv 2503.14476).
+
+Answers are normalised as in Minerva (arXiv 2206.14858, appendix D.1): to the letter, since published scores
+depend on it.
+"""
 
 import re
 from typing import Any
 
-from slime.rollout.rm_hub.answers import boxed_answer
+from slime.utils.grading.boxes import boxed_answer
 
-_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+ANSWER_PATTERN = r"(?i)Answer\s*:\s*([^\n]+)"
 _TAIL_CHARACTERS = 300
 _STRICT_TAIL_CHARACTERS = 100
-_WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|boxed|overline)\{(.*?)\}")
-_NOISE = re.compile(r"\\(?:left|right|!|,|;| )|\\?[$%]|\\circ|\^\{\\circ\}|\s+")
-_UNITS = re.compile(
-    r"(?i)\b(?:square|units?|degrees?|dollars?|cents?|inches|feet|meters?|cm|hours?|minutes?)\b"
+_REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+_REMOVED = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue"),
+    *("points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals"),
+    *("edges", "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}"),
+    *("\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;"),
+    *(",\\!", "{,}", '"', "\\dots"),
+)
+_UNWRAPPED = (
+    (re.compile(r"(.*?)(\$)(.*?)(\$)(.*)"), r"$\3$"),
+    (re.compile(r"(\\text\{)(.*?)(\})"), r"\2"),
+    (re.compile(r"(\\textbf\{)(.*?)(\})"), r"\2"),
+    (re.compile(r"(\\overline\{)(.*?)(\})"), r"\2"),
+    (re.compile(r"(\\boxed\{)(.*)(\})"), r"\2"),
+    (re.compile(r"(frac)([^{])(.)"), r"frac{\2}{\3}"),
+    (re.compile(r"(sqrt)([^{])"), r"sqrt{\2}"),
 )
 
 
-def normalize_final_answer(answer: str) -> str:
-    """The answer without spaces, wrappers, units, currency signs and thousands separators."""
-    answer = answer.split("=")[-1]
-    answer = _WRAPPERS.sub(r"\1", _UNITS.sub("", answer))
-    answer = _NOISE.sub("", answer).replace("tfrac", "frac").replace("dfrac", "frac").rstrip(".")
-    return answer.replace(",", "") if answer.replace(",", "").lstrip("-").isdigit() else answer
+def normalize_final_answer(final_answer: str) -> str:
+    """An answer without words, units, wrappers and thousands separators, after its last sign of equality."""
+    answer = final_answer.split("=")[-1]
+    for old, new in _REPLACED:
+        answer = answer.replace(old, new)
+    for removed in _REMOVED:
+        answer = answer.replace(removed, "")
+    for pattern, new in _UNWRAPPED:
+        answer = pattern.sub(new, answer)
+    answer = answer.replace("$", "")
+    return (answer.replace(",", "") if answer.replace(",", "").isdigit() else answer).strip()
+
+
+def last_boxed_only_string(string: str) -> str | None:
+    """The last ``\\boxed{...}`` with balanced braces, command included."""
+    answer = boxed_answer(string[string.rfind("\\boxed{") :]) if "\\boxed{" in string else None
+    return None if answer is None else f"\\boxed{{{answer}}}"
+
+
+def remove_boxed(s: str) -> str:
+    """The content of ``\\boxed{...}``.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not s.startswith("\\boxed{") or not s.endswith("}"):
+        raise ValueError(f"{s!r:.80} is no \\boxed{{...}}")
+    return s[len("\\boxed{") : -1]
+
+
+def is_correct_minerva(
+    solution_str: str, gt: str, gt_need_extract: bool = False, answer_pattern: str = ANSWER_PATTERN
+) -> tuple[bool, str]:
+    """Whether what follows the last ``Answer:`` is the truth, and what it is once normalised."""
+    matches = re.findall(answer_pattern, solution_str)
+    prediction = normalize_final_answer(matches[-1] if matches else "[INVALID]")
+    if gt_need_extract:
+        gt = remove_boxed(last_boxed_only_string(gt) or gt)
+    return prediction == normalize_final_answer(str(gt)), prediction
+
+
+def is_correct_strict_box(
+    pred: str, gt: str, pause_tokens_index: list[int] | None = None
+) -> tuple[int, str | None]:
+    """1 or -1 as the last box of the last 100 characters is the truth letter by letter, and its content.
+
+    Args:
+        pause_tokens_index: four positions; the last 100 characters are those before the last one and all
+            after it.
+    """
+    start = pause_tokens_index[-1] - _STRICT_TAIL_CHARACTERS if pause_tokens_index else None
+    box = last_boxed_only_string(pred[-_STRICT_TAIL_CHARACTERS if start is None else max(start, 0) :])
+    answer = None if box is None else remove_boxed(box)
+    return (1 if answer == gt else -1), answer
+
+
+def verify(
+    solution_str: str,
+    answer: str,
+    strict_box_verify: bool = False,
+    pause_tokens_index: list[int] | None = None,
+) -> tuple[bool, str | None]:
+    """Whether a solution is right, by its ``Answer:`` or, if strict, by its box; and its answer."""
+    if strict_box_verify:
+        verdict, prediction = is_correct_strict_box(solution_str, answer, pause_tokens_index)
+        return verdict == 1, prediction
+    return is_correct_minerva(solution_str, answer)
 
 
 def compute_score(
-    solution_str: str, ground_truth: Any, strict_box_verify: bool = False, pause_tokens_index: Any = None
+    solution_str: str,
+    ground_truth: Any,
+    strict_box_verify: bool = False,
+    pause_tokens_index: list[int] | None = None,
 ) -> dict[str, Any]:
-    """``{"score": 1.0 or -1.0, "acc": bool, "pred": str}``.
-
-    The prediction is the last ``Answer: ...`` in the last 300 characters, or, if strict, the last box in
-    the last 100 characters.
-    """
-    if strict_box_verify:
-        prediction = boxed_answer(solution_str[-_STRICT_TAIL_CHARACTERS:])
-        correct = prediction == str(ground_truth)
-        return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": prediction}
-    matches = _ANSWER.findall(solution_str[-_TAIL_CHARACTERS:])
-    prediction = normalize_final_answer(matches[-1]) if matches else "[INVALID]"
-    correct = prediction == normalize_final_answer(str(ground_truth))
+    """``{"score": 1.0 or -1.0, "acc": bool, "pred": str}``, of the last 300 characters."""
+    tail = solution_str[-_TAIL_CHARACTERS:]
+    correct, prediction = verify(tail, str(ground_truth), strict_box_verify, pause_tokens_index)
     return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": prediction}

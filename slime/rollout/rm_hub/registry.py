@@ -5,12 +5,14 @@ from typing import Any
 
 from slime.arguments.rewards import RM_TYPES
 from slime.arguments.views import RolloutView
-from slime.rollout.rm_hub.answers import boxed_answer
+from slime.rollout.rm_hub.deepscaler import text_after_reasoning
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
+from slime.rollout.rm_hub.ifbench import grade_instructions
 from slime.rollout.rm_hub.math_dapo_utils import compute_score
-from slime.rollout.rm_hub.math_grader import grade_math
+from slime.rollout.rm_hub.math_grader import grade_math, grade_math_by_strings
 from slime.rollout.rm_hub.remote import post_to_reward_model
+from slime.utils.grading.boxes import boxed_answer
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -40,10 +42,21 @@ async def score_math(args: RolloutView, sample: Sample, response: str) -> float:
 
 
 async def score_deepscaler(args: RolloutView, sample: Sample, response: str) -> float:
-    for marker in ("</think>", "###Response"):
-        if marker in response:
-            return await grade_math(response.rpartition(marker)[2], sample.label)
-    return 0.0
+    solution = text_after_reasoning(response)
+    return 0.0 if solution is None else await grade_math(solution, sample.label)
+
+
+async def score_math_compat(args: RolloutView, sample: Sample, response: str) -> float:
+    return await grade_math_by_strings(response, sample.label)
+
+
+async def score_deepscaler_compat(args: RolloutView, sample: Sample, response: str) -> float:
+    solution = text_after_reasoning(response)
+    return 0.0 if solution is None else await grade_math_by_strings(solution, sample.label)
+
+
+async def score_ifbench(args: RolloutView, sample: Sample, response: str) -> float:
+    return await grade_instructions(response, sample.metadata)
 
 
 async def score_dapo(args: RolloutView, sample: Sample, response: str) -> dict[str, Any]:

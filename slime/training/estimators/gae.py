@@ -99,9 +99,9 @@ def chunked_gae(
     return advantages, returns
 
 
-def chunked_discounted_returns(x: torch.Tensor, discount: float, chunk_size: int = 32) -> torch.Tensor:
-    """G_t = x_t + discount * G_(t+1) along the last axis; x: [B, T]."""
-    copy = x.clone(memory_format=torch.contiguous_format)
+def chunked_discounted_returns(rewards: torch.Tensor, discount: float, chunk_size: int = 32) -> torch.Tensor:
+    """G_t = r_t + discount * G_(t+1) along the last axis; rewards: [B, T]."""
+    copy = rewards.clone(memory_format=torch.contiguous_format)
     return _discount(copy, discount, chunk_size, torch.empty_like(copy))
 
 

@@ -19,6 +19,7 @@ from slime.utils.http_utils import (
 )
 from tests.engines import free_port
 
+SETTINGS = {"engine_startup_timeout": 60.0, "use_slime_router": False}
 CONCURRENCY = Namespace(sglang_server_concurrency=8, rollout_num_gpus=1, rollout_num_gpus_per_engine=1)
 
 
@@ -29,7 +30,7 @@ def start(tmp_path):
 
     def start_one(args=None, api_key=None):
         router = start_router(
-            Namespace(**vars(args or Namespace()) | {"engine_startup_timeout": 60.0}),
+            Namespace(**{**SETTINGS, **vars(args or Namespace())}),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),
@@ -180,7 +181,7 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
     taken = fake_engine.port
     with pytest.raises(RouterError, match=r"exit status|killed") as caught:
         start_router(
-            Namespace(engine_startup_timeout=60.0),
+            Namespace(**SETTINGS),
             host="127.0.0.1",
             port=taken,
             prometheus_port=free_port(),
@@ -192,7 +193,7 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
 def test_the_start_of_the_router_has_the_limit_of_the_startup_flag(tmp_path):
     with pytest.raises(RouterError, match=r"waited 0\.01 s .*\(--engine-startup-timeout\)"):
         start_router(
-            Namespace(engine_startup_timeout=0.01),
+            Namespace(**SETTINGS | {"engine_startup_timeout": 0.01}),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),

@@ -1,0 +1,1 @@
+"""Several roles of one model work on one problem: solvers, rewriters, a selector."""

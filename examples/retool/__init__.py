@@ -1,0 +1,1 @@
+"""A model that calculates with Python, in a sandbox (ReTool, arXiv 2504.11536)."""

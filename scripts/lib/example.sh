@@ -1,0 +1,44 @@
+# What the run scripts of examples/ share. Source it, then call `example NAME` and `launch`.
+#
+# MODEL   a Hugging Face directory; without it a random tiny model on the CPU shows that all parts fit
+# OUTPUT  where data and checkpoints go (default: outputs/examples/NAME)
+#
+# Sets OUTPUT, MODEL and SIZE_ARGS, which are the model and how much is done with it. Needs the environment:
+# `. .venv/bin/activate`.
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
+
+example() {
+    cd "$REPOSITORY"
+    : "${OUTPUT:=$RUNS/examples/$1}"
+    mkdir -p "$OUTPUT"
+    if [[ -n "${MODEL:-}" ]]; then
+        SIZE_ARGS=(
+            --hf-checkpoint "$MODEL"
+            --colocate
+            --num-rollout 200
+            --rollout-batch-size 32
+            --n-samples-per-prompt 8
+            --rollout-max-response-len 2048
+            --lr 1e-6
+            --save "$OUTPUT/checkpoints"
+            --save-interval 20
+        )
+        return
+    fi
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+    MODEL="$OUTPUT/model"
+    [[ -d "$MODEL" ]] ||
+        python tools/make_tiny_model.py --output "$MODEL" --hidden-size 64 --num-layers 2
+    SIZE_ARGS=(
+        --hf-checkpoint "$MODEL"
+        --fp32
+        --num-gpus-per-node 1
+        --colocate
+        --num-rollout 2
+        --rollout-batch-size 4
+        --n-samples-per-prompt 4
+        --rollout-max-response-len 48
+        --lr 1e-4
+    )
+}

@@ -1,0 +1,1 @@
+"""Agents: where their code and tools run."""

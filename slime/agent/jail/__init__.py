@@ -1,0 +1,1 @@
+"""The process inside a local sandbox. Standard library only: nothing else is there."""

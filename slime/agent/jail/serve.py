@@ -1,0 +1,80 @@
+"""The first process of a jail: it shuts itself in, then takes requests from the parent, a JSON line each."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from slime.agent.jail.commands import run_command
+from slime.agent.jail.setup import Jail, enter_namespaces, shut
+
+_CHUNK = 1 << 20
+
+
+def main() -> None:
+    """Reads the configuration, says what it holds, serves until its input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = json.loads(_read_line())
+    jail = Jail(config)
+    apart = enter_namespaces(jail)
+    if apart and (child := os.fork()):
+        os.close(0)
+        os.close(1)
+        _, status = os.waitpid(child, 0)
+        os._exit(0 if status == 0 else 1)
+    shut(jail, apart)
+    _reply({"held": jail.held, "missing": jail.missing, "workspace": jail.workspace})
+    while line := _read_line():
+        _reply(_serve(json.loads(line), jail))
+        _reap()
+    os._exit(0)
+
+
+def _serve(request: dict[str, Any], jail: Jail) -> dict[str, Any]:
+    try:
+        if request["do"] == "write":
+            path = _path(request["path"], jail)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(request["content"].encode("latin-1"))
+            return {}
+        if request["do"] == "read":
+            with _path(request["path"], jail).open("rb") as file:
+                content = file.read(jail.config["limits"]["file_bytes"] + 1)
+            return {"content": content.decode("latin-1")}
+        return run_command(request, jail.config["limits"], jail.workspace, stdin=0)
+    except (OSError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _path(name: str, jail: Jail) -> Path:
+    """Where there is no root of the jail's own, only what lies in its workspace, links followed."""
+    path = Path(jail.workspace, name)
+    if "files" not in jail.held and not path.resolve().is_relative_to(Path(jail.workspace).resolve()):
+        raise ValueError(f"{name} lies outside of the sandbox")
+    return path
+
+
+def _read_line() -> bytes:
+    """Nothing follows it: the parent waits for each reply."""
+    line = bytearray()
+    while chunk := os.read(0, _CHUNK):
+        line += chunk
+        if chunk.endswith(b"\n"):
+            return bytes(line)
+    return b""
+
+
+def _reply(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _reap() -> None:
+    """Bury the orphans that process 1 inherits."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return

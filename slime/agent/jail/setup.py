@@ -1,0 +1,128 @@
+"""From a process of the parent's to one that is shut in, as far as the machine permits; and what it holds."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.agent.jail import kernel
+from slime.agent.jail.mounts import WORKSPACE, build_root
+from slime.agent.jail.system_calls import refuse_dangerous_calls
+
+_NOBODY = 65534
+_INSIDE = 1000
+_SPACES = (
+    kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+)
+
+
+@dataclass
+class Jail:
+    """What is shut, by name, and why the rest is not."""
+
+    config: dict[str, Any]
+    held: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    workspace: str = ""
+
+    def attempt(self, names: str, step: Callable[[], None]) -> bool:
+        """Take a step that holds these guarantees; keep its error for all of them otherwise."""
+        try:
+            step()
+        except OSError as error:
+            self.missing |= {name: str(error) for name in names.split()}
+            return False
+        self.held += names.split()
+        return True
+
+
+def enter_namespaces(jail: Jail) -> bool:
+    """Part with the parent's mounts, processes, network and users; the next fork is process 1."""
+    wanted = "files processes network"
+    if not jail.config["namespaces"]:
+        jail.missing |= dict.fromkeys(wanted.split(), "switched off")
+        return False
+    if os.geteuid() == 0:
+        return jail.attempt(wanted, lambda: kernel.unshare(_SPACES))
+
+    def part_as_user() -> None:
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(_SPACES | kernel.CLONE_NEWUSER)
+        _map_users(user, group)
+
+    return jail.attempt(wanted, part_as_user)
+
+
+def shut(jail: Jail, apart: bool) -> None:
+    """The rest, in the process that stays: root file system, user, rights, system calls.
+
+    Args:
+        apart: whether ``enter_namespaces`` succeeded.
+    """
+    jail.workspace = WORKSPACE if apart else jail.config["workspace"]
+    if apart and not _build(jail):
+        jail.workspace = jail.config["workspace"]
+    os.umask(0o022)
+    _give_up_root(jail)
+    if apart:
+        # Nobody inside makes a namespace in which he would have capabilities.
+        with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as limit:
+            limit.write("0")
+    os.chdir(jail.workspace)
+    jail.attempt("privileges", _drop_rights)
+    network = "network" in jail.held
+    if jail.attempt("syscalls", lambda: refuse_dangerous_calls(network)) and not network:
+        jail.held.append("network")
+        del jail.missing["network"]
+    kernel.set_dumpable(False)
+    kernel.die_with_parent(signal.SIGKILL)
+
+
+def _build(jail: Jail) -> bool:
+    place, readable, disk = (jail.config[key] for key in ("workspace", "readable", "disk_bytes"))
+    for processes_shown in (
+        True,
+        False,
+    ):  # a container may forbid a new /proc, where parts of its own are hidden
+        try:
+            build_root(place, readable, disk, processes_shown)
+            return True
+        except OSError as error:
+            failure = str(error)
+            with contextlib.suppress(OSError):
+                kernel.unmount(place)
+            if processes_shown and "/proc" in failure:
+                continue
+            break
+    jail.held.remove("files")
+    jail.missing["files"] = failure
+    return False
+
+
+def _give_up_root(jail: Jail) -> None:
+    if os.geteuid() != 0:
+        return
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    kernel.set_dumpable(True)  # which the change of user took away; without it the maps cannot be written
+    with contextlib.suppress(OSError):
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        _map_users(_NOBODY, _NOBODY)
+
+
+def _map_users(user: int, group: int) -> None:
+    for name, content in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{_INSIDE} {user} 1"),
+        ("gid_map", f"{_INSIDE} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(content)
+
+
+def _drop_rights() -> None:
+    kernel.drop_capabilities()
+    kernel.set_no_new_privileges()

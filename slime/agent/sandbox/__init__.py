@@ -1,0 +1,25 @@
+"""Places to run code that nobody trusts: on this machine, or at E2B."""
+
+from slime.agent.sandbox.e2b import E2BSandbox
+from slime.agent.sandbox.limits import Limits
+from slime.agent.sandbox.local import LocalSandbox
+from slime.agent.sandbox.protocol import (
+    EXIT_TIME_BUDGET_EXCEEDED,
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    ensure_agent_user,
+    exec_and_wait,
+)
+
+__all__ = [
+    "EXIT_TIME_BUDGET_EXCEEDED",
+    "E2BSandbox",
+    "ExecResult",
+    "Limits",
+    "LocalSandbox",
+    "Sandbox",
+    "SandboxError",
+    "ensure_agent_user",
+    "exec_and_wait",
+]

@@ -1,0 +1,237 @@
+"""A sandbox on this machine: a process in namespaces of its own, with limits. Linux, no daemon, no image."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from slime.agent.sandbox.cgroup import ControlGroup
+from slime.agent.sandbox.limits import Limits
+from slime.agent.sandbox.protocol import ExecResult, SandboxError
+from slime.processes.marks import kill_marked
+
+GUARANTEES = ("files", "processes", "network", "privileges", "syscalls", "memory")
+ASKED_FOR = ("files", "processes", "network", "privileges")
+_ROOT = Path(__file__).parents[3]
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from slime.agent.jail.serve import main; main()"
+_START_LIMIT_S = 60.0
+_GRACE_S = 10.0
+_LONGEST_LINE = 1 << 30
+_MARK = "SLIME_SANDBOX"
+
+
+class LocalSandbox:
+    """Runs commands shut off from this machine's files, processes and network.
+
+    Attributes:
+        held: what it guarantees, of ``GUARANTEES``; known once it is entered.
+        missing: why it does not guarantee the rest.
+        workspace: the folder where commands start, in the sandbox; it and /tmp can be written to.
+        python: the interpreter that commands find as ``python``.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        isolation: Collection[str] = ASKED_FOR,
+        allow_weaker: bool = False,
+        readable: Collection[str | Path] = (),
+        python: str = sys.executable,
+        namespaces: bool = True,
+    ) -> None:
+        """
+        Args:
+            isolation: what must be guaranteed; entering fails where the machine cannot.
+            allow_weaker: enter all the same, for code that is trusted as far as this process is.
+            readable: more paths that the sandbox shows, read-only. Python's own are there.
+            namespaces: off to try what a machine without them holds.
+        """
+        if unknown := set(isolation) - set(GUARANTEES):
+            raise ValueError(f"isolation {sorted(unknown)}: unknown (wanted: {', '.join(GUARANTEES)})")
+        paths = {str(Path(path).absolute()) for path in readable}
+        paths |= {
+            sys.prefix,
+            sys.base_prefix,
+            str(Path(python).absolute().parent),
+            str(Path(python).resolve().parent),
+        }
+        if "/" in paths:
+            raise ValueError("readable /: would show the whole machine (wanted: folders in it)")
+        self.limits = limits or Limits()
+        self.held: tuple[str, ...] = ()
+        self.missing: dict[str, str] = {}
+        self.workspace = ""
+        self.python = python
+        self._isolation, self._allow_weaker = isolation, allow_weaker
+        self._readable, self._namespaces = sorted(paths), namespaces
+        self._mark = uuid.uuid4().hex
+        self._folder = ""
+        self._group: ControlGroup | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._busy = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """
+        Raises:
+            SandboxError: something that was asked for is not held here; the message says what, and why.
+        """
+        if sys.platform != "linux":
+            raise SandboxError(f"LocalSandbox: works on Linux, not on {sys.platform}")
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def _start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="slime-sandbox-")
+        if os.geteuid() == 0:
+            os.chmod(self._folder, 0o777)  # the user that root becomes
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={_MARK: self._mark},
+            cwd="/",
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+        )
+        # It waits for its configuration, so all its children will be in the group.
+        self._limit_all_memory(self._process.pid)
+        status = await self._ask(
+            {
+                "workspace": self._folder,
+                "readable": self._readable,
+                "disk_bytes": self.limits.disk_bytes,
+                "limits": asdict(self.limits),
+                "namespaces": self._namespaces,
+            },
+            _START_LIMIT_S,
+        )
+        self.workspace = status["workspace"]
+        self.held += tuple(status["held"])
+        self.missing |= status["missing"]
+        self._refuse_less()
+
+    def _limit_all_memory(self, pid: int) -> None:
+        try:
+            self._group = ControlGroup.of(f"slime-{self._mark}", pid, self.limits.memory_bytes)
+            self.held += ("memory",)
+        except OSError as error:
+            self.missing["memory"] = str(error)
+
+    def _refuse_less(self) -> None:
+        lacking = [name for name in self._isolation if name not in self.held]
+        if lacking and not self._allow_weaker:
+            reasons = "; ".join(f"{name}: {self.missing.get(name, 'not held')}" for name in lacking)
+            raise SandboxError(
+                f"LocalSandbox: this machine cannot hold {', '.join(lacking)} ({reasons}); wanted a kernel "
+                "and a container that permit namespaces, or allow_weaker=True for code that you trust"
+            )
+
+    async def exec(
+        self,
+        cmd: str,
+        *,
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        timeout: float = 60,
+    ) -> ExecResult:
+        """Run a line of shell. There is one user, without rights, whatever ``user`` says.
+
+        Raises:
+            SandboxError: the sandbox is not entered or has been destroyed, or the folder does not exist.
+        """
+        search = f"{Path(self.python).parent}:/usr/local/bin:/usr/bin:/bin"
+        own = {"PATH": search, "TMPDIR": self._writable_tmp, "LANG": "C.UTF-8", _MARK: self._mark}
+        request = {
+            "do": "exec",
+            "cmd": cmd,
+            "env": own | dict(env or {}),
+            "workdir": workdir,
+            "timeout": timeout,
+        }
+        reply = await self._ask(request, timeout + _GRACE_S)
+        output = reply["output"].encode("latin-1").decode(errors="replace")
+        if reply["truncated"]:
+            output += f"\n[output cut off after {self.limits.output_bytes} bytes]"
+        return ExecResult(reply["exit_code"], output)
+
+    @property
+    def _writable_tmp(self) -> str:
+        return "/tmp" if "files" in self.held else self.workspace
+
+    async def write_file(self, path: str, content: str | bytes) -> None:
+        """Write a file; a relative path starts at the workspace."""
+        data = content.encode() if isinstance(content, str) else content
+        await self._ask({"do": "write", "path": path, "content": data.decode("latin-1")}, _START_LIMIT_S)
+
+    async def read_file(self, path: str) -> str:
+        """The text of a file, with marks for what is no UTF-8.
+
+        Raises:
+            SandboxError: it cannot be read.
+        """
+        reply = await self._ask({"do": "read", "path": path}, _START_LIMIT_S)
+        return reply["content"].encode("latin-1").decode(errors="replace")
+
+    async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        async with self._busy:
+            process = self._process
+            if process is None or process.stdin is None or process.stdout is None:
+                raise SandboxError("LocalSandbox: is not open (wanted: async with)")
+            line = b""
+            try:
+                async with asyncio.timeout(limit_s):
+                    with contextlib.suppress(ConnectionError):
+                        process.stdin.write(json.dumps(request).encode() + b"\n")
+                        await process.stdin.drain()
+                    line = await process.stdout.readline()
+            except TimeoutError as error:
+                raise SandboxError(f"LocalSandbox: no reply within {limit_s:g} s") from error
+            finally:
+                if not line.endswith(
+                    b"\n"
+                ):  # a reply that comes later would be taken for that of the next request
+                    self._kill()
+        if not line:
+            raise SandboxError("LocalSandbox: its first process has died")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise SandboxError(f"LocalSandbox: {reply['error']}")
+        return reply
+
+    def _kill(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End every process of the sandbox and remove its files."""
+        if self._process is not None:
+            self._kill()
+            await self._process.wait()
+            self._process = None
+            if "processes" not in self.held:  # nothing else ends those that left the session
+                await asyncio.to_thread(kill_marked, _MARK, self._mark)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+        if self._folder:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

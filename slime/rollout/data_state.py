@@ -1,0 +1,53 @@
+"""The file with the state of a data source: plain data and tensors, whole or not there."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.utils.types import Sample
+
+
+def state_path(directory: str, rollout_id: int) -> Path:
+    """Where the state after a rollout lies under a ``--save`` directory."""
+    return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
+
+
+def write_state(state: dict[str, Any], path: Path) -> None:
+    """Write a state that ``read_state`` can read.
+
+    Raises:
+        ValueError: it holds more than plain data and tensors.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A reader must never see half a file, even if the run is killed while it writes.
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    _check_loadable(partial)
+    os.replace(partial, path)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def to_plain(group: Any) -> Any:
+    """A group as plain data; one with samples that were split has lists of them."""
+    return [to_plain(item) for item in group] if isinstance(group, list) else group.to_dict()
+
+
+def from_plain(plain: Any) -> Any:
+    """Inverse of ``to_plain``."""
+    return [from_plain(item) for item in plain] if isinstance(plain, list) else Sample.from_dict(plain)
+
+
+def _check_loadable(path: Path) -> None:
+    """Find out now, not at the restart, that user code put something into a sample that cannot come back."""
+    try:
+        torch.load(path, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: buffered samples or metadata hold more than plain data and tensors ({error})"
+        ) from error

@@ -1,0 +1,89 @@
+"""A process that calls graders, one JSON line in and one out.
+
+Run by path, not as a module of the package: it must start without torch, ray or the HTTP stack.
+Request {"function": dotted path, "args": list or null to import it only, "limit_s"}; reply {"value"},
+{"label_error"} if the label is at fault, or {"failed"} if the grader is.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+MEMORY_LIMIT_BYTES = 4 << 30
+_PR_SET_CHILD_SUBREAPER = 36
+# What a process that is about to end may take for it.
+_ENDING_S = 0.2
+
+
+@cache
+def _load(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    own_process = os.getpid()
+    try:
+        function = _load(request["function"])
+        value = None if request["args"] is None else function(*request["args"])
+    except (Exception, SystemExit) as error:  # whatever an answer does to a grader must not end the run
+        kind = "label_error" if type(error).__name__ == "LabelError" else "failed"
+        return {kind: f"{type(error).__name__}: {error}"[:500]}
+    finally:
+        if os.getpid() != own_process:
+            os._exit(0)  # a fork that came back from the grader
+    return {"failed": "it left processes behind"} if _has_children() else {"value": value}
+
+
+def _has_children() -> bool:
+    """Whether a process that the grader started stays; daemons too, since they become ours."""
+    deadline = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if ended == 0 and time.monotonic() > deadline:
+            return True
+        if ended == 0:
+            time.sleep(_ENDING_S / 20)
+
+
+def _keep_the_reply_pipe() -> int:
+    """Standard output becomes standard error: what a grader prints must not be taken for a reply."""
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    return replies
+
+
+def main() -> None:
+    replies = _keep_the_reply_pipe()
+    # The default action of the alarm is done by the kernel: it ends this process even inside C code,
+    # and even after the parent is gone.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # math-verify warns at every call that its own limits are off, which is on purpose.
+    logging.disable(logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+        reply = json.dumps(_answer(request))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.write(replies, reply.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Generation for rollout code that knows texts only: text in, the sampled tokens out.
+
+--custom-generate-function-path slime.rollout.text_generation.generate
+--use-slime-router
+--slime-router-middleware-paths slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware
+
+The default `slime.rollout.generation.generate` keeps tokens itself and needs none of this.
+"""
+
+from typing import Any
+
+from slime.arguments.views import RolloutView
+from slime.rollout.base_types import RolloutError
+from slime.rollout.generation import get_model_url
+from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+_RETRIES = 20
+_MIDDLEWARE = "RadixTreeMiddleware"
+
+
+async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Lets the engine go on with ``sample.prompt + sample.response``, and fills in tokens and the rest.
+
+    Raises:
+        RolloutError: the router does not keep tokens.
+    """
+    if not remembers_tokens(args):
+        raise RolloutError(
+            "generation from text: tokens would not be those that were sampled (wanted: --use-slime-router "
+            "and --slime-router-middleware-paths "
+            f"slime.router.middleware_hub.radix_tree_middleware.{_MIDDLEWARE})"
+        )
+    params = {key: value for key, value in sampling_params.items() if value is not None}
+    params["max_new_tokens"] -= sample.response_length
+    if params["max_new_tokens"] <= 0:
+        sample.status = Sample.Status.TRUNCATED
+        return sample
+    payload = {"text": f"{sample.prompt}{sample.response}", "sampling_params": params}
+    headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
+    output = await post(get_model_url(args), payload, _RETRIES, headers=headers)
+    return await postprocess_sample_with_radix_tree(args, sample, output)
+
+
+def remembers_tokens(args: RolloutView) -> bool:
+    """Whether the router of this run knows the tokens of a text."""
+    names = [path.rpartition(".")[2] for path in args.slime_router_middleware_paths]
+    return args.use_slime_router and _MIDDLEWARE in names

@@ -1,0 +1,155 @@
+"""The router behind middleware: what ASGI applications it consists of."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+import aiohttp
+import orjson
+from multidict import CIMultiDict, CIMultiDictProxy
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slime.router.admin import AdminRequest, AdminServer, is_own
+from slime.router.front import NO_TREE, is_allowed
+from slime.router.metrics import Counts
+from slime.router.upstream import RefusedError, Upstream, end_to_end
+
+
+class RouterParts(Protocol):
+    """Of a SlimeRouter, what answers requests."""
+
+    upstream: Upstream
+    admin: Any
+    counts: Counts
+    radix_tree: Any
+
+
+class Gatekeeper:
+    """Lets nobody to the middleware who does not show the key."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
+        self._app, self._api_key = app, api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_allowed(self._api_key, scope["path"], Request(scope).headers):
+            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class ProxyApp:
+    """What lies behind all middleware."""
+
+    def __init__(self, router: RouterParts) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"{scope['type']}: not served")
+        body = await Request(scope, receive).body()
+        answer = await self._own_answer(scope, body)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        try:
+            await _unless_disconnected(self._proxy(scope, body, send), receive)
+        except RefusedError as error:
+            self._router.counts[f"requests/{error.status}"] += 1
+            await JSONResponse(error.body, error.status)(scope, receive, send)
+
+    async def _own_answer(self, scope: Scope, body: bytes) -> Response | None:
+        path = scope["path"]
+        if path == "/retrieve_from_text":
+            return self._retrieve(scope["method"], body)
+        if not is_own(path):
+            return None
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        request = AdminRequest(scope["method"], path, query, body.decode(errors="replace"))
+        admin: AdminServer = self._router.admin
+        answer = await admin.answer(request)
+        return Response(answer.content, answer.status, media_type=answer.content_type)
+
+    def _retrieve(self, method: str, body: bytes) -> Response:
+        if self._router.radix_tree is None:
+            return _error(404, "no_radix_tree", NO_TREE)
+        if method != "POST":
+            return _error(405, "method_not_allowed", "(wanted: POST)")
+        try:
+            request = orjson.loads(body)
+            return JSONResponse(retrieved(self._router.radix_tree, **request))
+        except (ValueError, TypeError) as error:
+            return _error(400, "bad_request", f"{error} (wanted: {{text, prompt_characters}})")
+
+    async def _proxy(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = CIMultiDict((k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"])
+        target = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        if scope["query_string"]:
+            target += "?" + scope["query_string"].decode("latin-1")
+        upstream, counts = self._router.upstream, self._router.counts
+        async with upstream.answer(scope["method"], target, CIMultiDictProxy(headers), body) as answer:
+            counts[f"requests/{answer.status}"] += 1
+            await send({"type": "http.response.start", "status": answer.status, "headers": _raw(answer)})
+            try:
+                async for chunk in answer.content.iter_any():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except aiohttp.ClientError:
+                counts["broken"] += 1
+                raise  # which cuts the client off: it must not take what it has for the whole
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def retrieved(tree: Any, text: str, prompt_characters: int | None = None) -> dict[str, Any]:
+    """The answer of ``/retrieve_from_text``.
+
+    Args:
+        prompt_characters: if given, the answer says how many tokens lie in so many characters.
+    """
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"text is {text!r}")
+    run = tree.whole(text)
+    answer: dict[str, Any] = {
+        "tokens": run.ids,
+        "response": text,
+        "loss_mask": run.loss_mask,
+        "token_length": len(run),
+        "loss_mask_length": len(run),
+        "rollout_logp": run.logp,
+    }
+    if prompt_characters is not None:
+        answer["prompt_tokens"] = run.tokens_within(prompt_characters)
+    return answer
+
+
+async def _unless_disconnected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Ends the work when the client goes away, so that the worker stops too."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not gone.done() or gone.cancelled():
+            raise
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _raw(answer: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    headers = end_to_end(answer.headers)
+    if answer.content_length is not None:
+        headers["Content-Length"] = str(answer.content_length)
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _error(status: int, kind: str, message: str) -> Response:
+    return JSONResponse({"error": {"type": kind, "code": kind, "message": message}}, status)

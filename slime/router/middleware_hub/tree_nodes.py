@@ -1,0 +1,174 @@
+"""Nodes of the tree of trajectories: walking down them by text, and growing them by tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from slime.router.middleware_hub.token_runs import TokenRun, joined
+
+
+class Node:
+    """A node, and the edge that leads to it.
+
+    Attributes:
+        run: the tokens of that edge.
+        stamp: when something that passes through here was inserted last.
+        ends: when the trajectory that ends here was inserted; 0 if none does.
+        version: of the weights that made that trajectory.
+    """
+
+    __slots__ = ("_children", "ends", "parent", "run", "stamp", "version")
+
+    def __init__(self, run: TokenRun, parent: "Node | None", stamp: int = 0) -> None:
+        self.run, self.parent, self.stamp = run, parent, stamp
+        self.ends = 0
+        self.version: int | None = None
+        # By their first character; two of one text may have other tokens. Those without text are under "".
+        self._children: dict[str, list[Node]] = {}
+
+    @property
+    def has_children(self) -> bool:
+        return bool(self._children)
+
+    @property
+    def depth(self) -> int:
+        """Edges from the root."""
+        return sum(1 for _ in self.with_ancestors()) - 1
+
+    def candidates(self, text: str, position: int) -> Iterator["Node"]:
+        """Children whose text may be what stands at the position."""
+        yield from self._children.get("", ())
+        if position < len(text):
+            yield from self._children.get(text[position], ())
+
+    def with_ancestors(self) -> Iterator["Node"]:
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def subtree(self) -> Iterator["Node"]:
+        """This node and all below it, parents first."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += [child for siblings in node._children.values() for child in siblings]
+
+    def add(self, child: "Node") -> None:
+        child.parent = self
+        self._children.setdefault(child.run.text[:1], []).append(child)
+
+    def detach(self) -> "Node":
+        """Takes the node off its parent, which is returned."""
+        parent, key = self.parent, self.run.text[:1]
+        assert parent is not None, "the root stays"
+        siblings = parent._children[key]
+        siblings.remove(self)
+        if not siblings:
+            del parent._children[key]
+        return parent
+
+    def split(self, count: int) -> "Node":
+        """Puts a node after the first ``count`` tokens of the edge, and returns it."""
+        upper = Node(self.run.head(count), None, self.stamp)
+        self.detach().add(upper)
+        self.run = self.run.tail(count)
+        upper.add(self)
+        return upper
+
+    def merge_only_child(self) -> None:
+        """Undoes a split that nothing needs any more: an only child takes this node's place."""
+        children = [child for siblings in self._children.values() for child in siblings]
+        if len(children) == 1:
+            (child,) = children
+            child.run = joined([self.run, child.run])
+            self.detach().add(child)
+
+
+@dataclass
+class Match:
+    """How far a text is known.
+
+    Attributes:
+        node: the last node of which tokens are part of it, and ``tokens`` how many.
+        length: characters of the text that they and those before them make.
+        complete: nodes where a trajectory with exactly this text ends; the latest is ``node``.
+    """
+
+    node: Node
+    tokens: int = 0
+    length: int = 0
+    complete: list[Node] = field(default_factory=list)
+
+    def run(self) -> TokenRun:
+        above = [node.run for node in self.node.with_ancestors()][1:]
+        return joined([*reversed(above), self.node.run.head(self.tokens)])
+
+
+def descend(root: Node, text: str) -> Match:
+    """The longest match of a text, and of several the one that was inserted last."""
+    best, rank = Match(root), (0, 0, 0)
+    waiting = [(root, 0)]  # nodes whose edge the text has gone along, and how far into the text
+    complete: list[Node] = []
+    while waiting:
+        node, position = waiting.pop()
+        ends = node.ends if position == len(text) else 0
+        if ends:
+            complete.append(node)
+        if (position, ends, node.stamp) > rank:
+            best, rank = Match(node, len(node.run), position), (position, ends, node.stamp)
+        for child in node.candidates(text, position):
+            after = position + len(child.run.text)
+            if text.startswith(child.run.text, position):
+                waiting.append((child, after))
+                continue
+            tokens = child.run.tokens_within(common_length(child.run.text, text, position))
+            reached = position + len(child.run.head(tokens).text) if tokens else position
+            if tokens and (reached, 0, child.stamp) > rank:
+                best, rank = Match(child, tokens, reached), (reached, 0, child.stamp)
+    best.complete = complete
+    return best
+
+
+def common_length(label: str, text: str, position: int) -> int:
+    """How many characters of the label stand in the text at the position; by bisection."""
+    low, high = 0, min(len(label), len(text) - position)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(label[low:middle], position + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class Grown(NamedTuple):
+    """Where a run has been put: its last node, and how many of its tokens were there before."""
+
+    node: Node
+    shared: int
+
+
+def node_at(root: Node, run: TokenRun, stamp: int) -> Grown:
+    """The node that ends exactly this run, made where it is not there yet, as one of a trajectory."""
+    node, rest = root, run
+    while len(rest):
+        step = next(_sharing(node, rest), None)
+        if step is None:
+            node.add(child := Node(rest, node, stamp))
+            child.ends = stamp
+            return Grown(child, len(run) - len(rest))
+        child, shared = step
+        node = child if shared == len(child.run) else child.split(shared)
+        node.stamp = stamp
+        rest = rest.tail(shared)
+    node.ends = stamp
+    return Grown(node, len(run))
+
+
+def _sharing(node: Node, rest: TokenRun) -> Iterator[tuple[Node, int]]:
+    """Children that begin with the same tokens, and with how many."""
+    for child in list(node.candidates(rest.text, 0)):
+        if shared := child.run.shared_with(rest):
+            yield child, shared

@@ -1,0 +1,121 @@
+"""SlimeRouter: a router that passes requests and answers on as they are.
+
+run_router(args)             # serves at --sglang-router-ip and -port until it is told to end
+SlimeRouter(args).app        # the same as an ASGI application, with the middleware
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from slime.router.admin import Admin
+from slime.router.asgi import Gatekeeper, ProxyApp
+from slime.router.front import Front
+from slime.router.health import HealthWatch
+from slime.router.metrics import Counts
+from slime.router.pool import WorkerPool, WorkerState
+from slime.router.processes import run_parent
+from slime.router.serving import BACKLOG, listening, stop_signal, until_first
+from slime.router.settings import RouterSettings
+from slime.router.upstream import Upstream
+from slime.utils.misc import load_function
+
+
+class SlimeRouter:
+    """One process of the router. Middleware gets it as ``router``.
+
+    Attributes:
+        args: of the run; as far as they can be written as JSON, in a run's router process.
+        radix_tree: the tree that answers ``/retrieve_from_text``; middleware sets it.
+        app: the ASGI application. Of the middleware that was given, the last is outermost.
+    """
+
+    def __init__(self, args: Any, verbose: bool = False) -> None:
+        self.args, self.verbose = args, verbose
+        self.settings = RouterSettings.of(args)
+        self.pool = WorkerPool(self.settings.failure_threshold)
+        self.counts = Counts()
+        self.radix_tree: Any = None
+        if verbose:
+            logging.getLogger("slime.router").setLevel(logging.INFO)
+        self.upstream: Upstream
+        self.admin: Admin
+        self.app = self._app()
+
+    @property
+    def worker_request_counts(self) -> dict[str, int]:
+        """Requests in flight by worker URL."""
+        return {worker.url: worker.in_flight for worker in self.pool}
+
+    @property
+    def dead_workers(self) -> set[str]:
+        """URLs of the workers that are quarantined."""
+        return {worker.url for worker in self.pool if worker.state is WorkerState.QUARANTINED}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[HealthWatch]:
+        """Has connections and looks after the workers."""
+        self.upstream = Upstream(self.pool, self.settings, self.counts)
+        health = HealthWatch(self.pool, self.settings, _nothing)
+        self.admin = Admin(self.pool, self.counts, health.check, _nothing)
+        try:
+            yield health
+        finally:
+            await health.close()
+            await self.upstream.close()
+
+    def _app(self) -> Starlette:
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            async with self.running():
+                yield
+
+        loaded: list[Any] = [load_function(path) for path in self.settings.middleware_paths]
+        middleware = [Middleware(cls, router=self) for cls in reversed(loaded)]
+        keeper: Any = Gatekeeper
+        app = Starlette(
+            lifespan=lifespan, middleware=[Middleware(keeper, api_key=self.settings.api_key), *middleware]
+        )
+        app.router.default = ProxyApp(self)
+        return app
+
+
+async def _nothing() -> None:
+    """There is one process: nobody else has to be told."""
+
+
+def run_router(args: Any) -> None:
+    """Serves until SIGTERM: middleware under uvicorn, else a server of its own, in one process or several."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    router = SlimeRouter(args)
+    settings = router.settings
+    if settings.middleware_paths:
+        uvicorn.run(
+            router.app,
+            host=settings.host,
+            port=settings.port,
+            access_log=False,
+            log_level="warning",
+            backlog=BACKLOG,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    elif settings.processes > 1:
+        asyncio.run(run_parent(settings))
+    else:
+        asyncio.run(_serve(router))
+
+
+async def _serve(router: SlimeRouter) -> None:
+    stop, settings = stop_signal(), router.settings
+    async with router.running() as health:
+        front = Front(router.upstream, router.admin, router.counts, settings.api_key)
+        async with listening(front, settings.host, settings.port):
+            await until_first(stop.wait(), health.task)

@@ -1,0 +1,113 @@
+"""What each word is, and where certain words stand."""
+
+import string
+from collections import Counter
+from itertools import pairwise
+
+from slime.utils.grading.instructions.text import (
+    EDGES,
+    Check,
+    bare,
+    bare_words,
+    sentences_of,
+    syllables,
+    tokens,
+)
+from slime.utils.grading.instructions.verbs import may_be_verb
+
+_CONSONANTS = frozenset("bcdfghjklmnpqrstvwxyz")
+_MOST_VOWELS = 3
+_PALINDROMES, _SHORTEST_PALINDROME = 10, 5
+
+
+def _alphabet(response: str) -> bool:
+    firsts = [word[0] for word in bare_words(response)]
+    letters = string.ascii_lowercase
+    if not firsts or any(first not in letters for first in firsts):
+        return False
+    return all(letters.index(b) == (letters.index(a) + 1) % len(letters) for a, b in pairwise(firsts))
+
+
+def _vowel(response: str) -> bool:
+    """One paragraph, with three of the five vowels at most."""
+    return "\n" not in response.strip() and len(set(response.lower()) & set("aeiou")) <= _MOST_VOWELS
+
+
+def _consonants(response: str) -> bool:
+    return all(any({a, b} <= _CONSONANTS for a, b in pairwise(word)) for word in response.lower().split())
+
+
+def _palindrome(response: str) -> bool:
+    found = [
+        word for word in bare_words(response) if len(word) >= _SHORTEST_PALINDROME and word == word[::-1]
+    ]
+    return len(found) >= _PALINDROMES
+
+
+def _prime_lengths(response: str) -> bool:
+    return all(_is_prime(len(word)) for word in bare(response).split())
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+
+
+def _start_verb(response: str) -> bool:
+    first = response.split()[0].strip(EDGES)
+    return may_be_verb(first)
+
+
+def _repeats(response: str, small_n: int) -> bool:
+    return max(Counter(bare_words(response)).values(), default=0) <= small_n
+
+
+def _odd_even_syllables(response: str) -> bool:
+    parities = [syllables(word) % 2 for word in bare_words(response)]
+    return all(a != b for a, b in pairwise(parities))
+
+
+def _last_first(response: str) -> bool:
+    ends = [(words[0], words[-1]) for sentence in sentences_of(response) if (words := _edged(sentence))]
+    return all(last == first for (_, last), (first, _) in pairwise(ends))
+
+
+def _paragraph_last_first(response: str) -> bool:
+    paragraphs = [_edged(paragraph) for paragraph in response.split("\n") if paragraph.strip()]
+    return all(words and words[0] == words[-1] for words in paragraphs)
+
+
+def _edged(text: str) -> list[str]:
+    return text.lower().strip(EDGES).split()
+
+
+def _no_consecutive(response: str) -> bool:
+    return all(a[0] != b[0] for a, b in pairwise(bare_words(response)))
+
+
+def _keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
+    """The keyword is the m-th word of the n-th sentence."""
+    found = sentences_of(response)
+    sentence = tokens(found[int(n) - 1]) if len(found) >= n else []
+    return len(sentence) >= m and sentence[int(m) - 1] == keyword
+
+
+def _second_and_second_to_last(response: str, keyword: str) -> bool:
+    found = [token for token in tokens(response) if token.strip(string.punctuation)]
+    return len(found) > 1 and found[1] == found[-2] == keyword
+
+
+CHECKS: dict[str, Check] = {
+    "words:alphabet": _alphabet,
+    "words:vowel": _vowel,
+    "words:consonants": _consonants,
+    "words:palindrome": _palindrome,
+    "words:prime_lengths": _prime_lengths,
+    "words:start_verb": _start_verb,
+    "words:repeats": _repeats,
+    "words:odd_even_syllables": _odd_even_syllables,
+    "words:last_first": _last_first,
+    "words:paragraph_last_first": _paragraph_last_first,
+    "words:no_consecutive": _no_consecutive,
+    "words:keywords_specific_position": _keyword_at,
+    "words:words_position": _second_and_second_to_last,
+}

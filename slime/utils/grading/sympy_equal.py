@@ -1,0 +1,39 @@
+"""Equality of answers by strings and sympy: the grader of PRM800K (arXiv 2305.20050) and its descendants.
+
+``parse_expr`` evaluates what it reads and ``simplify`` may take for ever: this belongs in a grading process.
+"""
+
+from sympy import simplify
+from sympy.parsing.sympy_parser import (
+    implicit_multiplication_application,
+    parse_expr,
+    standard_transformations,
+)
+
+from slime.utils.grading.mathd import grade_answer_mathd
+from slime.utils.grading.prm800k import grade_by
+
+_TRANSFORMATIONS = (*standard_transformations, implicit_multiplication_application)
+
+
+def are_equal_under_sympy(ground_truth: str, given: str) -> bool:
+    """Whether the difference of two normalised expressions simplifies to 0; not, if they are no formulas."""
+    try:
+        difference = parse_expr(
+            f"({ground_truth})-({given})".replace("^", "**"), transformations=_TRANSFORMATIONS
+        )
+        return bool(simplify(difference) == 0)
+    except MemoryError:
+        raise
+    except Exception:  # the model wrote it, and the parser raises whatever the text makes Python raise
+        return False
+
+
+def grade_answer_sympy(given_answer: str, ground_truth: str) -> bool:
+    """See ``slime.utils.grading.prm800k.grade_by``."""
+    return grade_by(are_equal_under_sympy, given_answer, ground_truth)
+
+
+def grade_mathd_or_sympy(given_answer: str, ground_truth: str) -> bool:
+    """Whether one of the two graders calls the answers equal."""
+    return grade_answer_mathd(given_answer, ground_truth) or grade_answer_sympy(given_answer, ground_truth)

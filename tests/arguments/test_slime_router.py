@@ -1,0 +1,56 @@
+"""Which flags go with slime's own router."""
+
+import pytest
+
+from slime.arguments.parser import parse
+from slime.arguments.slime_router import contradictions, notes
+
+REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
+USE = "--use-slime-router"
+MIDDLEWARE = ["--slime-router-middleware-paths", "a.B"]
+
+
+def found(*words: str) -> list[str]:
+    return list(contradictions(parse([*REQUIRED, *words], None)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [USE],
+        [USE, *MIDDLEWARE, "c.D"],
+        [USE, "--slime-router-processes", "4", "--slime-router-timeout", "60"],
+        [USE, "--router-policy", "consistent_hashing"],
+        ["--router-policy", "round_robin"],
+    ],
+)
+def test_these_go_together(words: list[str]) -> None:
+    assert found(*words) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (MIDDLEWARE, "--slime-router-middleware-paths a.B: needs --use-slime-router"),
+        (
+            [USE, "--router-policy", "round_robin"],
+            "--router-policy round_robin: sglang-router's, not of --use-",
+        ),
+        (["--router-policy", "consistent_hashing"], "--router-policy consistent_hashing: needs --use-slime-"),
+        ([USE, "--router-disable-retries"], "--router-disable-retries: sglang-router's"),
+        (
+            [USE, *MIDDLEWARE, "--slime-router-processes", "2"],
+            "--slime-router-processes 2: each process would",
+        ),
+    ],
+)
+def test_these_do_not(words: list[str], message: str) -> None:
+    (line,) = found(*words)
+    assert line.startswith(message)
+
+
+def test_options_of_a_router_that_is_not_used_get_a_note() -> None:
+    (line,) = notes(parse([*REQUIRED, "--slime-router-processes", "2"], None))
+    assert line == "--slime-router-processes 2: has no effect without --use-slime-router"
+    assert list(notes(parse([*REQUIRED, USE, "--slime-router-processes", "2"], None))) == []

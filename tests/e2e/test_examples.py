@@ -1,0 +1,53 @@
+"""Examples run as their scripts say: with a tiny model, from prompts to new weights."""
+
+import sys
+
+import pytest
+import torch
+
+from slime.utils.types import Sample
+from tests.e2e.conftest import ROOT
+from tests.examples.test_run_scripts import flags_of
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def run_example(start, tmp_path):
+    """The run, and the samples of its first rollout."""
+
+    def run(name, *more):
+        flags = flags_of(ROOT / f"examples/{name}/run.sh", tmp_path, SLIME_TEST_PYTHON=sys.executable)
+        record = tmp_path / "recordings"
+        run = start([*flags[:-2], "--save-debug-rollout-data", record / "{rollout_id}.pt", *more])
+        run.expect_success().expect_no_processes()
+        recorded = torch.load(record / "0.pt", weights_only=True)["samples"]
+        return run, [Sample.from_dict(sample) for sample in recorded]
+
+    return run
+
+
+def test_a_team_of_agents_is_trained(run_example) -> None:
+    run, samples = run_example("multi_agent", "--custom-rm-path", "tests.e2e.test_examples.parities")
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0
+    assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    executions = {sample.rollout_id for sample in samples}
+    assert len(samples) == 7 * 16 and len(executions) == 16
+    # Equal questions to solvers side by side do not have equal answers.
+    first = [sample for sample in samples if sample.rollout_id == min(executions)]
+    assert len({sample.response for sample in first if sample.metadata["role"] == "solver"}) == 3
+
+
+async def parities(args, samples, **kwargs) -> list[float]:
+    """Rewards that a random model gets half of the time."""
+    return [float(sum(sample.tokens) % 2) for sample in samples]
+
+
+def test_a_model_that_may_search_is_trained(run_example) -> None:
+    reward = ("--custom-rm-path", "tests.e2e.plugins.token_parity_reward")
+    run, samples = run_example("search_r1", *reward)
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0
+    assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    assert {sample.metadata["round_number"] for sample in samples} == {1}

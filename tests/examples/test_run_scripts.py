@@ -1,0 +1,68 @@
+"""The run scripts of the examples are bash, and train.py knows the flags that they pass."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slime.arguments.parser import build_parser
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "examples").glob("*/run*.sh"))
+# Stands for python: notes train.py's flags, has no sglang, and runs nothing else unless it is told by what.
+FAKE = """#!/bin/sh
+case "$1" in
+    train*.py) shift; printf '%s\\0' "$@" >"$NOTE"; exit ;;
+esac
+if [ -n "$SLIME_TEST_PYTHON" ]; then exec "$SLIME_TEST_PYTHON" "$@"; fi
+case "$1" in
+    -c) case "$2" in *sglang*) exit 1 ;; esac ;;
+    -m) case "$2" in *engine*) exec sleep 60 ;; esac ;;
+esac
+"""
+
+
+def name(path):
+    return path.parent.name
+
+
+def flags_of(script, tmp_path, **variables):
+    fake, note = tmp_path / "bin/python", tmp_path / "note"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    places = {
+        "OUTPUT": str(tmp_path / "out"),
+        "NOTE": str(note),
+        "PATH": f"{fake.parent}:{os.environ['PATH']}",
+    }
+    env = {key: value for key, value in os.environ.items() if key not in ("MODEL", "DATASETS")}
+    command = ["bash", str(script), "--metrics-file", "last"]
+    subprocess.run(command, env=env | places | variables, check=True, timeout=60)
+    return note.read_text().rstrip("\0").split("\0")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_without_a_model_a_tiny_one_is_trained(script, tmp_path):
+    words = flags_of(script, tmp_path)
+    assert words[words.index("--hf-checkpoint") + 1] == str(tmp_path / "out/model")
+    assert "--fp32" in words and words[-2:] == ["--metrics-file", "last"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_a_real_model_is_trained_as_it_is(script, tmp_path):
+    words = flags_of(
+        script,
+        tmp_path,
+        **dict(MODEL="/models/m", QUESTIONS="/data/q.jsonl", CORPUS="/data/c.jsonl", DATASETS="/data"),
+        TEACHER_URL="http://teacher/generate",
+    )
+    assert words[words.index("--hf-checkpoint") + 1] == "/models/m" and "--fp32" not in words
+    parser, _ = build_parser("embedded")
+    known = {option for action in parser._actions for option in action.option_strings}
+    assert [word for word in words if word.startswith("--") and word not in known] == []
+
+
+def test_there_are_scripts():
+    assert len(SCRIPTS) >= 5

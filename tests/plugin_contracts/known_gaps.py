@@ -1,0 +1,46 @@
+"""Names of the original that are not here, or take other parameters; each pattern with the reason.
+
+A pattern matches ``module:name``. A line that no longer holds fails a test: take it out then.
+"""
+
+_LATER = "belongs to a feature that is not here yet: "
+_OWN_WAY = "the trainer does this in another way, and plug-ins have no use for it: "
+
+GAPS = {
+    "slime.agent*:*": _LATER + "agents that generate through us",
+    "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
+    "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
+    "slime.backends.megatron_utils.stateless_adam:*": _LATER + "Adam without moments",
+    "slime.utils:routing_replay": _LATER + "routing replay",
+    "slime.utils:reloadable_process_group": _OWN_WAY + "process groups outlive an offload",
+    "slime.utils.types:ParamInfo": _OWN_WAY + "slime.models.rules describes parameters",
+    "slime.utils.types:MultimodalTypes": _LATER + "images and other inputs beside text",
+    "slime.utils.processing_utils:process_vision_info": _LATER + "images and other inputs beside text",
+    "slime.utils.misc:Box": _OWN_WAY + "object references are handed on as lists",
+    "slime.utils.arguments:parse_megatron_role_args": _OWN_WAY + "flags of the critic have their own names",
+    "slime.utils.data:process_rollout_data": _OWN_WAY + "ranks get their shards as object references",
+    "slime.backends.megatron_utils.hf_checkpoint_saver:*": _OWN_WAY + "slime.training.hf_export writes",
+    "slime.backends.megatron_utils.hf_to_megatron*:*": _OWN_WAY
+    + "slime.models has rules for both directions",
+    "slime.backends.megatron_utils.megatron_to_hf*:*": _OWN_WAY
+    + "slime.models has rules for both directions",
+    "slime.backends.megatron_utils.loss:get_values": _OWN_WAY + "values are read off a whole batch",
+    "slime.backends.sglang_utils:sglang_engine": _OWN_WAY + "servers and clients of engines are two things",
+    "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.engines checks",
+    "slime.observability.trace_utils:TRACE_CHILDREN_KEY": _LATER + "spans within prefill and decode",
+    "slime.observability.rollout_data_utils:*": _OWN_WAY + "recordings are named by args",
+    "slime.observability.train_data_utils:*": _OWN_WAY + "slime.training.dumps records batches",
+    "slime.observability.train_metric_utils:*": _OWN_WAY + "metrics are reduced once for each step",
+    "slime.ray.rollout:ServerGroup": _OWN_WAY + "slime.ray.engine_group has groups of engines",
+    "slime.ray.rollout_validation:*": _OWN_WAY + "slime.ray.placement_group checks its slots",
+    "slime.rollout.sglang_rollout:GenerateState.dp_rank_context": _OWN_WAY + "engines balance their ranks",
+    "slime_plugins.models.*:*": _LATER + "the families GLM-5 and Qwen3.5-VL",
+}
+
+IN_THE_MAKING = {
+    "slime.backends.sglang_utils.external:*",
+    "slime.backends.sglang_utils.sglang_config:*",
+    "slime.rollout.fully_async_rollout:*",
+    "slime.rollout.rm_hub*:*",
+}
+"""May be there or not."""

@@ -1,0 +1,1 @@
+"""Answers with what is true of them, and what each grader says."""

@@ -1,0 +1,212 @@
+"""Graders that hang or die cost their sample and nothing else."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.rollout.base_types import GradingFailed, RolloutError
+from slime.rollout.rm_hub import async_rm, batched_async_rm, grade_in_process, grading_pool, grading_process
+from slime.rollout.rm_hub.grading_pool import GradingPool
+from slime.rollout.rm_hub.grading_process import GraderError, GradingProcess
+from slime.utils.types import Sample
+from tests.rollout import bad_graders
+
+EQUAL = "slime.utils.grading.math_verify_equal.are_equal"
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = GradingProcess(limit_s=30)
+    yield process
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("\\frac{1}{2}", "0.5", True),
+        ("1316", "1316.0", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        ("1316", "1317", False),
+        ("\\{1,2\\}", "\\{2,1\\}", True),
+        ("7", "not a number", False),
+    ],
+)
+def test_answers_are_compared_as_mathematics(process, gold, answer, equal):
+    assert process.call(EQUAL, gold, answer) is equal
+
+
+def test_a_label_that_is_no_mathematics_is_an_error(process):
+    with pytest.raises(GraderError, match="no mathematical expression"):
+        process.call(EQUAL, "", "1")
+
+
+def test_a_grader_that_does_not_exist_is_an_error(process):
+    with pytest.raises(GraderError, match=r"tests\.nothing\.grade cannot be imported: ModuleNotFoundError"):
+        process.call("tests.nothing.grade", "1")
+
+
+def marked(mark):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(grading_process._MARK) == mark and process.status() != "zombie":
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        ("loop", "no verdict within 1 s"),
+        ("loop without alarm", "no verdict within 1 s"),
+        ("allocate", "MemoryError"),
+        ("exit", "ended with exit status 0"),
+        ("sys.exit", "SystemExit: 0"),
+        ("kill", "ended with exit status -9"),
+        ("fork and stay", "left processes behind"),
+        ("daemonise", "left processes behind"),
+        ("raise", "ZeroDivisionError: by zero"),
+        ("close", "no verdict|ended with exit status"),
+    ],
+)
+def test_a_grader_that_goes_wrong_fails_on_that_answer_and_leaves_nothing(monkeypatch, response, why):
+    monkeypatch.setattr(grading_process, "_GRACE_S", 0.3)
+    process = GradingProcess(limit_s=1)
+    try:
+        assert process.call(bad_graders.HERE, "a", "a") == 1.0
+        mark = process._mark
+        with pytest.raises(GradingFailed, match=why):
+            process.call(bad_graders.HERE, response, "a")
+        assert process.pid is not None or not marked(mark)
+        assert process.call(bad_graders.HERE, "a", "a") == 1.0
+        assert len(marked(process._mark)) == 1
+    finally:
+        process.stop()
+    assert not marked(mark) and not marked(process._mark)
+
+
+@pytest.mark.parametrize("response", ["fork and return", "print"])
+def test_what_a_grader_prints_or_forks_gives_no_second_reply(response):
+    process = GradingProcess(limit_s=20)
+    try:
+        assert process.call(bad_graders.HERE, response, response) == 1.0
+        assert process.call(bad_graders.HERE, "b", "a") == 0.0
+        assert process.call(bad_graders.HERE, "a", "a") == 1.0
+    finally:
+        process.stop()
+
+
+def test_mathematics_that_never_ends_is_no_verdict():
+    process = GradingProcess(limit_s=1)
+    with pytest.raises(GradingFailed, match="no verdict within 1 s"):
+        process.call(EQUAL, "1", "9^{9^{9^{9}}}")
+    process._limit_s = 30
+    assert process.call(EQUAL, "1/2", "0.5") is True
+    process.stop()
+
+
+def test_a_process_that_was_killed_is_replaced_without_a_loss(process, monkeypatch):
+    assert process.call(EQUAL, "1", "1.0") is True
+    os.kill(process.pid, signal.SIGKILL)
+    process._process.wait()
+    assert process.call(EQUAL, "1", "1.0") is True
+    monkeypatch.setattr(grading_process, "_WORKER", Path("/nonexistent.py"))
+    process.stop()
+    with pytest.raises(GraderError, match="does not start: the grading process ended with exit status 2"):
+        process.call(EQUAL, "1", "1.0")
+
+
+def test_the_process_dies_with_its_parent_and_loads_nothing_heavy():
+    code = (
+        "import time; from slime.rollout.rm_hub.grading_pool import GradingPool\n"
+        f"pool = GradingPool(1); pool.call({EQUAL!r}, '1', '1.0'); pid = pool.pids[0]\n"
+        "maps = open(f'/proc/{pid}/maps').read()\n"
+        "print(pid, 'libtorch' in maps or '_raylet' in maps, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pid, heavy = parent.stdout.readline().split()
+    assert heavy == "False"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "the grading process outlives its parent"
+        threading.Event().wait(0.02)
+
+
+def test_a_pool_serves_several_threads_and_closes():
+    pool = GradingPool(2)
+    results = []
+    call = lambda: results.append(pool.call(EQUAL, "1", "1.0"))
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 4
+    pids = pool.pids
+    pool.close()
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+async def reward(args, sample, **kwargs):
+    return await grade_in_process(bad_graders.HERE, sample.response, sample.label)
+
+
+@pytest.fixture
+def impatient_pool(monkeypatch):
+    pool = GradingPool(2, limit_s=1)
+    monkeypatch.setattr(grading_pool, "_pool", lambda: pool)
+    yield pool
+    pool.close()
+
+
+async def test_each_misdeed_costs_one_sample_of_a_batch(make_args, impatient_pool):
+    args = make_args(custom_rm_path=f"{__name__}.reward")
+    bad = ["loop", "allocate", "fork and stay", "exit"]
+    samples = [Sample(index=i, response=text, label="a") for i, text in enumerate(["a", *bad, "b", "a"])]
+    rewards = await asyncio.gather(*(async_rm(args, sample) for sample in samples))
+    assert rewards == [1.0, None, None, None, None, 0.0, 1.0]
+    assert [sample.status.value for sample in samples] == ["pending", *["failed"] * 4, "pending", "pending"]
+    assert [sample.remove_sample for sample in samples] == [False, *[True] * 4, False, False]
+    assert all("grading_failure" in sample.metadata for sample in samples[1:5])
+
+
+async def test_the_event_loop_goes_on_while_graders_hang(make_args, impatient_pool):
+    args = make_args(custom_rm_path=f"{__name__}.reward")
+    hanging = asyncio.gather(*(async_rm(args, Sample(response="loop", label="a")) for _ in range(4)))
+    turns = 0
+    while not hanging.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await hanging == [None] * 4
+    assert turns > 1000
+
+
+async def silent_judge(args, samples, **kwargs):
+    raise GradingFailed("the judge is silent")
+
+
+async def test_a_group_whose_grader_fails_as_a_whole_has_no_rewards(make_args):
+    args = make_args(custom_rm_path=f"{__name__}.silent_judge")
+    samples = [Sample(), Sample()]
+    assert await batched_async_rm(args, samples) == [None, None]
+    assert [sample.metadata["grading_failure"] for sample in samples] == ["the judge is silent"] * 2
+
+
+async def test_a_bad_label_still_ends_the_run(make_args):
+    args = make_args(custom_rm_path=None, rm_type="math")
+    with pytest.raises(RolloutError, match=r"GraderError: .*no mathematical expression"):
+        await async_rm(args, Sample(response="\\boxed{1}", label="\\text{}"))

@@ -1,0 +1,114 @@
+"""Real router processes, started as a run starts them."""
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
+from slime.backends.sglang_utils.slime_router import slime_router_command
+from tests.engines import free_port
+from tests.router.conftest import router_args
+from tests.router.test_middleware import RADIX
+
+GENERATE = {"input_ids": [1, 2, 3], "sampling_params": {}}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RouterProcess]]:
+    routers = []
+
+    def start_one(api_key: str | None = None, port: int | None = None, **changes: Any) -> RouterProcess:
+        router = start_router(
+            router_args(**changes),  # type: ignore[arg-type]
+            host="127.0.0.1",
+            port=port or free_port(),
+            prometheus_port=free_port(),
+            log_path=tmp_path / f"router{len(routers)}.log",
+            api_key=api_key,
+        )
+        routers.append(router)
+        return router
+
+    yield start_one
+    for router in routers:
+        router.shutdown()
+
+
+def children(router: RouterProcess) -> list[psutil.Process]:
+    """The processes that serve: below the supervisor, and below its child if that has several."""
+    (top,) = psutil.Process(router.process.pid).children()
+    return [child for child in top.children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_engine_serves_from_its_registration_to_its_removal(processes: int, start, start_engine) -> None:
+    router = start(slime_router_processes=processes)
+    engines = [start_engine(), start_engine()]
+    for engine in engines:
+        router.register_worker(engine.url)
+    assert [worker["url"] for worker in router.list_workers()] == [engine.url for engine in engines]
+    for _ in range(12):  # each on a connection of its own, so that every process gets some
+        assert httpx.post(f"{router.url}/generate", json=GENERATE).json()["output_ids"] == [3, 2, 1]
+    assert all(engine.seen("generate") for engine in engines)
+    metrics = httpx.get(f"{router.url}/metrics").text
+    assert 'slime_router_requests_total{status="200"} 12' in metrics
+    router.remove_worker(engines[0].url)
+    before = len(engines[0].seen("generate"))
+    for _ in range(12):
+        assert httpx.post(f"{router.url}/generate", json=GENERATE).status_code == 200
+    assert len(engines[0].seen("generate")) == before
+    router.remove_worker(engines[1].url)
+    for _ in range(6):
+        assert httpx.post(f"{router.url}/generate", json=GENERATE).status_code == 503
+
+
+def test_the_key_is_in_no_command_line_and_in_no_file(start, start_engine, tmp_path: Path) -> None:
+    router = start(api_key="sekret")
+    engine = start_engine(api_key="sekret")
+    router.register_worker(engine.url)
+    assert httpx.post(f"{router.url}/generate", json=GENERATE).status_code == 401
+    key = {"Authorization": "Bearer sekret"}
+    assert httpx.post(f"{router.url}/generate", json=GENERATE, headers=key).status_code == 200
+    for process in psutil.Process(router.process.pid).children(recursive=True):
+        assert "sekret" not in " ".join(process.cmdline())
+    assert not any("sekret" in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_what_the_router_is_told_is_for_this_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "router.args.json"
+    args = router_args(eval_datasets=[object()], nested={"a": [1, None, "b"]})
+    command = slime_router_command(args, host="h", port=1, api_key="K", args_path=path)  # type: ignore[arg-type]
+    assert command[1:] == ["-m", "slime.router", str(path)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert '"nested": {"a": [1, null, "b"]}' in path.read_text() and "eval_datasets" not in path.read_text()
+
+
+def test_the_middleware_has_the_args_of_the_run(start, checkpoint) -> None:
+    router = start(slime_router_middleware_paths=[RADIX], hf_checkpoint=str(checkpoint))
+    found = httpx.post(f"{router.url}/retrieve_from_text", json={"text": "the lower"}).json()
+    assert found["token_length"] == len(found["tokens"]) > 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_is_taken_is_named(processes: int, start, start_engine) -> None:
+    with pytest.raises(RouterError, match=r"(?i)address already in use"):
+        start(port=start_engine().port, slime_router_processes=processes)
+
+
+def test_the_end_of_one_process_is_the_end_of_the_router(start) -> None:
+    router = start(slime_router_processes=2)
+    os.kill(children(router)[0].pid, signal.SIGKILL)
+    router.process.wait(30)
+    assert "a process of the router has ended" in router.failure_reason()
+
+
+def test_middleware_that_cannot_be_made_is_named(start, tmp_path: Path) -> None:
+    with pytest.raises(RouterError, match="nowhere"):
+        start(slime_router_middleware_paths=[RADIX], hf_checkpoint=str(tmp_path / "nowhere"))

@@ -1,0 +1,41 @@
+"""What the accelerator leaf does on machines without a GPU."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+_FAULTS = """
+import resource
+import torch
+from slime.utils.accelerator import empty_cache, set_device
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+set_device(0)
+def use_and_free():
+    for _ in range(12):
+        torch.ones(1 << 24)  # 64 MiB
+
+use_and_free()
+before = faults()
+use_and_free()
+again, held = faults() - before, resident()
+empty_cache()
+print(again, held - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="of glibc, without a GPU")
+def test_freed_memory_of_large_tensors_is_used_again_until_the_cache_is_emptied() -> None:
+    printed = subprocess.run([sys.executable, "-c", _FAULTS], check=True, capture_output=True, text=True)
+    again, given_back = map(int, printed.stdout.split())
+    pages = (1 << 26) // 4096
+    assert again < pages / 4, "each tensor asks the system for its pages"
+    assert given_back > 1 << 25
