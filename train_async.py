@@ -36,8 +36,9 @@ def train(
 
     for rollout_id in range(start, end):
         batch = upcoming.result()
+        updates = (rollout_id + 1) % args.update_weights_interval == 0
         if rollout_id + 1 < end:
-            upcoming = rollout.async_generate(rollout_id + 1)
+            upcoming = rollout.async_generate(rollout_id + 1, updates_ahead=int(updates))
 
         saves = is_due(rollout_id, args.save_interval, epoch, end)
 
@@ -53,7 +54,7 @@ def train(
         if saves:
             actor.save_model(rollout_id, force_sync=rollout_id == end - 1)
 
-        if (rollout_id + 1) % args.update_weights_interval == 0:
+        if updates:
             # A rollout must not see two versions: let the one under way finish first.
             upcoming.result()
             actor.update_weights()
@@ -69,6 +70,11 @@ def train(
 def refusal(args: Namespace) -> str | None:
     if args.colocate:
         return "--colocate: train_async.py needs GPUs for the engines alone (wanted: without --colocate)"
+    if args.max_staleness == 0:
+        return (
+            "--max-staleness 0: train_async.py updates the weights between a rollout and its training "
+            "(wanted: 1 or more, or train.py)"
+        )
     if args.num_rollout == 0:
         return "--num-rollout 0: train_async.py has nothing to do (wanted: train.py, which evaluates)"
     return None

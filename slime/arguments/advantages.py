@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag
-from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION
+from slime.arguments.rollout import answers
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _makes_own_groups(args: Namespace) -> bool:
         or args.custom_convert_samples_to_train_data_path
         or args.custom_generate_function_path
         or args.rollout_data_postprocess_path
-        or args.rollout_function_path != DEFAULT_ROLLOUT_FUNCTION
+        or not answers(args.rollout_function_path)
     )
 
 

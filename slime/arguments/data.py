@@ -8,8 +8,9 @@ from typing import Any, Literal
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 from slime.arguments.records import Records, bad_records, imitates
+from slime.arguments.rejection import samples_by_rejection
 from slime.arguments.rewards import compares_with_label, scores_by_type
-from slime.arguments.rollout import generates_by_default
+from slime.arguments.rollout import generates_by_default, replays
 
 BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
 """Where those classes live that read ``--prompt-data``; another one may bring its own data."""
@@ -45,10 +46,16 @@ class DataArgs:
     loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] = flag(
         "qwen", help="how SFT finds the assistant's tokens in a conversation"
     )
-    rollout_buffer_url: str | None = refused(help="address of the rollout buffer service")
-    fetch_trajectory_retry_times: int = refused(-1, help="tries to fetch from the rollout buffer")
-    min_batch_collection_ratio: float = refused(1.0, help="part of a batch the rollout buffer may return")
-    rollout_task_type: str = refused("math", help="task type of the rollout buffer")
+    rollout_buffer_url: str | None = flag(help="address of the rollout buffer service (slime_plugins)")
+    fetch_trajectory_retry_times: int = flag(
+        -1,
+        at_least=-1,
+        help="fetches in a row that may bring nothing from the rollout buffer; -1 for any number",
+    )
+    min_batch_collection_ratio: float = flag(
+        1.0, above=0, at_most=1, help="part of a batch that suffices from the rollout buffer"
+    )
+    rollout_task_type: str = flag("math", help="what the generator of the rollout buffer makes")
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ def notes(args: Namespace) -> Iterator[str]:
 
 def derive(args: Namespace) -> None:
     """The positive name of a switch that says what is not; SFT gets conversations as they are."""
-    args.rollout_global_dataset = not args.disable_rollout_global_dataset
+    brings_samples = replays(args) and args.prompt_data is None
+    args.rollout_global_dataset = not (args.disable_rollout_global_dataset or brings_samples)
     if imitates(args) and args.eval_interval is None:
         args.apply_chat_template = False
 
@@ -103,7 +111,8 @@ def unusable(args: Namespace) -> Iterator[str]:
         template=args.apply_chat_template_kwargs if rendered else None,
         longest=args.rollout_max_prompt_len,
         conversations=imitates(args),
-        answered=generates_by_default(args) and not args.custom_generate_function_path,
+        answered=generates_by_default(args)
+        and not (args.custom_generate_function_path or samples_by_rejection(args)),
         scored=scores_by_type(args),
         least=(0, "") if args.num_rollout is not None else _of_an_epoch(args),
     )

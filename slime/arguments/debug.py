@@ -10,6 +10,7 @@ from zipfile import is_zipfile
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
 from slime.arguments.outputs import bad_output, bad_template
+from slime.arguments.rollout import REPLAY_FUNCTION, replays
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class DebugArgs:
         place=True, help="file to dump train data to, with {rollout_id} in its name"
     )
     dump_details: str | None = flag(place=True, help="directory of both dumps")
-    load_forge_rollout_data: str | None = refused(help="dump of another framework to train on")
+    load_forge_rollout_data: str | None = flag(
+        place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
+    )
     memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
     memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
     memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
@@ -78,6 +81,10 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """Halves that leave nothing, and checks of what SFT does not have."""
     if args.debug_train_only and args.debug_rollout_only:
         yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
+    if args.load_forge_rollout_data is None and replays(args):
+        yield f"--load-forge-rollout-data: missing (wanted: the dump that {REPLAY_FUNCTION} replays)"
+    if args.load_forge_rollout_data is not None and not replays(args):
+        yield f"--load-forge-rollout-data: needs --rollout-function-path {REPLAY_FUNCTION}"
     if args.ci_test and args.loss_type == "sft_loss":
         yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
 
@@ -87,6 +94,7 @@ def missing(args: Namespace) -> Iterator[str]:
     yield from bad_output(args, "dump_details", is_directory=True)
     yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
     yield from bad_output(args, "save_debug_train_data", is_directory=False)
+    yield from _missing_replay(args.load_forge_rollout_data, args.start_rollout_id or 0)
     dump, first = args.load_debug_rollout_data, args.start_rollout_id
     if dump is None:
         return
@@ -96,6 +104,21 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
     elif first is not None and not is_zipfile(dump.format(rollout_id=first)):
         yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is no dump, or is cut off"
+
+
+def _missing_replay(template: str | None, first: int) -> Iterator[str]:
+    """No dump for the first rollout, nor for rollout 0 that would take its place."""
+    if template is None:
+        return
+    if reason := bad_template(template):
+        yield f"--load-forge-rollout-data {template}: {reason}"
+        return
+    paths = [Path(template.format(rollout_id=number)) for number in (first, 0)]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        yield f"--load-forge-rollout-data {template}: no such file for rollout {first}"
+    elif not is_zipfile(found):
+        yield f"--load-forge-rollout-data {template}: {found} is no dump, or is cut off"
 
 
 CONCERN = Concern(

@@ -9,7 +9,7 @@ from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datase
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, scores_samples
-from slime.arguments.rollout import DEFAULT_ROLLOUT_FUNCTION, generates_by_default
+from slime.arguments.rollout import answers, generates_by_default
 from slime.arguments.user_code import why_unusable
 
 
@@ -65,7 +65,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     limit, known = args.eval_max_context_len, args.max_position_embeddings
     if args.eval_interval is not None and limit is not None and limit > known:
         yield f"--eval-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
-    evaluates = args.eval_interval is not None and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION
+    evaluates = args.eval_interval is not None and answers(args.eval_function_path)
     if evaluates and args.group_rm:
         yield "--group-rm: evaluation scores samples one by one (wanted: without --eval-interval)"
     scored = scores_samples(args) or not (evaluates and generates_by_default(args))
@@ -99,7 +99,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records:
-    by_engine = args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only
+    by_engine = answers(args.eval_function_path) and not args.debug_train_only
     own_code = dataset.custom_generate_function_path or args.custom_generate_function_path
     return Records(
         where=where,

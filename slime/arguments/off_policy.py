@@ -7,6 +7,7 @@ from typing import Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, flags_of, option_string, path_flag, refused
+from slime.arguments.rollout import is_fully_async
 
 _LOSSES = "slime.training.losses."
 CORRECTIONS = {
@@ -103,6 +104,8 @@ def notes(args: Namespace) -> Iterator[str]:
     if args.partial_rollout:
         masks = ("mask_offpolicy_in_partial_rollout",)
         yield from says_how_age_is_corrected(args, "--partial-rollout", masks)
+    if is_fully_async(args):
+        yield from says_how_age_is_corrected(args, "fully async rollouts")
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
     for spec in flags_of(OffPolicyArgs):

@@ -74,8 +74,9 @@ def _read_files(args: Namespace) -> Iterator[tuple[str, str]]:
     for name in ("eval_config", "custom_config_path"):
         if path := getattr(args, name):
             yield option_string(name), path
-    if dump := args.load_debug_rollout_data:
-        yield "--load-debug-rollout-data", dump.format(rollout_id=args.start_rollout_id or 0)
+    for name in ("load_debug_rollout_data", "load_forge_rollout_data"):
+        if dump := getattr(args, name):
+            yield option_string(name), dump.format(rollout_id=args.start_rollout_id or 0)
 
 
 def _models(args: Namespace) -> Iterator[tuple[str, str]]:

@@ -31,6 +31,7 @@ from slime.arguments import (
     overwrites,
     parallelism,
     precision,
+    rejection,
     rewards,
     rollout,
     router,
@@ -57,6 +58,7 @@ CONCERNS: tuple[Concern, ...] = (
     parallelism.CONCERN,
     moe.CONCERN,
     compute.CONCERN,
+    rejection.CONCERN,  # what it derives is where checkpoints are looked for
     checkpoints.CONCERN,
     data.CONCERN,
     batches.CONCERN,

@@ -10,6 +10,14 @@ from slime.arguments.limits import MOST_SEED
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
+FULLY_ASYNC_FUNCTION = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+STREAMING_FUNCTION = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+REPLAY_FUNCTION = "slime.rollout.forge_load.generate_rollout"
+REJECTION_SAMPLING = "slime.rollout.rejection_sampling"
+REJECTION_SAMPLING_FUNCTION = f"{REJECTION_SAMPLING}.generate_rollout"
+_ANSWERING = (DEFAULT_ROLLOUT_FUNCTION, FULLY_ASYNC_FUNCTION, REJECTION_SAMPLING_FUNCTION)
+"""Rollout functions of ours that have engines answer prompts, and that evaluate."""
+
 # Why no token may be left out of sampling: old and new log-probs would be of different distributions.
 _WHOLE = ", as the trainer's log-probs are over the whole vocabulary; --eval-top-p, --eval-top-k may cut it"
 
@@ -69,6 +77,10 @@ class RolloutArgs:
     )
     rollout_sample_filter_path: str | None = path_flag("fn(args, groups) that marks samples to leave out")
     rollout_all_samples_process_path: str | None = path_flag("fn(args, all_groups, get_samples)")
+    max_staleness: int | None = flag(
+        at_least=0,
+        help="fully async: weight versions that the oldest token of a group may be behind the trainer's",
+    )
 
 
 @dataclass(frozen=True)
@@ -110,15 +122,56 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
         yield f"--n-samples-per-prompt {args.n_samples_per_prompt}: SFT takes each row once (wanted: 1)"
 
+    yield from _fully_async(args)
+    streams = args.custom_generate_function_path == STREAMING_FUNCTION
+    if streams and getattr(args, "sglang_incremental_streaming_output", False):
+        yield f"--sglang-incremental-streaming-output: {STREAMING_FUNCTION} reads cumulative chunks"
+
+
+def _fully_async(args: Namespace) -> Iterator[str]:
+    if not is_fully_async(args):
+        if args.max_staleness is not None:
+            needed = f"--rollout-function-path {FULLY_ASYNC_FUNCTION}"
+            yield f"--max-staleness {args.max_staleness}: needs {needed}"
+    elif args.colocate:
+        yield (
+            "--colocate: fully async engines generate while the trainer trains, on GPUs of their own "
+            "(wanted: without --colocate, and --rollout-num-gpus)"
+        )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A size of fetches that nobody makes."""
+    if is_fully_async(args) and args.over_sampling_batch_size is not None:
+        yield (
+            f"--over-sampling-batch-size {args.over_sampling_batch_size}: has no effect, "
+            "fully async rollouts fetch a group whenever one is finished"
+        )
+
+
+def replays(args: Namespace) -> bool:
+    """Whether samples are those of ``--load-forge-rollout-data``."""
+    return args.rollout_function_path == REPLAY_FUNCTION
+
+
+def is_fully_async(args: Namespace) -> bool:
+    return args.rollout_function_path == FULLY_ASYNC_FUNCTION
+
 
 def generates_by_default(args: Namespace) -> bool:
-    """Whether engines answer prompts by the built-in rollout function."""
-    return args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.debug_train_only
+    """Whether engines answer prompts by a built-in rollout function."""
+    return answers(args.rollout_function_path) and not args.debug_train_only
+
+
+def answers(function_path: str) -> bool:
+    """Whether a rollout function is one of ours by which engines answer prompts."""
+    return function_path in _ANSWERING
 
 
 CONCERN = Concern(
     {"rollout": RolloutArgs},
     derived=DerivedRollout,
     derive=derive,
+    notes=notes,
     contradictions=contradictions,
 )

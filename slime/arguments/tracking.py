@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, refused
+from slime.arguments.flags import flag
 from slime.arguments.outputs import bad_output
 
 
@@ -36,12 +36,16 @@ class TrackingArgs:
         place=True, help="directory of tensorboard files; default tensorboard_log"
     )
     tb_experiment_name: str | None = flag(place=True, help="subdirectory of this run")
-    log_multi_turn: bool = refused(False, help="log metrics of turns")
+    log_multi_turn: bool = flag(
+        False, help="log lengths with and without what tools said, and turns: multi_turn/..."
+    )
     log_passrate: bool = flag(
         False, help="log pass@k: passrate/pass@k of rollouts, eval/<name>-pass@k of evaluations"
     )
     log_reward_category: str | None = flag(help="count samples by this key of the reward")
-    log_correct_samples: bool = refused(False, help="log length and entropy of correct samples")
+    log_correct_samples: bool = flag(
+        False, help="log lengths and entropy of samples of reward 1: rollout/correct_..."
+    )
 
 
 @dataclass(frozen=True)

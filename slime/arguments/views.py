@@ -28,6 +28,7 @@ from slime.arguments.megatron import MegatronNames
 from slime.arguments.model_shape import DerivedModelShape
 from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
 from slime.arguments.precision import DerivedPrecision, PrecisionArgs
+from slime.arguments.rejection import RejectionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
 from slime.arguments.router import RouterArgs, RouterOptions
@@ -129,6 +130,7 @@ class RolloutView(
     RouterOptions,
     SlimeRouterArgs,
     MegatronNames,
+    RejectionArgs,
     Facts,
 ):
     """How samples are made."""

@@ -19,12 +19,20 @@ def save_debug_rollout_data(
     """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``."""
     if not args.save_debug_rollout_data:
         return
-    template = args.save_debug_rollout_data
-    if evaluation:
-        template = template.replace("{rollout_id", "eval_{rollout_id")
-    path = Path(template.format(rollout_id=rollout_id))
+    path = recording_path(args.save_debug_rollout_data, rollout_id, evaluation=evaluation)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
+
+
+def recording_path(template: str, rollout_id: int, *, evaluation: bool) -> Path:
+    """Where a template puts the recording of a rollout, or of the evaluation after it."""
+    if evaluation:
+        template = template.replace("{rollout_id", "eval_{rollout_id")
+    return Path(template.format(rollout_id=rollout_id))
+
+
+def read_recording(path: Path) -> list[Sample]:
+    return [Sample.from_dict(sample) for sample in torch.load(path, weights_only=True)["samples"]]
 
 
 def load_debug_rollout_data(args: TrackingView, rollout_id: int) -> list[Sample]:
@@ -34,10 +42,10 @@ def load_debug_rollout_data(args: TrackingView, rollout_id: int) -> list[Sample]
         FileNotFoundError: there is no recording of this rollout.
     """
     assert args.load_debug_rollout_data is not None
-    path = Path(args.load_debug_rollout_data.format(rollout_id=rollout_id))
+    path = recording_path(args.load_debug_rollout_data, rollout_id, evaluation=False)
     if not path.is_file():
         raise FileNotFoundError(f"--load-debug-rollout-data: no recording of rollout {rollout_id} at {path}")
-    samples = [Sample.from_dict(s) for s in torch.load(path, weights_only=True)["samples"]]
+    samples = read_recording(path)
     ratio = args.load_debug_rollout_data_subsample
     if ratio is None:
         return samples

@@ -14,6 +14,7 @@ from slime.observability.metric_utils import (
     has_repetition,
     pass_rate_of_groups,
 )
+from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -38,7 +39,15 @@ def rollout_log_metrics(
         **dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/"),
         **dict_add_prefix(perf, "perf/"),
         **(dict_add_prefix(_pass_rate(args, samples), "passrate/") if args.log_passrate else {}),
+        **(dict_add_prefix(multi_turn_metrics(args, samples), "multi_turn/") if args.log_multi_turn else {}),
+        **(_correct(args, samples) if args.log_correct_samples else {}),
     }
+
+
+def _correct(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = _rewards(args, samples)
+    correct = [sample for sample, reward in zip(samples, rewards, strict=True) if reward == 1]
+    return dict_add_prefix(correct_metrics(correct), "rollout/")
 
 
 def _pass_rate(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
@@ -73,9 +82,16 @@ def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, An
     if truncated := result.get("truncated"):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
     if args.log_passrate:
-        group_size = _eval_group_size(args, name)
-        metrics |= dict_add_prefix(compute_pass_rate(rewards, group_size), f"eval/{name}-")
+        metrics |= dict_add_prefix(_eval_pass_rate(args, name, result), f"eval/{name}-")
     return metrics
+
+
+def _eval_pass_rate(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, float]:
+    """By group; without samples, or with samples that nobody grouped, by the number of answers per prompt."""
+    rewards, samples = result["rewards"], result.get("samples") or []
+    if len(samples) == len(rewards) and all(sample.group_index is not None for sample in samples):
+        return pass_rate_of_groups(list(_rewards_by_group(samples, rewards).values()))
+    return compute_pass_rate(rewards, _eval_group_size(args, name))
 
 
 def _eval_group_size(args: TrackingView, name: str) -> int:
@@ -192,7 +208,7 @@ def compute_perf_metrics_from_samples(
     metrics |= _token_rates(lengths, outside, rollout_time, gpus, "")
     effective = [sample.effective_response_length for sample in samples]
     metrics |= _token_rates(effective, outside, rollout_time, gpus, "effective_")
-    return metrics
+    return metrics | request_metrics(samples)
 
 
 def _token_rates(

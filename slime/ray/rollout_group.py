@@ -72,9 +72,13 @@ class RolloutGroup:
     def load(self, rollout_id: int) -> None:
         self._call("load", rollout_id)
 
-    def async_generate(self, rollout_id: int) -> "PendingRollout":
-        """Starts a rollout and returns at once."""
-        ref = self._manager.generate.remote(rollout_id)
+    def async_generate(self, rollout_id: int, updates_ahead: int = 0) -> "PendingRollout":
+        """Starts a rollout and returns at once.
+
+        Args:
+            updates_ahead: weight updates that will come before it is trained on.
+        """
+        ref = self._manager.generate.remote(rollout_id, updates_ahead)
         return PendingRollout(ref, rollout_id, self._args, self._log, self._watch)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:

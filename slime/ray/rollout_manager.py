@@ -20,6 +20,7 @@ from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
+from slime.rollout.weight_clock import clock
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
     flatten_samples,
@@ -90,14 +91,18 @@ class RolloutManager:
         if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(self, rollout_id: int) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
+    def generate(self, rollout_id: int, updates_ahead: int = 0) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
         """One rollout.
+
+        Args:
+            updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
             A reference to the train shard of each data-parallel rank (none without a trainer), and
             the rollout's metrics.
         """
         start = time.monotonic()
+        clock.ahead = updates_ahead
         output = self._samples(rollout_id)
         seconds = time.monotonic() - start
         samples = flatten_samples(output.samples)
@@ -139,6 +144,7 @@ class RolloutManager:
             suspicious: one of them seems to have died just now, so wait a while for a death to be seen.
         """
         self._fleet.check()
+        clock.begin_update()
         if self._args.use_fault_tolerance:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
@@ -148,6 +154,7 @@ class RolloutManager:
         """All engines have been sent ``version``; refuses to go on if one serves another."""
         self._fleet.admit(str(version))
         self._weight_version = str(version)
+        clock.end_update(version)
 
     def offload(self) -> None:
         self._fleet.release()

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from slime.utils.types import Sample, name_samples
@@ -65,11 +66,17 @@ def call_rollout_fn(
 
 def accepted(fn: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``keywords`` that a user's function has parameters for; all if it takes any."""
-    parameters = inspect.signature(fn).parameters.values()
+    parameters = _parameters(fn)
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return dict(keywords)
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return {name: value for name, value in keywords.items() if name in names}
+
+
+@cache
+def _parameters(fn: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """Looked up once per function: it takes as long as sending a request."""
+    return tuple(inspect.signature(fn).parameters.values())
 
 
 def describe(fn: Callable[..., Any]) -> str:

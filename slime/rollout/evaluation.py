@@ -4,6 +4,7 @@ import asyncio
 import copy
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -13,7 +14,7 @@ from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.generation import generate_and_rm
+from slime.rollout.generation import generate_and_rm, is_given_up
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.rollout.ungraded import FAILURE, fill_ungraded, nothing_is_graded
 from slime.utils.async_utils import gather_or_cancel
@@ -46,7 +47,7 @@ async def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutpu
             "(args.rollout_timeout)"
         ) from error
     data = {name: data for result in results for name, data in result.items()}
-    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args))
+    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args) | _given_up(data))
 
 
 def _prompts_too_long(args: RolloutView) -> dict[str, int]:
@@ -55,24 +56,38 @@ def _prompts_too_long(args: RolloutView) -> dict[str, int]:
     return {f"eval/{name}/prompts_too_long": count for name, count in counts.items() if count}
 
 
+def _given_up(data: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """The same goes for samples that were given up."""
+    counts = {name: len(result["given_up"]) for name, result in data.items()}
+    return {f"eval/{name}/given_up": count for name, count in counts.items() if count}
+
+
 async def eval_rollout_single_dataset(
     args: RolloutView, rollout_id: int, dataset_cfg: Any
 ) -> dict[str, dict[str, Any]]:
-    """``{name: {rewards, truncated, samples}}`` of one eval set, in the order of its prompts."""
+    """``{name: {rewards, truncated, samples, given_up}}`` of one eval set, in the order of its prompts.
+
+    Samples that a generate function aborted have no reward; they are in ``given_up`` alone.
+
+    Raises:
+        RolloutError: all samples were given up, or none could be graded.
+    """
     samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
     params = eval_sampling_params(args, dataset_cfg)
     results = await gather_or_cancel(
         generate_and_rm(args, sample, params_for_sample(args, params, sample), evaluation=True)
         for sample in samples
     )
-    done = [s for result in results for s in (result if isinstance(result, list) else [result])]
-    check_samples(f"eval set {dataset_cfg.name}: its generate function", done)
-    done = _graded(dataset_cfg.name, done)
+    made = [s for result in results for s in (result if isinstance(result, list) else [result])]
+    check_samples(f"eval set {dataset_cfg.name}: its generate function", made)
+    given_up = [sample for sample in made if is_given_up([sample])]
+    done = _graded(dataset_cfg.name, [sample for sample in made if not is_given_up([sample])])
     return {
         dataset_cfg.name: {
-            "rewards": [_reward(args, sample) for sample in done],
+            "rewards": [reward_number(args, sample) for sample in done],
             "truncated": [sample.status == Sample.Status.TRUNCATED for sample in done],
             "samples": done,
+            "given_up": given_up,
         }
     }
 
@@ -83,13 +98,15 @@ def _graded(name: str, samples: list[Sample]) -> list[Sample]:
     Raises:
         RolloutError: there is none.
     """
+    if not samples:
+        raise RolloutError(f"eval set {name}: every sample was aborted by its generate function")
     by_prompt: dict[int | None, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_prompt[sample.group_index].append(sample)
     for group in by_prompt.values():
         fill_ungraded(group)
     left = {index for index, group in by_prompt.items() if not nothing_is_graded(group)}
-    if samples and not left:
+    if not left:
         raise RolloutError(f"eval set {name}: no answer could be graded: {samples[0].metadata[FAILURE]}")
     if dropped := len(by_prompt) - len(left):
         logger.warning(
@@ -98,7 +115,7 @@ def _graded(name: str, samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.group_index in left]
 
 
-def _reward(args: RolloutView, sample: Sample) -> Any:
+def reward_number(args: RolloutView, sample: Sample) -> Any:
     """The number: an eval set may be scored by a function of its own, which needs no key."""
     key = args.eval_reward_key or args.reward_key
     if not key or isinstance(sample.reward, Real):

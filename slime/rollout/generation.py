@@ -10,7 +10,7 @@ from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
-from slime.rollout.rm_hub import async_rm, batched_async_rm
+from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.async_utils import gather_or_cancel
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
-_GENERATE_RETRIES = 20
+GENERATE_RETRIES = 20
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
@@ -48,6 +48,21 @@ async def generate(
     ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included; prompt and
     response are at most ``--rollout-max-context-len`` together, in an evaluation ``--eval-max-context-len``.
     """
+    payload = prepare_request(args, sample, sampling_params, evaluation)
+    if payload is None:
+        return sample
+    output = await post(get_model_url(args), payload, GENERATE_RETRIES, headers=routing_headers(args, sample))
+    take_answer(args, sample, output, sampling_params)
+    return sample
+
+
+def prepare_request(
+    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+) -> dict[str, Any] | None:
+    """The body of /generate for what is left of a sample; None if nothing is, and it is TRUNCATED then.
+
+    Fills in the prompt's tokens. ``sampling_params`` are those of ``generate``.
+    """
     if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
         raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
     if not sample.tokens:
@@ -59,11 +74,14 @@ async def generate(
         params["max_new_tokens"] = min(params["max_new_tokens"], longest - len(sample.tokens))
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
-        return sample
-    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
-    output = await post(
-        get_model_url(args), payload, _GENERATE_RETRIES, headers=_routing_headers(args, sample)
-    )
+        return None
+    return {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+
+
+def take_answer(
+    args: RolloutView, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]
+) -> None:
+    """Add what /generate answered to the response."""
     tokens, log_probs = read_output_tokens(output)
     resumed = sample.response_length > 0
     sample.append_response_tokens(
@@ -75,7 +93,6 @@ async def generate(
             sample.tokens[-sample.response_length :],
             skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
         )
-    return sample
 
 
 def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -84,7 +101,7 @@ def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
     return [triple[1] for triple in triples], [triple[0] for triple in triples]
 
 
-def _routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
+def routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
     if args.router_policy == "consistent_hashing" and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
@@ -112,8 +129,6 @@ async def generate_and_rm(
         result = await _generate_one(args, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(args, sample, result)
-    if not state.aborted:
-        _refuse_aborted(result)
     if not args.group_rm:
         await _score(args, result)
     return result
@@ -150,12 +165,6 @@ def _check_own_rewards(args: RolloutView, sample: Sample, result: Sample | list[
             check_reward(args, origin, made, made.reward)
 
 
-def _refuse_aborted(result: Sample | list[Sample]) -> None:
-    for sample in _as_list(result):
-        if sample.status == Sample.Status.ABORTED:
-            raise RolloutError(f"{name_samples(sample)} was aborted, though the rollout did not ask for it")
-
-
 async def _score(args: RolloutView, result: Sample | list[Sample]) -> None:
     samples = _as_list(result)
     if any(sample.status == Sample.Status.ABORTED for sample in samples):
@@ -174,8 +183,7 @@ async def generate_and_rm_group(
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
-    Unless the rollout was aborted meanwhile, every sample that comes back is finished and has a reward; none
-    has one if nothing could be graded.
+    A sample comes back with a reward, unless its group is given up, or nothing in it could be graded.
     """
     state = GenerateState(args)
     if state.aborted:
@@ -188,14 +196,23 @@ async def generate_and_rm_group(
         for sample in group
     )
     check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
-    if state.aborted:
+    if state.aborted or is_given_up(results):
         return results
     samples = [sample for result in results for sample in _as_list(result)]
     if args.group_rm:
-        for sample, reward in zip(samples, await batched_async_rm(args, samples), strict=True):
+        for sample, reward in zip(samples, await grouped_async_rm(args, results), strict=True):
             sample.reward = reward
     fill_ungraded(samples)
     return results
+
+
+def is_given_up(group: list[Any]) -> bool:
+    """Whether a sample of the group is ABORTED and has no reward, split ones included.
+
+    A generate function may give up on a sample. One that gives a reward too has decided what it is worth.
+    """
+    samples = [sample for result in group for sample in _as_list(result)]
+    return any(sample.status is Sample.Status.ABORTED and sample.reward is None for sample in samples)
 
 
 def _generators(args: RolloutView, samples: list[Sample]) -> str:

@@ -6,6 +6,7 @@ when the batch is full.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,14 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
-from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, blame
+from slime.rollout.attempts import can_go_on
+from slime.rollout.base_types import (
+    RolloutError,
+    RolloutFnEvalOutput,
+    RolloutFnTrainOutput,
+    blame,
+    name_samples,
+)
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
@@ -27,6 +35,7 @@ from slime.rollout.generation import (
     generate_and_rm,
     generate_and_rm_group,
     get_model_url,
+    is_given_up,
 )
 from slime.rollout.ledger import ABORTED, SPLIT, SURPLUS, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
@@ -47,6 +56,8 @@ __all__ = [
     "generate_rollout_async",
     "get_model_url",
 ]
+
+logger = logging.getLogger(__name__)
 
 # A multi-turn function may send its next request after an abort; the next one catches it.
 _FIRST_ABORT_INTERVAL_S = 0.1
@@ -83,9 +94,7 @@ async def generate_rollout_async(
     groups = sorted(collection.kept, key=_first_index)
     _run_batch_hooks(args, groups, collection)
     collection.account.close()
-    return RolloutFnTrainOutput(
-        samples=groups, metrics=collection.metrics.collect() | collection.account.metrics()
-    )
+    return RolloutFnTrainOutput(samples=groups, metrics=collection.collect_metrics())
 
 
 @asynccontextmanager
@@ -116,6 +125,7 @@ class _Collection:
     Attributes:
         finished: groups that were judged, for the hook that sees all of them.
         spare: groups for the next rollout: as the data source gave them, and as they are now.
+        given_up: how many groups had a sample that its generate function aborted.
     """
 
     args: RolloutView
@@ -124,6 +134,7 @@ class _Collection:
     kept: list[list[Any]] = field(default_factory=list)
     finished: list[list[Any]] = field(default_factory=list)
     spare: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
+    given_up: int = 0
     metrics: MetricGatherer = field(default_factory=MetricGatherer)
 
     @property
@@ -170,6 +181,9 @@ class _Collection:
                 f"group of sample {_first_index(group)} came back with {len(group)} samples, "
                 f"expected {self.args.n_samples_per_prompt}"
             )
+        if is_given_up(group):
+            self._give_up(taken, group)
+            return
         if self.full and self.keeps_surplus:
             self._keep_finished(taken, group)
             return
@@ -190,6 +204,21 @@ class _Collection:
         else:
             self.account.train(taken)
             self.kept.append(group)
+
+    def _give_up(self, taken: list[Any], group: list[Any]) -> None:
+        """A sample was aborted, though the rollout did not ask for that; another group takes its place."""
+        if not self.given_up:
+            logger.warning("%s: a generate function aborted one of them", name_samples(_flatten(group)))
+        self.given_up += 1
+        if self.args.partial_rollout and can_go_on(group):
+            self.spare.append((taken, group))
+        else:
+            self.account.drop(taken, ABORTED)
+
+    def collect_metrics(self) -> dict[str, int]:
+        """Groups that did not make it, by reason."""
+        given_up = {"rollout/given_up": self.given_up} if self.given_up else {}
+        return self.metrics.collect() | given_up | self.account.metrics()
 
     def _keep_finished(self, taken: list[Any], group: list[Any]) -> None:
         """Its filter judges it in the rollout that uses it, so once."""

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.training.batch import FIELDS, Average
+from slime.training.batch import FIELDS, SCHEDULE, Average, is_per_sample
 
 
 def rollout_metrics(
     rollout_data: Mapping[str, Any], num_rollouts: int, group: dist.ProcessGroup | None
 ) -> dict[str, float]:
-    """``rollout/<field>`` over all ranks, for the fields that the table gives an average.
+    """``rollout/<field>`` over all ranks, for the fields that the table gives an average and for its own
+    numbers.
+
+    A key without a row of the table is averaged over samples, if it holds a number for each.
 
     Args:
         rollout_data: this rank's shard after the advantages; ``loss_masks`` and ``rollout_mask_sums``
@@ -30,7 +33,7 @@ def rollout_metrics(
     return {
         f"rollout/{key}": value / (num_rollouts if _is_per_token(key) else samples)
         for key, value in zip(sums, reduced, strict=True)
-        if not (key == "rewards" and math.isnan(value))
+        if not (math.isnan(value) and (key == "rewards" or key not in FIELDS))
     }
 
 
@@ -45,6 +48,11 @@ def _sums(rollout_data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield key, _masked_sum(rollout_data, key)
         elif key in rollout_data and field.average is Average.BY_SAMPLE:
             yield key, _sum(rollout_data[key])
+    count = len(rollout_data["tokens"])
+    for key in sorted(rollout_data.keys() - FIELDS.keys() - SCHEDULE):
+        values = rollout_data[key]  # of a conversion of the user's; ranks must agree which keys there are
+        if is_per_sample(values):
+            yield key, _sum(values) if len(values) == count else math.nan
     # Raw rewards may be anything. The shard keeps those of the whole batch beside its own, and only they
     # tell: ranks that judged their own would reduce different numbers of sums.
     if all(isinstance(reward, int | float) for reward in rollout_data["raw_reward"]):

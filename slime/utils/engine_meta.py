@@ -18,6 +18,13 @@ _TOP_P_KEYS = (
 )
 
 
+RequestTimes = dict[str, list[float]]
+"""What an engine measured of a request, by name, with one value per request that has it."""
+
+_MEASURED = ("e2e_latency", "queue_time", "inference_time", "first_token_latency", "decode_throughput")
+_MEASURED_PREFIXES = ("pd_prefill_", "pd_decode_", "prefill_", "decode_")
+
+
 class RoutedShape(Protocol):
     """Of ``args``: the shape of the experts that a token was routed to."""
 
@@ -107,3 +114,17 @@ def merge_versions(
     return fit_versions(
         [*fit_versions(earlier, num_earlier), *fit_versions(spans, num_new)], num_earlier + num_new
     )
+
+
+def merge_request_times(earlier: RequestTimes, meta_info: Mapping[str, Any]) -> RequestTimes:
+    """What was measured of earlier requests and of the one that ended with ``meta_info``.
+
+    Latencies are in seconds, ``decode_throughput`` in tokens per second. ``e2e_latency`` is always there, the
+    others with ``--sglang-enable-metrics`` or where prefill and decoding have engines of their own.
+    """
+    merged = dict(earlier)
+    for name, value in meta_info.items():
+        measured = name in _MEASURED or name.startswith(_MEASURED_PREFIXES)
+        if measured and isinstance(value, int | float):
+            merged[name] = [*merged.get(name, ()), float(value)]
+    return merged

@@ -8,16 +8,17 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import httpx
 import orjson
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
+
+T = TypeVar("T")
 
 RETRY_PAUSE_S = 1.0
 CONNECT_TIMEOUT_S = 30.0
@@ -26,6 +27,7 @@ KEEPALIVE_S = 2.0
 """Idle connections are dropped before uvicorn, after 5 s, drops them while a request is on its way."""
 HIGHEST_PORT = 65535
 ERROR_BODY_CHARACTERS = 2000
+_EVENT, _LAST_EVENT = "data:", "[DONE]"
 
 
 class HttpStatusError(RuntimeError):
@@ -144,6 +146,51 @@ async def get(url: str, max_retries: int = 60, headers: Mapping[str, str] | None
     return await _request("GET", url, None, max_retries, headers)
 
 
+async def stream(
+    url: str,
+    payload: Mapping[str, Any],
+    max_retries: int = 60,
+    headers: Mapping[str, str] | None = None,
+) -> AsyncGenerator[Any, None]:
+    """POSTs JSON and yields the parsed ``data:`` of each server-sent event of the answer, up to ``[DONE]``.
+
+    Retried as in :func:`post` until the answer begins, and not after that. Who leaves early should do so
+    under ``contextlib.aclosing``: the connection is closed then, which ends the server's work on it.
+
+    Raises:
+        HttpStatusError: as for :func:`post`.
+        httpx.TransportError: the server could not be reached, or the connection broke; it names the URL.
+    """
+    content, all_headers = _encoded(payload), _headers_for(url, headers)
+    response = await _retried(max_retries, lambda: _open_stream(url, content, all_headers))
+    try:
+        async for line in response.aiter_lines():
+            if not line.startswith(_EVENT):
+                continue
+            data = line.removeprefix(_EVENT).strip()
+            if data == _LAST_EVENT:
+                return
+            yield orjson.loads(data)
+    except httpx.TransportError as error:
+        raise _named("POST", url, error) from error
+    finally:
+        await response.aclose()
+
+
+async def _open_stream(url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx.Response:
+    client = _client()
+    try:
+        request = client.build_request("POST", url, content=content, headers=headers)
+        response = await client.send(request, stream=True)
+        if response.status_code >= 400:
+            await response.aread()
+            await response.aclose()
+    except httpx.TransportError as error:
+        raise _named("POST", url, error) from error
+    _check_status("POST", url, response)
+    return response
+
+
 async def _request(
     method: str,
     url: str,
@@ -151,23 +198,45 @@ async def _request(
     max_retries: int,
     headers: Mapping[str, str] | None,
 ) -> Any:
-    content = None if payload is None else orjson.dumps(payload)
+    content, all_headers = _encoded(payload), _headers_for(url, headers)
+    return await _retried(max_retries, lambda: _try_request(method, url, content, all_headers))
+
+
+async def _try_request(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+    try:
+        response = await _client().request(method, url, content=content, headers=headers)
+    except httpx.TransportError as error:
+        raise _named(method, url, error) from error
+    _check_status(method, url, response)
+    if response.headers.get("content-type", "").startswith("application/json"):
+        return orjson.loads(response.content)
+    return response.text
+
+
+async def _retried(max_retries: int, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of the first attempt that succeeds, or the last one's error."""
+    for left in range(max_retries, -1, -1):
+        try:
+            return await attempt()
+        except (HttpStatusError, httpx.TransportError) as error:
+            if not left or not _is_retryable(error):
+                raise
+        await asyncio.sleep(RETRY_PAUSE_S)
+    raise AssertionError("unreachable: the last error was raised")
+
+
+def _encoded(payload: Mapping[str, Any] | None) -> bytes | None:
+    return None if payload is None else orjson.dumps(payload)
+
+
+def _headers_for(url: str, headers: Mapping[str, str] | None) -> dict[str, str]:
     own_headers = _settings.headers if _origin(url) in _settings.origins else {}
-    all_headers = {"Content-Type": "application/json", **own_headers, **(headers or {})}
-    retrying = AsyncRetrying(
-        stop=stop_after_attempt(max_retries + 1),
-        wait=wait_fixed(RETRY_PAUSE_S),
-        retry=retry_if_exception(_is_retryable),
-        reraise=True,
-    )
-    async for attempt in retrying:
-        with attempt:
-            try:
-                response = await _client().request(method, url, content=content, headers=all_headers)
-            except httpx.TransportError as error:
-                raise type(error)(f"{method} {url}: {error or type(error).__name__}") from error
-            return _decoded(method, url, response)
-    raise AssertionError("unreachable: tenacity re-raises the last error")
+    return {"Content-Type": "application/json", **own_headers, **(headers or {})}
+
+
+def _named(method: str, url: str, error: httpx.TransportError) -> httpx.TransportError:
+    """The same error with a message that names the URL."""
+    return type(error)(f"{method} {url}: {error or type(error).__name__}")
 
 
 def _is_retryable(error: BaseException) -> bool:
@@ -176,13 +245,10 @@ def _is_retryable(error: BaseException) -> bool:
     return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
 
 
-def _decoded(method: str, url: str, response: httpx.Response) -> Any:
+def _check_status(method: str, url: str, response: httpx.Response) -> None:
     if response.status_code >= 400:
         body = response.text[:ERROR_BODY_CHARACTERS]
         raise HttpStatusError(method, url, response.status_code, body)
-    if response.headers.get("content-type", "").startswith("application/json"):
-        return orjson.loads(response.content)
-    return response.text
 
 
 def _client() -> httpx.AsyncClient:

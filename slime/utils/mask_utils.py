@@ -66,6 +66,22 @@ class MultiTurnLossMaskGenerator:
             raise ValueError("a conversation needs at least one message")
         return self._method(messages, tools)
 
+    def get_loss_mask_with_multimodal_alignment(
+        self, messages: list[Message], input_ids: list[int], tools: list[Any] | None = None
+    ) -> IdsAndMask:
+        """``input_ids`` with the mask of the text in ``messages``, zeros before it.
+
+        A processor has put the tokens of images into ``input_ids``, all of them before the text of the
+        answer.
+
+        Raises:
+            ValueError: the text alone has more tokens.
+        """
+        _, mask = self.get_loss_mask([_text_of(message) for message in messages], tools)
+        if len(mask) > len(input_ids):
+            raise ValueError(f"{len(input_ids)} input ids, but the text alone has {len(mask)} tokens")
+        return input_ids, [0] * (len(input_ids) - len(mask)) + mask
+
     def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
         return get_response_lengths(loss_masks)
 
@@ -136,6 +152,14 @@ class MultiTurnLossMaskGenerator:
         response = self._encode(messages[-1]["content"])
         trained = int(messages[-1].get("step_loss_mask", 1) == 1)
         return prompt + response, [0] * len(prompt) + [trained] * len(response)
+
+
+def _text_of(message: Message) -> Message:
+    """The message with the text parts of its content as one."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = [part.get("text", "") if isinstance(part, dict) else str(part) for part in message["content"]]
+    return {**message, "content": " ".join(part for part in parts if part)}
 
 
 def _turns(messages: list[Message]) -> Iterator[list[Message]]:

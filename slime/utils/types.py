@@ -9,9 +9,11 @@ import numpy as np
 
 from slime.utils import engine_counters
 from slime.utils.engine_meta import (
+    RequestTimes,
     RoutedShape,
     VersionSpans,
     fit_versions,
+    merge_request_times,
     merge_routed_experts,
     merge_top_p,
     merge_versions,
@@ -128,6 +130,8 @@ class Sample:
     )
     # Of the response, as far as `append_response_tokens` made it; R tokens in all.
     version_spans: VersionSpans = field(default_factory=list)
+    # Of the engine calls that `append_response_tokens` was told of.
+    request_times: RequestTimes = field(default_factory=dict)
 
     # Not annotated, hence no fields: user code writes Sample.Status.COMPLETED.
     Status = SampleStatus
@@ -267,6 +271,7 @@ class Sample:
         if getattr(args, "sglang_speculative_algorithm", None):
             self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
+        self.request_times = merge_request_times(self.request_times, meta_info)
         if "weight_version" in meta_info:
             self.weight_versions = [*self.weight_versions, meta_info["weight_version"]]
         self.status = _STATUS_OF_FINISH_REASON.get(reason["type"], self.status)

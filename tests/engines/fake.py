@@ -15,13 +15,13 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 HEADER = "<|im_start|>assistant\n"
 EOS = "<|im_end|>"
@@ -159,7 +159,8 @@ class TalkingEngine(FakeEngine):
     """Answers a conversation by a Python function, token by token.
 
     ``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token.
-    An abort ends the delay too, so NEVER is the delay of a token that only an abort ends.
+    An abort ends the delay too, so NEVER is the delay of a token that only an abort ends. With
+    ``breaks_after`` the connection of the next stream breaks after so many chunks.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -168,8 +169,27 @@ class TalkingEngine(FakeEngine):
         self.answer: Callable[[str], str] = lambda conversation: "ok"
         self.delay: Callable[[str], float] = lambda conversation: 0.0
         self.weight_version = "1"
+        self.breaks_after: int | None = None
 
-    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def generate(self, body: dict[str, Any]) -> Any:
+        body["weight_version"] = self.weight_version  # that the tokens are made with
+        if body.get("stream"):
+            return StreamingResponse(self._events(body), media_type="text/event-stream")
+        *_, (ids, reason) = [progress async for progress in self._progress(body)]
+        return self._answer_with(ids, reason, body)
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        sent = 0
+        async for ids, reason in self._progress(body):
+            if self.breaks_after is not None and sent >= self.breaks_after:
+                self.breaks_after = None
+                raise ConnectionError("the engine is gone")
+            yield b"data: " + json.dumps(self._answer_with(ids, reason, body)).encode() + b"\n\n"
+            sent += 1
+        yield b"data: [DONE]\n\n"
+
+    async def _progress(self, body: dict[str, Any]) -> AsyncIterator[tuple[list[int], Any]]:
+        """The ids after each token, the last ones with a finish reason."""
         conversation = self.tokenizer.decode(body["input_ids"]).rpartition(HEADER)[0]
         begun = len(body["input_ids"]) - len(self._encode(conversation + HEADER))
         whole = self._encode(self.answer(conversation) + EOS)[begun:]
@@ -183,16 +203,22 @@ class TalkingEngine(FakeEngine):
                 reason = {"type": "abort"}
                 break
             ids.append(token)
+            if len(ids) < len(whole[:limit]):
+                yield ids, None
+        yield ids, reason
+
+    def _answer_with(self, ids: list[int], reason: Any, body: dict[str, Any]) -> dict[str, Any]:
         return {
             "text": self.tokenizer.decode(ids),
-            "output_ids": ids,
+            "output_ids": list(ids),
             "meta_info": {
                 "finish_reason": reason,
                 "output_token_logprobs": [[-0.25, token, None] for token in ids],
-                "weight_version": self.weight_version,
+                "weight_version": body["weight_version"],
                 "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": len(ids),
                 "cached_tokens": 1,
+                "e2e_latency": 0.5,
             },
         }
 

@@ -15,7 +15,8 @@ def make_args(**overrides):
     values = dict(
         reward_key=None, advantage_estimator="grpo", rollout_num_gpus=2, n_samples_per_eval_prompt=1,
         custom_rollout_log_function_path=None, custom_eval_rollout_log_function_path=None,
-        log_passrate=False, log_reward_category=None, eval_datasets=[],
+        log_passrate=False, log_reward_category=None, log_multi_turn=False, log_correct_samples=False,
+        rollout_max_response_len=8, eval_datasets=[],
     )  # fmt: skip
     return Namespace(**values | overrides)
 
@@ -39,6 +40,28 @@ def test_groups_without_signal_are_counted_by_their_reward():
     assert metrics["zero_std/count_1.0"] == 2
     assert metrics["zero_std/count_0.0"] == 1
     assert metrics["raw_reward"] == pytest.approx(5 / 8)
+
+
+def test_whole_number_rewards_keep_their_names():
+    samples = [make_sample(group, reward) for group, reward in ((0, 1), (0, 1), (1, 0), (1, 0), (2, -1))]
+    metrics = compute_metrics_from_samples(make_args(), samples)
+    names = {name for name in metrics if name.startswith("zero_std")}
+    assert names == {"zero_std/count_1", "zero_std/count_0", "zero_std/count_-1"}
+
+
+def test_a_group_that_lost_a_sample_still_has_a_pass_rate():
+    samples = [
+        make_sample(0, 1.0),
+        make_sample(1, 0.0),
+        make_sample(1, 1.0),
+        make_sample(0, 0.0),
+        make_sample(2, 1),
+    ]
+    data = {"arith": {"rewards": [sample.reward for sample in samples], "samples": samples}}
+    assert eval_log_metrics(0, make_args(log_passrate=True), data)["eval/arith"] == 0.6
+    data["arith"]["samples"] = samples[:4]
+    data["arith"]["rewards"] = data["arith"]["rewards"][:4]
+    assert eval_log_metrics(0, make_args(log_passrate=True), data)["eval/arith-pass@2"] == 1.0
 
 
 def test_truncation_and_reward_categories_are_shares():

@@ -105,6 +105,12 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             eval_max_context_len=None,
             eval_datasets=[],
             loss_mask_type="qwen",
+            max_staleness=None,
+            load_forge_rollout_data=None,
+            rejection_output=None,
+            rejection_format="jsonl",
+            rejection_min_reward=1.0,
+            rejection_max_per_prompt=None,
         )
         unknown = overrides.keys() - vars(args).keys()
         assert not unknown, f"make_args has no {unknown}"

@@ -2,12 +2,14 @@
 
 import asyncio
 import copy
+import random
 import sys
 import threading
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import generate as stock_generate
+from slime.rollout.weight_clock import clock
 from slime.utils.types import Sample
 
 calls: list = []
@@ -139,6 +141,66 @@ async def list_rm(args, sample, **kwargs):
 
 async def text_group_rm(args, samples, **kwargs):
     return [1.0, *["good"] * (len(samples) - 1)]
+
+
+async def giving_up_generate(args, sample, sampling_params):
+    if sample.index == 3:
+        sample.status = Sample.Status.ABORTED
+        return sample
+    return await stock_generate(args, sample, sampling_params)
+
+
+async def interrupted_generate(args, sample, sampling_params):
+    """A token now and then, until a weight update aborts it; by the sample's index some take long."""
+    chance = random.Random(sample.index)
+    for _ in range(chance.choice([1, 2, 30]) - sample.response_length):
+        updates = clock.updates
+        await asyncio.sleep(0)
+        if clock.updates != updates:
+            sample.status = Sample.Status.ABORTED
+            return sample
+        sample.append_response_tokens(
+            tokens=[5], log_probs=[-1.0], meta_info={"weight_version": str(clock.version)}, text="x"
+        )
+        sample.status = Sample.Status.PENDING
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+async def always_aborted(args, sample, sampling_params):
+    sample.status = Sample.Status.ABORTED
+    return sample
+
+
+async def worthless_generate(args, sample, sampling_params):
+    sample = await stock_generate(args, sample, sampling_params)
+    if sample.index == 3:
+        sample.status, sample.reward = Sample.Status.ABORTED, -1.0
+    return sample
+
+
+async def nested_group_rm(args, group, **kwargs):
+    return [[2.0 * i + 1, 2.0 * i + 2] for i, split in enumerate(group) if len(split) == 2]
+
+
+async def per_execution_group_rm(args, group, **kwargs):
+    return [float(i + 1) for i, split in enumerate(group) if len(split) == 2]
+
+
+async def flat_group_rm(args, group, **kwargs):
+    return [1.0, 2.0, 3.0, 4.0]
+
+
+async def short_group_rm(args, group, **kwargs):
+    return [1.0]
+
+
+def bare_hook(args, sample):
+    sample.metadata["hooked"] = (True,)
+
+
+def evaluation_hook(args, sample, evaluation):
+    sample.metadata["hooked"] += (evaluation,)
 
 
 async def instant_generate(args, sample, sampling_params):

@@ -5,7 +5,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from slime.rollout.base_types import RolloutError
-from slime.rollout.sglang_rollout import generate_rollout_async
+from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url
 from slime.utils.types import Sample
 from tests.engines.fake import NEVER
 from tests.rollout import plugins
@@ -346,19 +346,63 @@ async def test_a_request_that_the_engine_refuses_ends_the_rollout(engine, make_a
         await generate_rollout_async(args, 0, make_source(args))
 
 
-async def test_a_sample_aborted_by_somebody_else_ends_the_rollout(engine, make_args, make_source):
-    args = make_args()
-    aborted = []
+@pytest.mark.parametrize("partial", [False, True])
+async def test_a_sample_that_its_generate_function_aborts_costs_its_group_only(
+    engine, make_args, make_source, partial
+):
+    path = PLUGINS + "giving_up_generate"
+    args = make_args(custom_generate_function_path=path, partial_rollout=partial)
+    source = make_source(args)
+    output = await generate_rollout_async(args, 0, source)
+    assert [group[0].group_index for group in output.samples] == [0, 2, 3]
+    assert output.metrics["rollout/given_up"] == 1
+    assert (1 in [group[0].group_index for group in source.buffer]) == partial
+    assert balanced(source)
 
-    def abort_once(conversation):
-        if not aborted:
-            aborted.append(True)
-            engine.aborts += 1
-        return 0.01
 
-    engine.delay = abort_once
-    with pytest.raises(RolloutError, match="was aborted, though the rollout did not ask"):
+async def test_an_aborted_sample_with_a_reward_is_what_its_function_says(engine, make_args, make_source):
+    args = make_args(custom_generate_function_path=PLUGINS + "worthless_generate")
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert output.samples[1][1].status is Sample.Status.ABORTED
+    assert output.samples[1][1].reward == -1.0
+
+
+@pytest.mark.parametrize("reward", ["nested_group_rm", "per_execution_group_rm", "flat_group_rm"])
+async def test_a_group_reward_gets_split_samples_as_lists(engine, make_args, make_source, reward):
+    args = make_args(
+        custom_generate_function_path=PLUGINS + "split_generate",
+        custom_rm_path=PLUGINS + reward,
+        group_rm=True,
+    )
+    output = await generate_rollout_async(args, 0, make_source(args))
+    expected = [[1.0, 1.0], [2.0, 2.0]] if reward == "per_execution_group_rm" else [[1.0, 2.0], [3.0, 4.0]]
+    for group in output.samples:
+        assert [[s.reward for s in split] for split in group] == expected
+
+
+async def test_a_group_reward_that_does_not_fit_the_group_is_named(engine, make_args, make_source):
+    args = make_args(
+        custom_generate_function_path=PLUGINS + "split_generate",
+        custom_rm_path=PLUGINS + "short_group_rm",
+        group_rm=True,
+    )
+    with pytest.raises(
+        RolloutError, match=r"short_group_rm returned \[1.0\] for samples .* expected 2 rewards"
+    ):
         await generate_rollout_async(args, 0, make_source(args))
+
+
+async def test_a_hook_gets_only_the_keywords_that_it_takes(engine, make_args, make_source):
+    args = make_args(rollout_sample_hook_path=[PLUGINS + "bare_hook", PLUGINS + "evaluation_hook"])
+    output = await generate_rollout_async(args, 0, make_source(args))
+    assert {s.metadata["hooked"] for group in output.samples for s in group} == {(True, False)}
+
+
+async def test_a_model_that_nobody_serves_is_the_default_one(make_args):
+    args = make_args(sglang_router_port=7)
+    args.sglang_model_routers = {"judge": ("127.0.0.2", 8)}
+    assert get_model_url(args, "judge") == "http://127.0.0.2:8/generate"
+    assert get_model_url(args, "teacher", "/workers") == "http://127.0.0.1:7/workers"
 
 
 async def test_after_a_failure_the_next_rollout_works(engine, make_args, make_source):

@@ -35,3 +35,19 @@ def test_rewards_that_are_no_numbers_have_no_average():
         "local_raw_reward": [1.0, 3.0],
     }
     assert rollout_metrics(data, num_rollouts=2, group=None) == {"rollout/raw_reward": 2.0}
+
+
+def test_numbers_that_a_conversion_adds_are_averaged_over_samples():
+    data = {
+        "tokens": [torch.zeros(4), torch.zeros(3)],
+        "raw_reward": ["good"],
+        "local_raw_reward": ["good", "bad"],
+        "difficulty": [1, 4],
+        "share": torch.tensor([0.5, 1.0]),
+        "source_names": ["a", "b"],
+        "of_the_whole_batch": [1.0, 2.0, 3.0],
+        "partition": [0, 1],
+        "note": "text",
+    }
+    metrics = rollout_metrics(data, num_rollouts=2, group=None)
+    assert metrics == {"rollout/difficulty": 2.5, "rollout/share": 0.75}

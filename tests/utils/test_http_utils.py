@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from slime.utils import http_utils
-from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with
+from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with, stream
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -155,3 +155,61 @@ def test_urls_bracket_ipv6():
 def test_number_of_engines(gpus, per_engine, engines):
     args = Namespace(rollout_num_gpus=gpus, rollout_num_gpus_per_engine=per_engine)
     assert http_utils.get_rollout_num_engines(args) == engines
+
+
+class Streaming(BaseHTTPRequestHandler):
+    """Sends what ``server.script`` says: bytes, or None to break the connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.requests += 1
+        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        self.send_response(status)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for data in self.server.script:
+            if data is None:
+                self.close_connection = True
+                return
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def events(server):
+    server.RequestHandlerClass = Streaming
+    return server
+
+
+async def collected(server, **options):
+    return [event async for event in stream(server.url, {"a": 1}, **options)]
+
+
+async def test_events_are_parsed_up_to_the_last_one_however_they_are_cut(events):
+    whole = b': a comment\n\ndata: {"n": 1}\n\ndata:{"n": "\xc3\xa9"}\n\ndata: [DONE]\n\ndata: {"n": 3}\n\n'
+    events.script = [whole[:20], whole[20:40], whole[40:]]
+    assert await collected(events) == [{"n": 1}, {"n": "é"}]
+
+
+async def test_a_stream_is_opened_again_until_it_begins(events):
+    events.statuses, events.script = [503, 429], [b'data: {"n": 1}\n\n']
+    assert await collected(events, max_retries=2) == [{"n": 1}]
+    assert events.requests == 3
+    events.statuses = [400]
+    with pytest.raises(HttpStatusError, match="HTTP 400"):
+        await collected(events, max_retries=2)
+
+
+async def test_a_stream_that_breaks_is_an_error_with_its_url(events):
+    events.script = [b'data: {"n": 1}\n\n', None]
+    seen = []
+    with pytest.raises(httpx.TransportError, match=events.url):
+        async for event in stream(events.url, {}, max_retries=3):
+            seen.append(event)
+    assert seen == [{"n": 1}] and events.requests == 1

@@ -103,3 +103,14 @@ def test_an_unknown_kind_is_refused(tokenizer):
 
 def test_the_response_begins_at_the_first_trained_token():
     assert get_response_lengths([[0, 1, 0, 1], [0, 0], [1]]) == [3, 0, 1]
+
+
+def test_images_before_the_text_get_zeros(tokenizer):
+    masks = MultiTurnLossMaskGenerator(tokenizer)
+    ids, mask = masks.get_loss_mask(CONVERSATION)
+    parts = [{"type": "image"}, {"type": "text", "text": CONVERSATION[0]["content"]}]
+    messages = [{"role": "user", "content": parts}, *CONVERSATION[1:]]
+    padded = [7, 7, 7, *ids]
+    assert masks.get_loss_mask_with_multimodal_alignment(messages, padded) == (padded, [0, 0, 0, *mask])
+    with pytest.raises(ValueError, match="1 input ids, but the text alone has"):
+        masks.get_loss_mask_with_multimodal_alignment(messages, [1])

@@ -36,6 +36,7 @@ __all__ = [
     "get_deepscaler_rule_based_reward",
     "grade_answer_verl",
     "grade_in_process",
+    "grouped_async_rm",
     "remote_rm",
 ]
 
@@ -85,13 +86,8 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
     if not args.custom_rm_path or any(sample.custom_rm_path for sample in samples):
         return await gather_or_cancel(async_rm(args, sample, **kwargs) for sample in samples)
     function = load_function(args.custom_rm_path)
-    try:
-        with blame(function, samples):
-            rewards = list(await _call_off_loop(function, args, samples, **kwargs))
-    except GradingFailed as failure:
-        logger.warning("%s could not be graded: %s", name_samples(samples), failure)
-        for sample in samples:
-            mark_ungraded(sample, failure)
+    rewards = await _rewards_at_once(function, args, samples, samples, **kwargs)
+    if rewards is None:
         return [None] * len(samples)
     if len(rewards) != len(samples):
         raise RolloutError(
@@ -100,6 +96,62 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
         )
     for sample, reward in zip(samples, rewards, strict=True):
         check_reward(args, describe(function), sample, reward)
+    return rewards
+
+
+async def grouped_async_rm(args: RolloutView, group: list[Sample | list[Sample]]) -> list[Any]:
+    """One reward per sample of a group in order, by one call; for ``--group-rm``.
+
+    ``--custom-rm-path`` gets the group as it is: a sample that was split is a list in it. What it returns for
+    such a list may be a list too, or one reward for all of it; or it returns one reward for each sample.
+
+    Raises:
+        RolloutError: as for ``batched_async_rm``.
+    """
+    samples = [sample for item in group for sample in (item if isinstance(item, list) else [item])]
+    own = any(sample.custom_rm_path for sample in samples)
+    if own or not args.custom_rm_path or not any(isinstance(item, list) for item in group):
+        return await batched_async_rm(args, samples)
+    function = load_function(args.custom_rm_path)
+    answer = await _rewards_at_once(function, args, group, samples)
+    if answer is None:
+        return [None] * len(samples)
+    rewards = answer if len(answer) == len(samples) else _spread(group, answer)
+    if len(rewards) != len(samples):
+        raise RolloutError(
+            f"{describe(function)} returned {answer!r:.200} for {name_samples(samples)}, expected "
+            f"{len(group)} rewards, a list or a number for each list in the group, or {len(samples)}"
+        )
+    for sample, reward in zip(samples, rewards, strict=True):
+        check_reward(args, describe(function), sample, reward)
+    return rewards
+
+
+async def _rewards_at_once(
+    function: Callable[..., Any], args: RolloutView, asked: list[Any], samples: list[Sample], **kwargs: Any
+) -> list[Any] | None:
+    """What a function answers for a list of samples; None, with all of them marked, if its grader failed."""
+    try:
+        with blame(function, samples):
+            return list(await _call_off_loop(function, args, asked, **kwargs))
+    except GradingFailed as failure:
+        logger.warning("%s could not be graded: %s", name_samples(samples), failure)
+        for sample in samples:
+            mark_ungraded(sample, failure)
+        return None
+
+
+def _spread(group: list[Sample | list[Sample]], answer: list[Any]) -> list[Any]:
+    """A reward for each sample; none if the answer does not fit the group."""
+    if len(answer) != len(group):
+        return []
+    rewards: list[Any] = []
+    for item, given in zip(group, answer, strict=True):
+        count = len(item) if isinstance(item, list) else 1
+        own = given if isinstance(given, list) else [given] * count
+        if len(own) != count:
+            return []
+        rewards += own
     return rewards
 
 

@@ -1,0 +1,59 @@
+"""A group between two attempts to generate it: how old it is, and how it begins again."""
+
+import copy
+from typing import Any
+
+from slime.utils.types import Sample
+
+_FRESH = Sample()
+_OF_THE_ANSWER = (
+    *("response", "response_length", "reward", "loss_mask", "weight_versions", "rollout_log_probs"),
+    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts", "remove_sample"),
+    *(
+        "teacher_log_probs",
+        "status",
+        "non_generation_time",
+        "spec_info",
+        "prefix_cache_info",
+        "version_spans",
+    ),
+    *("request_times",),
+)
+
+
+def flatten(nested: list[Any]) -> list[Sample]:
+    """The samples of a group, those of split ones included."""
+    return [s for item in nested for s in (flatten(item) if isinstance(item, list) else [item])]
+
+
+def snapshot(group: list[Sample]) -> list[Sample]:
+    """The group as it is now, whatever generation makes of it: that sets fields, and changes the metadata."""
+    twins = [copy.copy(sample) for sample in group]
+    for twin in twins:
+        twin.metadata = copy.deepcopy(twin.metadata)
+    return twins
+
+
+def without_answers(group: list[Sample]) -> list[Sample]:
+    """Copies with their prompts alone."""
+    fresh = snapshot(group)
+    for sample in fresh:
+        sample.tokens = sample.tokens[: len(sample.tokens) - sample.response_length]
+        for name in _OF_THE_ANSWER:
+            setattr(sample, name, copy.copy(getattr(_FRESH, name)))
+    return fresh
+
+
+def can_go_on(group: list[Any]) -> bool:
+    """Whether an interrupted group can be taken up: a sample that was split cannot."""
+    return all(isinstance(item, Sample) for item in group)
+
+
+def oldest_version(group: list[Any]) -> int | None:
+    """Of the weights that made any token of the group; None where none is known by number."""
+    versions = {
+        version
+        for sample in flatten(group)
+        for version in (*sample.weight_versions, *(version for version, _ in sample.version_spans))
+    }
+    return min((int(v) for v in versions if v is not None and v.isdecimal()), default=None)

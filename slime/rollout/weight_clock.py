@@ -1,0 +1,63 @@
+"""Which weights the engines have, for rollout functions that go on while the weights change.
+
+The rollout manager tells; rollout functions ask::
+
+    begun = clock.updates
+    ...                        # generate
+    if clock.updates != begun: # an update has interrupted it
+        await clock.settled()
+"""
+
+import asyncio
+import threading
+
+
+class WeightClock:
+    """One per process; may be told from any thread.
+
+    Attributes:
+        version: of the weights after the last update that ended; None before the first.
+        updates: that have begun so far.
+        ahead: updates that will come before the rollout that is asked for now is trained on.
+    """
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.updates = 0
+        self.ahead = 0
+        self._open = False
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def begin_update(self) -> None:
+        """The engines are about to be paused. An update that is begun again counts once."""
+        with self._lock:
+            self.updates += not self._open
+            self._open = True
+
+    def end_update(self, version: int) -> None:
+        """All engines go on, with these weights."""
+        with self._lock:
+            self.version, self._open = version, False
+            waiting, self._waiting = self._waiting, []
+        for loop, settled in waiting:
+            loop.call_soon_threadsafe(settled.set)
+
+    async def settled(self) -> None:
+        """Returns when no update is open."""
+        settled = asyncio.Event()
+        with self._lock:
+            if not self._open:
+                return
+            self._waiting.append((asyncio.get_running_loop(), settled))
+        await settled.wait()
+
+    def age(self, version: int | None) -> int:
+        """How far weights are behind those that the rollout asked for now is trained on; 0 if not known."""
+        if version is None or self.version is None:
+            return 0
+        return self.version + self.ahead - version
+
+
+clock = WeightClock()
+"""The one of this process."""

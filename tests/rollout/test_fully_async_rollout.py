@@ -1,0 +1,362 @@
+"""The fully async rollout against a scripted engine; updates are told as the rollout manager tells them."""
+
+import itertools
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slime.arguments.eval_datasets import EvalDatasetConfig
+from slime.rollout import fully_async_rollout
+from slime.rollout.base_types import RolloutError
+from slime.rollout.fully_async_rollout import (
+    AsyncRolloutWorker,
+    generate_rollout_fully_async,
+    stop_worker,
+)
+from slime.rollout.weight_clock import clock
+from slime.utils.types import Sample
+from tests.engines.fake import NEVER
+from tests.rollout import plugins
+from tests.rollout.test_sglang_rollout import PLUGINS, balanced, question
+
+
+@pytest.fixture(autouse=True)
+def fresh_worker(request):
+    clock.__init__()
+    yield
+    fully_async_rollout._worker, worker = None, fully_async_rollout._worker
+    if worker is not None:
+        worker._failure = worker._failure or RolloutError("the test is over")
+        worker.stop()
+
+
+@pytest.fixture
+def async_args(make_args):
+    return lambda **overrides: make_args(
+        **dict(n_samples_per_prompt=1, sglang_server_concurrency=4) | overrides
+    )
+
+
+class Updates:
+    """What trainer and rollout manager do to the engine and to the clock."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        clock.end_update(1)
+
+    def update(self):
+        clock.begin_update()
+        self.engine.aborts += 1  # the pause
+        version = int(self.engine.weight_version) + 1
+        self.engine.weight_version = str(version)
+        clock.end_update(version)
+
+
+@pytest.fixture
+def updates(engine):
+    return Updates(engine)
+
+
+def numbers(output):
+    return [group[0].group_index for group in output.samples]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def only_slow(*slow, tokens=2):
+    """Answers of these questions stop after some tokens, until the engine is aborted."""
+    counts = {number: itertools.count() for number in slow}
+
+    def delay(conversation):
+        number = question(conversation)
+        return NEVER if number in counts and next(counts[number]) >= tokens else 0.0
+
+    return delay
+
+
+def test_rollouts_take_what_is_finished_and_nothing_twice(engine, async_args, make_source):
+    args = async_args()
+    source = make_source(args)
+    taken = [numbers(generate_rollout_fully_async(args, i, source)) for i in range(4)]
+    assert all(group == sorted(group) for group in taken)
+    assert len({n for group in taken for n in group}) == 12
+    assert source.ledger.trained == 12
+    assert source.ledger.balanced
+    stop_worker()
+    assert balanced(source)
+    assert source.get_buffer_length() == source.ledger.issued - 12
+
+
+def test_a_slow_group_is_not_waited_for_and_not_lost(engine, async_args, make_source):
+    args = async_args()
+    engine.delay = only_slow(0)
+    source = make_source(args)
+    assert 0 not in numbers(generate_rollout_fully_async(args, 0, source))
+    engine.delay = lambda conversation: 0.0
+    engine.aborts += 1  # by nobody who says so: the group is given up
+    seen = [numbers(generate_rollout_fully_async(args, i, source)) for i in (1, 2)]
+    assert 0 not in [*seen[0], *seen[1]]
+    assert source.ledger.dropped == {"aborted": 1}
+
+
+def test_an_update_interrupts_a_group_which_then_goes_on(engine, async_args, make_source, updates):
+    args = async_args()
+    engine.answer = lambda conversation: "abcd"
+    engine.delay = only_slow(0)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    engine.delay = lambda conversation: 0.0
+    updates.update()
+    outputs = [generate_rollout_fully_async(args, i, source) for i in (1, 2)]
+    (sample,) = next(g for o in outputs for g in o.samples if g[0].group_index == 0)
+    assert sample.response == "abcd<|im_end|>"
+    assert sample.version_spans == [("1", 2), ("2", 3)]
+    assert sample.metadata["start_rollout_id"] == 0
+    assert sum(o.metrics["rollout/fully_async/resumed"] for o in outputs) == 1
+    assert max(o.metrics["rollout/fully_async/staleness/max"] for o in outputs) == 1
+
+
+def test_requests_wait_for_the_end_of_the_update(engine, async_args, make_source, updates):
+    args = async_args()
+    engine.delay = only_slow(0)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    clock.begin_update()
+    engine.delay = lambda conversation: 0.0
+    before = len([b for b in engine.seen("generate") if len(b["input_ids"]) > 12])
+    engine.aborts += 1
+    wait_until(lambda: clock._waiting and engine.running == 0)
+    engine.weight_version = "2"
+    clock.end_update(2)
+    wait_until(lambda: not clock._waiting and engine.running == 0)
+    assert len(engine.seen("generate")) > before
+
+
+def test_what_is_too_old_is_generated_again(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=0)
+    engine.answer = lambda conversation: "abcd"
+    engine.delay = only_slow(0)
+    source = make_source(args)
+    collecting = Rollout(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 2)
+    updates.update()
+    engine.delay = lambda conversation: 0.0
+    output = collecting.result()
+    (sample,) = next(group for group in output.samples if group[0].group_index == 0)
+    assert sample.version_spans == [("2", 5)]
+    assert sample.response == "abcd<|im_end|>" and sample.loss_mask == [1] * 5
+    assert output.metrics["rollout/fully_async/regenerated"] == 3  # the others were finished
+    assert source.ledger.trained == 3 and not source.ledger.dropped
+
+
+def test_a_group_that_never_finishes_in_time_is_dropped(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=0)
+    engine.delay = only_slow(0)
+    engine.answer = lambda conversation: "abcd"
+    source = make_source(args)
+    collecting = Rollout(args, 0, source)
+    for _ in range(2):
+        wait_until(lambda: worker().queue_size() == 2 and engine.running == 1)
+        engine.delay = only_slow(0)
+        time.sleep(0.05)
+        updates.update()
+    engine.delay = lambda conversation: 0.0
+    output = collecting.result()
+    assert 0 not in numbers(output)
+    assert output.metrics["rollout/dropped/stale"] == 1
+    assert source.ledger.dropped == {"stale": 1}
+
+
+def test_a_finished_group_that_waits_too_long_is_generated_again(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=1)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 3)
+    updates.update()
+    updates.update()
+    output = generate_rollout_fully_async(args, 1, source)
+    assert output.metrics["rollout/fully_async/staleness/max"] <= 1
+    assert {version for (s,) in output.samples for version, _ in s.version_spans} == {"3"}
+    assert output.metrics["rollout/fully_async/regenerated"] == 3
+
+
+def test_nothing_begins_that_would_be_too_old_when_it_is_trained(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=1, sglang_server_concurrency=64)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    assert source.ledger.issued == 6  # a batch, and the one after the next update
+    updates.update()
+    generate_rollout_fully_async(args, 1, source)
+    assert source.ledger.issued == 9
+    clock.ahead = 1  # what is handed out next is trained on after one more update
+    updates.update()
+    generate_rollout_fully_async(args, 2, source)
+    assert source.ledger.issued == 9
+
+
+def test_a_dynamic_filter_chooses_among_the_finished(engine, async_args, make_source):
+    args = async_args(dynamic_sampling_filter_path=PLUGINS + "drop_odd_groups")
+    source = make_source(args)
+    outputs = [generate_rollout_fully_async(args, i, source) for i in range(2)]
+    assert all(n % 2 == 0 for output in outputs for n in numbers(output))
+    dropped = sum(output.metrics.get("rollout/dynamic_filter/drop_odd", 0) for output in outputs)
+    assert 0 < dropped <= source.ledger.filtered
+    assert source.ledger.balanced
+
+
+def test_batch_hooks_see_what_was_finished(engine, async_args, make_source):
+    args = async_args(
+        rollout_sample_filter_path=PLUGINS + "remove_short",
+        rollout_all_samples_process_path=PLUGINS + "look_at_all",
+    )
+    source = make_source(args)
+    output = generate_rollout_fully_async(args, 0, source)
+    assert all(group[0].remove_sample for group in output.samples)
+    ((finished, fetched),) = plugins.calls
+    assert finished >= 3 and fetched == 2
+    assert source.ledger.dropped == {"hook": 2}
+
+
+def test_an_evaluation_runs_beside_and_no_group_begins(engine, async_args, make_source, prompt_file):
+    dataset = EvalDatasetConfig(
+        name="arith", path=prompt_file + "@[10:14]", input_key="prompt", label_key="label", tool_key="tools",
+        metadata_key="metadata", apply_chat_template=True, apply_chat_template_kwargs={},
+        n_samples_per_eval_prompt=1,
+    )  # fmt: skip
+    args = async_args(eval_datasets=[dataset])
+    engine.delay = only_slow(0)
+    source = make_source(args)
+    assert generate_rollout_fully_async(args, 0, source, evaluation=True).data["arith"]["rewards"]
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: engine.running == 1 and worker().queue_size() >= 4)
+    issued, asked = source.ledger.issued, len(engine.seen("generate"))
+    engine.delay = lambda conversation: NEVER if question(conversation) == 12 else 0.0
+    evaluation = Rollout(args, 1, source, evaluation=True)
+    wait_until(lambda: engine.running == 2 and len(engine.seen("generate")) == asked + 4)
+    assert worker().get_completed_groups(2)  # there is room, but nothing begins
+    assert source.ledger.issued == issued
+    assert worker()._room() == 0
+    engine.delay = lambda conversation: 0.0
+    engine.aborts += 1
+    data = evaluation.result().data["arith"]
+    assert len(data["rewards"]) == 3 and len(data["given_up"]) == 1
+    assert worker()._room() > 0 or source.ledger.issued > issued
+
+
+def test_a_failure_between_rollouts_ends_the_next_one(engine, async_args, make_source):
+    args = async_args(custom_generate_function_path=PLUGINS + "failing_generate")
+    source = make_source(args)
+    with pytest.raises(RolloutError, match=r"failing_generate failed on sample 3 of group 3: LookupError"):
+        for i in range(5):
+            generate_rollout_fully_async(args, i, source)
+
+
+def test_a_rollout_that_takes_too_long_says_what_it_waited_for(engine, async_args, make_source):
+    args = async_args(rollout_timeout=0.3)
+    engine.delay = lambda conversation: NEVER
+    with pytest.raises(
+        RolloutError, match=r"no 3 groups after 0.3 s .*4 groups run, .*sample \[0, 1, 2, 3\]"
+    ):
+        generate_rollout_fully_async(args, 0, make_source(args))
+    engine.aborts += 1
+
+
+def test_a_restart_loses_no_group_and_repeats_none(engine, async_args, make_source):
+    args = async_args()
+    engine.delay = only_slow(1, 4)
+    source = make_source(args)
+    first = numbers(generate_rollout_fully_async(args, 0, source))
+    source.save(0)
+    engine.delay = lambda conversation: 0.0
+    fully_async_rollout._worker._stopped = True  # this process goes no further
+    restarted = make_source(args)
+    restarted.load(0)
+    later = [numbers(generate_rollout_fully_async(args, i, restarted)) for i in range(1, 5)]
+    assert sorted(sum(later, first)) == list(range(15))
+
+
+def test_the_worker_has_the_original_s_methods(engine, async_args, make_source):
+    args = async_args()
+    source = make_source(args)
+    worker = AsyncRolloutWorker(args, source, concurrency=2)
+    assert worker.get_completed_groups() == []
+    worker.start()
+    wait_until(lambda: worker.queue_size() >= 2)
+    (group,) = worker.get_completed_groups(limit=1)
+    assert group[0].status is Sample.Status.COMPLETED
+    worker.stop()
+    assert worker.queue_size() == 0
+    assert balanced(source) and source.ledger.trained == 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    events=st.lists(st.sampled_from(["rollout", "update", "filter", "restart"]), min_size=2, max_size=12),
+    bound=st.sampled_from([None, 0, 1, 3]),
+)
+def test_no_history_loses_or_repeats_a_group_or_breaks_the_bound(async_args, make_source, events, bound):
+    stop_worker()
+    clock.__init__()
+    clock.end_update(1)
+    args = async_args(
+        max_staleness=bound,
+        custom_generate_function_path=PLUGINS + "interrupted_generate",
+        dynamic_sampling_filter_path=PLUGINS + "drop_odd_groups" if "filter" in events else None,
+    )
+    source = make_source(args)
+    trained: list[int] = []
+    for number, event in enumerate([*events, "rollout"]):
+        if event == "rollout":
+            output = generate_rollout_fully_async(args, number, source)
+            assert bound is None or output.metrics["rollout/fully_async/staleness/max"] <= bound
+            trained += numbers(output)
+        elif event == "update":
+            clock.begin_update()
+            clock.end_update(clock.version + 1)
+        elif event == "restart":
+            source.save(number)
+            abandoned = fully_async_rollout._worker
+            source = make_source(args)
+            source.load(number)
+            if abandoned is not None:
+                abandoned._failure = RolloutError("this process was killed")
+                fully_async_rollout._worker = None
+    stop_worker()
+    books = source.ledger
+    assert len(trained) == len(set(trained)) == books.trained
+    waiting = [group[0].group_index for group in [*source._returned, *source.buffer]]
+    assert not set(waiting) & set(trained)
+    assert len(waiting) == len(set(waiting))
+    fates = books.trained + books.filtered + books.dropped.total()
+    assert books.issued == fates + len(waiting) and books.leased == 0
+
+
+def worker():
+    return fully_async_rollout._worker
+
+
+class Rollout:
+    """A rollout in a thread of its own."""
+
+    def __init__(self, args, rollout_id, source, evaluation=False):
+        self._outcome = []
+        self._thread = threading.Thread(
+            target=lambda: self._outcome.append(
+                generate_rollout_fully_async(args, rollout_id, source, evaluation)
+            ),
+            daemon=True,
+        )
+        self._thread.start()
+        wait_until(lambda: worker() is not None)
+
+    def result(self):
+        self._thread.join(20)
+        return self._outcome[0]
