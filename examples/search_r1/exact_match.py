@@ -1,21 +1,13 @@
 """Exact match of short answers, as SQuAD's evaluation has it (arXiv 1606.05250)."""
 
-import re
-import string
 from collections.abc import Iterable
 from typing import Any
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def normalized(answer: str) -> str:
-    """Lower case, without articles, punctuation and repeated blanks."""
-    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+from slime.rollout.rm_hub.f1 import normalize_answer
 
 
 def is_exact_match(answer: str, targets: Iterable[str]) -> bool:
-    return normalized(answer) in {normalized(target) for target in targets}
+    return normalize_answer(answer) in {normalize_answer(target) for target in targets}
 
 
 def targets_of(label: Any) -> list[str]:

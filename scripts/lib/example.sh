@@ -34,6 +34,7 @@ example() {
         --hf-checkpoint "$MODEL"
         --fp32
         --num-gpus-per-node 1
+        --actor-num-gpus-per-node 1
         --colocate
         --num-rollout 2
         --rollout-batch-size 4

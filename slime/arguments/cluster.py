@@ -59,6 +59,12 @@ class FaultToleranceArgs:
     rollout_health_check_first_wait: float = flag(
         0.0, at_least=0, at_most=MOST_SECONDS, help="seconds before the first check after each resume"
     )
+    rollout_engine_hang_timeout: float = flag(
+        300.0,
+        above=0,
+        at_most=MOST_SECONDS,
+        help="seconds without a healthy answer after which an engine ends a run that does not tolerate it",
+    )
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,8 @@ def derive(args: Namespace) -> None:
     trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
     if args.rollout_num_gpus is None and trains_only(args):
         args.rollout_num_gpus = 0
+    if args.rollout_num_gpus is None and args.rollout_external_engine_addrs:
+        args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
     if args.rollout_num_gpus is None and args.colocate:
         args.rollout_num_gpus = trainer
     if args.rollout_num_gpus is None:
@@ -112,18 +120,10 @@ def derive(args: Namespace) -> None:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """GPUs that cannot be shared out among engines, and a backend that GPUs are not used with."""
+    """A run without engines, and a backend that GPUs are not used with."""
     if args.distributed_backend == "gloo" and _has_gpu():
         yield "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)"
-    total, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
-    if total % each:
-        yield f"--rollout-num-gpus {total}: not a multiple of --rollout-num-gpus-per-engine {each}"
-    if each > args.num_gpus_per_node:
-        yield (
-            f"--rollout-num-gpus-per-engine {each}: engines over several nodes are not supported "
-            f"(wanted: at most --num-gpus-per-node {args.num_gpus_per_node})"
-        )
-    if total == 0 and not args.debug_train_only:
+    if args.rollout_num_gpus == 0 and not (args.debug_train_only or args.rollout_external):
         yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
 
 

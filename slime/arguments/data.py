@@ -46,10 +46,16 @@ class DataArgs:
     loss_mask_type: Literal["qwen", "qwen3", "qwen3_5", "distill_qwen"] = flag(
         "qwen", help="how SFT finds the assistant's tokens in a conversation"
     )
-    rollout_buffer_url: str | None = refused(help="address of the rollout buffer service")
-    fetch_trajectory_retry_times: int = refused(-1, help="tries to fetch from the rollout buffer")
-    min_batch_collection_ratio: float = refused(1.0, help="part of a batch the rollout buffer may return")
-    rollout_task_type: str = refused("math", help="task type of the rollout buffer")
+    rollout_buffer_url: str | None = flag(help="address of the rollout buffer service (slime_plugins)")
+    fetch_trajectory_retry_times: int = flag(
+        -1,
+        at_least=-1,
+        help="fetches in a row that may bring nothing from the rollout buffer; -1 for any number",
+    )
+    min_batch_collection_ratio: float = flag(
+        1.0, above=0, at_most=1, help="part of a batch that suffices from the rollout buffer"
+    )
+    rollout_task_type: str = flag("math", help="what the generator of the rollout buffer makes")
 
 
 @dataclass(frozen=True)
@@ -108,8 +114,13 @@ def unusable(args: Namespace) -> Iterator[str]:
         answered=generates_by_default(args)
         and not (args.custom_generate_function_path or samples_by_rejection(args)),
         scored=scores_by_type(args),
+        least=(0, "") if args.num_rollout is not None else _of_an_epoch(args),
     )
     yield from bad_records(args, records)
+
+
+def _of_an_epoch(args: Namespace) -> tuple[int, str]:
+    return args.rollout_batch_size, f"--num-epoch {args.num_epoch}"
 
 
 def _reads_prompt_data(args: Namespace) -> bool:

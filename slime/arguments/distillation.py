@@ -9,6 +9,8 @@ from slime.arguments.checkpoint_files import bad_checkpoint, unusable_weights
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
 
+TEACHER_MODEL = "teacher"
+"""The name by which a teacher among the served models is found."""
 TEACHER_REWARD = "slime.rollout.on_policy_distillation.reward_func"
 
 
@@ -59,7 +61,8 @@ def _bad_teacher(args: Namespace) -> Iterator[str]:
     for name in ("opd_teacher_load", "opd_teacher_ckpt_step"):
         if getattr(args, name) is not None and not in_trainer:
             yield f"--{name.replace('_', '-')}: needs --use-opd --opd-type megatron"
-    if args.custom_rm_path == TEACHER_REWARD and args.rm_url is None:
+    served = any(model.name == TEACHER_MODEL for model in args.served_models)
+    if args.custom_rm_path == TEACHER_REWARD and args.rm_url is None and not served:
         yield f"--custom-rm-path {TEACHER_REWARD}: needs --rm-url, the address of the teacher's /generate"
 
 

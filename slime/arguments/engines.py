@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
+from slime.arguments.debug import trains_only
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import Flag, flag, flags_of, refused
+from slime.arguments.external_engines import bad_external
+from slime.arguments.flags import Flag, add_flags, flag, flags_of, option_string
+from slime.arguments.fleet_checks import bad_models, bad_overrides, missing_models, unusable_models
+from slime.arguments.served_models import ModelConfig, SglangConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
 LAUNCHER_OWNED = frozenset(
@@ -51,22 +55,35 @@ class EngineArgs:
     rollout_engine: Literal["auto", "sglang", "embedded"] = flag(
         "auto", help="engine server; auto is sglang where it is installed and a GPU is present, else embedded"
     )
-    sglang_config: str | None = refused(help="YAML file of models and server groups")
-    rollout_external_engine_addrs: list[str] | None = refused(help="host:port of engines started elsewhere")
-    prefill_num_servers: int | None = refused(help="engines that only prefill", same_as_default=(0,))
+    sglang_config: str | None = flag(place=True, help="YAML file of models, each with groups of engines")
+    rollout_external: bool = flag(
+        False, help="the engines are somebody else's, those of --rollout-external-engine-addrs"
+    )
+    rollout_external_engine_addrs: list[str] | None = flag(
+        help="host:port of engines started elsewhere; implies --rollout-external"
+    )
+    prefill_num_servers: int | None = flag(
+        at_least=0, same_as_default=(0,), help="engines that only prefill; the others decode"
+    )
 
 
 @dataclass(frozen=True)
 class DerivedEngines:
-    """What an engine is.
+    """What an engine is, and how many there are.
 
     Attributes:
         rollout_external: whether the engines were started elsewhere.
-        sglang_tp_size: GPUs of one engine.
+        router_external: whether the first model's router was.
+        served_models: of engines that we start; empty if they are external, or if there are none.
+        rollout_num_engines: those that answer the prompts.
+        sglang_tp_size: GPUs of one pipeline stage of an engine.
     """
 
     rollout_engine: Literal["sglang", "embedded"]
     rollout_external: bool
+    router_external: bool
+    served_models: list[ModelConfig]
+    rollout_num_engines: int
     sglang_tp_size: int
 
 
@@ -90,28 +107,78 @@ def choose_engine(requested: str) -> str:
     return "sglang" if has_gpu() else "embedded"
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """Engines of a run that has none."""
+    if not trains_only(args):
+        return
+    for name in ("sglang_config", "rollout_external_engine_addrs", "prefill_num_servers"):
+        if getattr(args, name) is not None:
+            yield f"{option_string(name)}: has no effect, the run has no engines"
+
+
 def derive(args: Namespace) -> None:
-    """Names that hooks know the engines by."""
-    args.rollout_external = False
-    args.sglang_tp_size = args.rollout_num_gpus_per_engine
+    """The models and their engines, under the names that hooks know."""
+    args.rollout_external = not trains_only(args) and bool(
+        args.rollout_external or args.rollout_external_engine_addrs
+    )
+    args.router_external = args.sglang_router_ip is not None
+    args.served_models = _served_models(args)
+    addresses = (args.rollout_external_engine_addrs or ()) if args.rollout_external else ()
+    first = args.served_models[0].num_engines if args.served_models else 0
+    args.rollout_num_engines = len(addresses) or first
+    args.sglang_tp_size = args.rollout_num_gpus_per_engine // (getattr(args, "sglang_pp_size", None) or 1)
+
+
+def _served_models(args: Namespace) -> list[ModelConfig]:
+    if trains_only(args) or args.rollout_external or args.rollout_num_gpus == 0:
+        return []
+    if args.sglang_config is not None:
+        config = SglangConfig.from_yaml(args.sglang_config)
+    elif args.prefill_num_servers is not None:
+        config = SglangConfig.from_prefill_num_servers(args)
+    else:
+        config = SglangConfig.of_flags(args)
+    return [model.resolve(args) for model in config.models]
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
     """What the chosen server cannot do."""
     if getattr(args, "sglang_admin_api_key", None):
         yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
-    if args.debug_train_only or args.rollout_engine != "embedded":
+    sources = ("sglang_config", "prefill_num_servers", "rollout_external_engine_addrs")
+    given = [option_string(name) for name in sources if getattr(args, name) is not None]
+    if len(given) > 1 and not args.debug_train_only:
+        yield f"{given[0]} and {given[1]}: only one of them at a time"
+    if args.rollout_external:
+        yield from bad_external(args)
+    if not args.served_models:
         return
+    yield from bad_models(args)
+    yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
+    if args.rollout_engine == "embedded":
+        yield from _unreachable_weights(args)
+
+
+def _unreachable_weights(args: Namespace) -> Iterator[str]:
     from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
 
-    each = args.rollout_num_gpus_per_engine
-    if each > 1:
-        yield f"--rollout-num-gpus-per-engine {each}: the embedded engine takes one GPU (wanted: 1)"
     if has_gpu() and not args.debug_rollout_only:
         yield (
             "--rollout-engine embedded (also auto where SGLang is missing): a trainer on GPUs sends weights "
             "in ways that it does not speak (wanted: pip install -e '.[sglang]')"
         )
+
+
+def server_options(engine: str) -> dict[str, argparse.Action]:
+    """The options of an engine server's own parser, by dest."""
+    parser = argparse.ArgumentParser(add_help=False)
+    if engine == "embedded":
+        add_flags(parser, list(flags_of(EmbeddedServerArgs)))
+    else:
+        from sglang.srt.server_args import ServerArgs
+
+        ServerArgs.add_cli_args(parser)
+    return {action.dest: action for action in parser._actions}
 
 
 def embedded_server_flags() -> list[Flag]:
@@ -161,5 +228,11 @@ def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 CONCERN = Concern(
-    {"engines": EngineArgs}, derived=DerivedEngines, derive=derive, contradictions=contradictions
+    {"engines": EngineArgs},
+    derived=DerivedEngines,
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
+    missing=missing_models,
+    unusable=unusable_models,
 )

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, path_flag, place_flag
 from slime.arguments.spelling import nearest
-from slime.arguments.values import describe, typed, why_no_file
+from slime.arguments.values import describe, typed
+from slime.arguments.yaml_file import read_yaml
 
 
 @dataclass
@@ -105,14 +102,7 @@ def resolve_eval_datasets(args: Namespace) -> None:
 def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Datasets and defaults of a YAML file; interpolations are resolved."""
     where = f"--eval-config {path}"
-    if reason := why_no_file(path):
-        raise UsageError(f"{where}: {reason}")
-    try:
-        root = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
-    except (OSError, YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: {next(iter(str(error).splitlines()), 'not valid YAML')}") from error
+    root = read_yaml(where, path)
     config = root.get("eval", root) if isinstance(root, dict) else None
     if not isinstance(config, dict):
         raise UsageError(f"{where}: wanted a mapping with datasets")

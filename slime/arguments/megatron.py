@@ -74,7 +74,6 @@ RANGES: dict[str, dict[str, Any]] = {
 SAME_AS_DEFAULT: dict[str, tuple[Any, ...]] = {
     "hierarchical_context_parallel_sizes": ([1],),
     "moe_input_jitter_eps": (0.0,),
-    "moe_shared_expert_intermediate_size": (0,),
 }
 _OTHER_MODEL = "leave it out: the engines would compute something else"
 _NO_KERNEL = "leave it out: it needs kernels that are not used"
@@ -89,14 +88,8 @@ INSTEAD = {
     "moe_latent_size": _NO_FAMILY,
     "moe_layer_recompute": "--recompute-granularity selective --recompute-modules moe",
     "moe_pad_expert_input_to_capacity": _OTHER_MODEL,
-    "moe_router_enable_expert_bias": _NO_FAMILY,
     "moe_router_force_load_balancing": _OTHER_MODEL,
     "moe_router_fusion": _NO_KERNEL,
-    "moe_router_group_topk": _NO_FAMILY,
-    "moe_router_num_groups": _NO_FAMILY,
-    "moe_router_topk_scaling_factor": _NO_FAMILY,
-    "moe_shared_expert_gate": _NO_FAMILY,
-    "moe_shared_expert_intermediate_size": _NO_FAMILY,
     "moe_token_dropping": _OTHER_MODEL,
     "moe_use_legacy_grouped_gemm": _NO_KERNEL,
     "overlap_moe_expert_parallel_comm": _NO_KERNEL,

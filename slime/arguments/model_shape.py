@@ -4,7 +4,7 @@ Every flag of it defaults to None: the HF config gives the value, and a flag tha
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,9 @@ from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.moe import layer_kinds
+from slime.arguments.user_code import why_unusable
 from slime.models import HfConfigError, shape_from_hf_config, shape_of_any
+from slime.models.rope import Rope
 from slime.models.shape import ShapeArgs, pad_vocab_size
 
 
@@ -36,11 +38,10 @@ class ModelShapeArgs:
         help="kind of position embedding"
     )
     use_rotary_position_embeddings: bool | None = flag(const=True, help="the same as position embedding rope")
-    rope_type: Literal["rope", "yarn"] | None = flag(
-        supported=("rope",), help="kind of rotary embedding; config.json says how it is scaled"
-    )
+    rope_type: Literal["rope", "yarn"] | None = flag(help="kind of rotary embedding")
     rotary_base: float | None = flag(above=0, help="base of rotary embeddings (rope_theta)")
     rotary_percent: float | None = flag(above=0, at_most=1, help="part of a head that is rotated")
+    rotary_interleaved: bool | None = flag(const=True, help="neighbouring features of a head make a pair")
     use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")
     rope_scaling_factor: float | None = flag(
         names=("--rope-scaling-factor", "--rotary-scaling-factor"), above=0, help="factor of the scaling"
@@ -52,6 +53,11 @@ class ModelShapeArgs:
     disable_bias_linear: bool | None = flag(const=True, help="no bias in linear layers")
     add_qkv_bias: bool | None = flag(const=True, help="bias in the projections to query, key and value")
     qk_layernorm: bool | None = flag(const=True, help="norm on queries and keys")
+    layernorm_zero_centered_gamma: bool | None = flag(
+        names=("--apply-layernorm-1p",), const=True, help="norms multiply by 1 + weight"
+    )
+    post_self_attn_layernorm: bool | None = flag(const=True, help="norm after attention")
+    post_mlp_layernorm: bool | None = flag(const=True, help="norm after the MLP")
     untie_embeddings_and_output_weights: bool | None = flag(
         const=True, help="the output layer has its own weights"
     )
@@ -59,11 +65,23 @@ class ModelShapeArgs:
 
 
 @dataclass(frozen=True)
-class LayerVariantArgs:
-    """Kinds of layers that no supported family has."""
+class LatentAttentionArgs:
+    """What config.json says of multi-latent attention too."""
 
-    multi_latent_attention: bool = refused(False, help="DeepSeek's attention")
-    q_lora_rank: int | None = refused(help="rank of the query projection of multi-latent attention")
+    multi_latent_attention: bool | None = flag(const=True, help="DeepSeek's attention")
+    q_lora_rank: int | None = flag(above=0, help="width of the latent vector that queries come from")
+    kv_lora_rank: int | None = flag(above=0, help="width of the one that keys and values come from")
+    qk_head_dim: int | None = flag(above=0, help="features of a query or key head that are not rotated")
+    qk_pos_emb_head_dim: int | None = flag(above=0, help="those that are")
+    v_head_dim: int | None = flag(above=0, help="features of a value head")
+    mscale: float | None = flag(at_least=0, help="YaRN's factor of the attention's temperature")
+    mscale_all_dim: float | None = flag(at_least=0, help="the same, over all features")
+
+
+@dataclass(frozen=True)
+class LayerVariantArgs:
+    """Kinds of layers that no supported family has, and a layer spec in the place of the family's."""
+
     mtp_num_layers: int | None = refused(
         help="multi-token prediction layers", same_as_default=(0,), wanted="0"
     )
@@ -71,7 +89,7 @@ class LayerVariantArgs:
         0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
     )
     enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
-    spec: list[str] | None = refused(help="module and function of a layer spec")
+    spec: list[str] | None = flag(help="module and function of a layer spec: fn(args, config, vp_stage)")
 
 
 @dataclass(frozen=True)
@@ -93,6 +111,9 @@ class DerivedModelShape(ShapeArgs):
 
     Attributes:
         layernorm_epsilon: as ``norm_epsilon``.
+        rope, local_rope: the rotary embedding, and that of layers with a window where it is another one.
+        qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
+        activation: of the MLPs, under its name in transformers.
     """
 
     group_query_attention: bool
@@ -102,22 +123,31 @@ class DerivedModelShape(ShapeArgs):
     normalization: Literal["RMSNorm"]
     position_embedding_type: Literal["rope"]
     use_rotary_position_embeddings: bool
-    rope_type: Literal["rope"]
+    rope: Rope
+    rope_type: Literal["rope", "yarn"]
     rotary_base: float
     rotary_percent: float
+    rotary_interleaved: bool
     use_rope_scaling: bool
     rope_scaling_factor: float
     swiglu: bool
     add_bias_linear: bool
+    post_self_attn_layernorm: bool
+    post_mlp_layernorm: bool
+    qk_norm_over_heads: bool
+    layernorm_zero_centered_gamma: bool
+    softmax_scale: float | None
+    attention_windows: Sequence[int | None] | None
+    local_rope: Rope | None
+    embedding_factor: float
+    activation: Literal["silu", "gelu_pytorch_tanh"]
+    multi_latent_attention: bool
 
 
 # What all supported families share.
 _FIXED_SHAPE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "position_embedding_type": "rope",
-    "rope_type": "rope",
-    "rotary_percent": 1.0,
-    "swiglu": True,
     "add_bias_linear": False,
 }
 
@@ -128,8 +158,9 @@ def derive(args: Namespace) -> None:
         shape = _shape(args)
     except HfConfigError as error:
         raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
+    idle = _idle(shape)
     for name, value in shape.items():
-        given = getattr(args, name, None)
+        given = None if name in idle else getattr(args, name, None)
         if given is not None and not _agrees(given, value):
             shown = "" if given is True else f" {given}"  # switches have no value
             raise UsageError(f"{option_string(name)}{shown}: config.json of --hf-checkpoint says {value}")
@@ -141,6 +172,15 @@ def derive(args: Namespace) -> None:
     if args.padded_vocab_size is None:
         tp = args.tensor_model_parallel_size
         args.padded_vocab_size = pad_vocab_size(args.vocab_size, args.make_vocab_size_divisible_by, tp)
+
+
+def _idle(shape: Mapping[str, Any]) -> set[str]:
+    """Flags that mean nothing for a model: whatever their values are, it is the same."""
+    # Latent attention has widths of its own for a head.
+    names = {"kv_channels"} if shape.get("multi_latent_attention") else set()
+    if "rope" in shape and shape["rope"].kind == "default":
+        names |= {"rope_scaling_factor", "mscale", "mscale_all_dim"}
+    return names
 
 
 def _shape(args: Namespace) -> dict[str, Any]:
@@ -162,15 +202,31 @@ def _agrees(given: Any, value: Any) -> bool:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A vocabulary that has no room for its tokens."""
+    """A vocabulary that has no room for its tokens, a layer spec that is none."""
     if args.padded_vocab_size < args.vocab_size:
         padded, size = args.padded_vocab_size, args.vocab_size
         yield f"--padded-vocab-size {padded}: below vocab_size {size} (config.json)"
+    if args.spec is not None and len(args.spec) != 2:
+        yield f"--spec {' '.join(args.spec)}: wanted a module and the name of a function in it"
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """A layer spec that is not there."""
+    if args.spec is None:
+        return
+    if reason := why_unusable(".".join(args.spec)):
+        yield f"--spec {' '.join(args.spec)}: {reason}"
 
 
 CONCERN = Concern(
-    {"model shape": ModelShapeArgs, "layer variants": LayerVariantArgs, "vocabulary": VocabularyArgs},
+    {
+        "model shape": ModelShapeArgs,
+        "latent attention": LatentAttentionArgs,
+        "layer variants": LayerVariantArgs,
+        "vocabulary": VocabularyArgs,
+    },
     derived=DerivedModelShape,
     derive=derive,
     contradictions=contradictions,
+    unusable=unusable,
 )

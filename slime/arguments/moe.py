@@ -27,9 +27,21 @@ class ExpertShapeArgs:
     moe_router_pre_softmax: bool | None = flag(
         const=True, help="weigh experts by their share of all of them, not of the chosen ones"
     )
-    moe_router_score_function: Literal["softmax", "sigmoid"] = flag(
-        "softmax", supported=("softmax",), help="what makes scores of a router's logits"
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = flag(
+        help="what makes scores of a router's logits"
     )
+    moe_router_enable_expert_bias: bool | None = flag(
+        const=True, help="a bias of each expert takes part in the choice, not in the weights"
+    )
+    moe_router_num_groups: int | None = flag(above=0, help="groups of experts to choose from")
+    moe_router_group_topk: int | None = flag(above=0, help="groups that a token's experts may come from")
+    moe_router_topk_scaling_factor: float | None = flag(
+        above=0, help="factor of the weights of the chosen experts"
+    )
+    moe_shared_expert_intermediate_size: int | None = flag(
+        at_least=0, same_as_default=(0,), help="width of all shared experts together"
+    )
+    moe_shared_expert_gate: bool | None = flag(const=True, help="a sigmoid weighs the shared experts")
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,9 @@ class ExpertArgs:
     )
     moe_z_loss_coeff: float | None = flag(
         at_least=0, same_as_default=(0.0,), help="weight of the loss that keeps the router's logits small"
+    )
+    moe_router_bias_update_rate: float = flag(
+        1e-3, at_least=0, at_most=1, help="how far a step moves expert biases towards a balance"
     )
     moe_grouped_gemm: bool = flag(False, help="one kernel for all experts of a rank (no effect here)")
     moe_permute_fusion: bool = flag(False, help="fused sorting of tokens by expert (no effect here)")
@@ -178,7 +193,7 @@ def _bad_sizes(args: Namespace) -> Iterator[str]:
 def _bad_losses(args: Namespace) -> Iterator[str]:
     kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
     shown = " ".join(kinds)
-    if kinds not in (["aux_loss"], ["none"]):
+    if "sinkhorn" in kinds or (kinds not in (["aux_loss"], ["none"]) and any(coefficients)):
         yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
     elif len(coefficients) > 1:
         yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"

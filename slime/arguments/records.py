@@ -32,6 +32,7 @@ class Records:
         conversations: prompts are whole conversations to be imitated.
         answered: prompts go to the engines as they are.
         scored: rewards are given by the type that flags or metadata name.
+        least: how many there have to be, and the flag that wants them.
     """
 
     where: str
@@ -42,6 +43,7 @@ class Records:
     conversations: bool = False
     answered: bool = False
     scored: bool = False
+    least: tuple[int, str] = (0, "")
 
 
 @lru_cache(maxsize=1)
@@ -68,6 +70,12 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     except (DataError, OSError) as error:
         yield f"{records.where}: {error}"
         return
+    least, flag = records.least
+    if count < least:
+        yield (
+            f"{flag}: {records.where} has {count} prompts, fewer than --rollout-batch-size {least} "
+            "(wanted: --num-rollout, or more)"
+        )
     if not fits:
         wanted = f"no prompt of at most {records.longest} tokens among {count} records"
         yield f"{records.where}: {records.path}: {wanted}"

@@ -38,9 +38,9 @@ class RouterArgs:
     sglang_router_request_timeout_secs: int = flag(
         14400, above=0, at_most=MOST_SECONDS, help="seconds the router waits for one request"
     )
-    sglang_router_ip: str | None = refused(help="address of a router started elsewhere")
+    sglang_router_ip: str | None = flag(help="address of a router started elsewhere")
     sglang_router_port: int | None = flag(
-        at_least=1, at_most=65535, help="port of the router; default a free one"
+        at_least=1, at_most=65535, help="port of the first model's router; default a free one"
     )
     http_proxy: str | None = refused(help="proxy of requests to the engines")
     use_distributed_post: bool = refused(False, help="send requests from every node")
@@ -95,12 +95,20 @@ def given_router_options(args: Namespace) -> Iterator[tuple[str, object]]:
             yield action.option_strings[0], value
 
 
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A router of somebody else's without its port."""
+    if args.sglang_router_ip is not None and args.sglang_router_port is None:
+        yield f"--sglang-router-ip {args.sglang_router_ip}: needs --sglang-router-port"
+
+
 def missing(args: Namespace) -> Iterator[str]:
     """Ports that are another server's. The router of a cluster that is there already may run elsewhere."""
     if trains_only(args) or os.environ.get("RAY_ADDRESS"):
         return
     for name in ("sglang_router_port", "router_prometheus_port"):
         port = getattr(args, name)
+        if name == "sglang_router_port" and args.sglang_router_ip is not None:
+            continue  # it is there already
         if port is not None and (reason := _why_not_free(port)):
             yield f"{option_string(name)} {port}: {reason} (wanted: another port, or leave it out)"
 
@@ -118,4 +126,4 @@ def _why_not_free(port: int) -> str | None:
     return None
 
 
-CONCERN = Concern({"requests to the engines": RouterArgs}, missing=missing)
+CONCERN = Concern({"requests to the engines": RouterArgs}, contradictions=contradictions, missing=missing)

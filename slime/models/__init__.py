@@ -7,7 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.models import llama, qwen2, qwen3, qwen3_moe
+from slime.models import (
+    deepseek_v3,
+    gemma3_text,
+    glm4,
+    glm4_moe,
+    glm4_moe_lite,
+    llama,
+    mimo,
+    minimax_m2,
+    mixtral,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
 from slime.models.flops import decoder_forward_flops
@@ -31,6 +45,16 @@ FAMILIES: dict[str, Family] = {
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "qwen2_moe": qwen2_moe.FAMILY,
+    "glm4": glm4.FAMILY,
+    "mimo": mimo.FAMILY,
+    "gemma3_text": gemma3_text.FAMILY,
+    "glm4_moe": glm4_moe.FAMILY,
+    "mixtral": mixtral.FAMILY,
+    "minimax_m2": minimax_m2.FAMILY,
+    "deepseek_v3": deepseek_v3.FAMILY,
+    "kimi_k2": deepseek_v3.KIMI_K2,
+    "glm4_moe_lite": glm4_moe_lite.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

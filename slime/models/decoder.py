@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.hf_config import HfConfig
+from slime.models.rope import read_rope
 from slime.models.rules import GateUpRule, QkvRule, Rule, VocabRule, WeightMap
-from slime.models.shape import ModelShape, Rope, ShapeArgs
+from slime.models.shape import ModelShape, ShapeArgs
 
 _MOST_LAYERS = 100_000
-_LLAMA3_FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
@@ -17,7 +17,7 @@ def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
     Raises:
         HfConfigError: a missing field, or a feature that is not computed.
     """
-    config.require(hidden_act="silu", use_sliding_window=False)
+    config.require(hidden_act=overrides.get("activation", "silu"), use_sliding_window=False)
     heads, hidden_size = config.size("num_attention_heads"), config.size("hidden_size")
     groups = config.size("num_key_value_heads", heads)
     if heads % groups:
@@ -35,7 +35,7 @@ def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
         vocab_size=config.size("vocab_size"),
         max_position_embeddings=config.size("max_position_embeddings"),
         untie_embeddings_and_output_weights=not config.switch("tie_word_embeddings"),
-        rope=read_rope(config),
+        rope=overrides.pop("rope", None) or read_rope(config),
         add_qkv_bias=has_bias,
         add_output_bias=has_bias,
         add_mlp_bias=config.switch("mlp_bias"),
@@ -43,29 +43,12 @@ def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
     return replace(shape, **overrides)
 
 
-def read_rope(config: HfConfig) -> Rope:
-    """RoPE base and scaling; transformers 5 nests them, 4 has ``rope_theta`` and ``rope_scaling``."""
-    values = config.mapping("rope_parameters", "rope_scaling")
-    if values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise HfConfigError(f"{config.origin}: partial_rotary_factor is not supported (wanted: 1.0)")
-    base = config.positive("rope_theta", values.get("rope_theta", config.get("rope_theta", 10000.0)))
-    kind = values.get("rope_type") or values.get("type") or "default"
-    if kind == "default":
-        return Rope(base)
-    if kind != "llama3":
-        raise HfConfigError(
-            f"{config.origin}: RoPE type {kind!r} is not supported (wanted: default or llama3)"
-        )
-    if missing := [name for name in _LLAMA3_FACTORS if name not in values]:
-        raise HfConfigError(f"{config.origin}: RoPE {', '.join(missing)}: missing (RoPE type is llama3)")
-    return Rope(base, {name: config.positive(f"RoPE {name}", values[name]) for name in _LLAMA3_FACTORS})
-
-
 def _qkv(kind: str) -> QkvRule:
     return QkvRule(tuple(f"self_attn.{part}_proj.{kind}" for part in "qkv"))
 
 
-def _absent(shape: ShapeArgs) -> set[str]:
+def decoder_absent(shape: ShapeArgs) -> set[str]:
+    """Names that models of a shape do not have."""
     there = {
         "self_attention.linear_qkv.bias": shape.add_qkv_bias,
         "self_attention.q_layernorm.weight": shape.qk_layernorm,
@@ -93,5 +76,5 @@ DECODER_WEIGHTS = WeightMap(
         "mlp.linear_fc1.weight": GateUpRule(("mlp.gate_proj.weight", "mlp.up_proj.weight")),
         "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",)),
     },
-    absent=_absent,
+    absent=decoder_absent,
 )

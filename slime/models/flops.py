@@ -34,3 +34,17 @@ def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Product
     # Scores and weighted sum: 2 products of 2 FLOPs per pair, half of the pairs masked.
     pairs = sum(length * (length + 1) / 2 for length in seqlens)
     return linear_flops_per_token(shape, mlp) * sum(seqlens) + 4 * shape.num_layers * width * pairs
+
+
+def latent_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products) -> float:
+    """The same with multi-latent attention, whose keys and values are expanded from their latent vectors."""
+    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    rotated, latent = shape.qk_pos_emb_head_dim or 0, shape.kv_lora_rank or 0
+    score, value = (shape.qk_head_dim or 0) + rotated, shape.v_head_dim or 0
+    rank = shape.q_lora_rank
+    query = hidden * heads * score if rank is None else rank * (hidden + heads * score)
+    key_value = hidden * (latent + rotated) + latent * heads * (score - rotated + value)
+    attention = shape.num_layers * (query + key_value + heads * value * hidden)
+    pairs = sum(length * (length + 1) / 2 for length in seqlens)
+    products = attention + mlp(shape) + hidden * shape.padded_vocab_size
+    return 2 * products * sum(seqlens) + 2 * shape.num_layers * heads * (score + value) * pairs

@@ -3,4 +3,4 @@
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.family import Family
 
-FAMILY = Family(shape=decoder_shape, weights=DECODER_WEIGHTS)
+FAMILY = Family(shape=decoder_shape, weights=DECODER_WEIGHTS, like_llama=True)

@@ -6,8 +6,9 @@ from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
 
 
-def _shape(config: HfConfig) -> ModelShape:
+def qwen2_shape(config: HfConfig) -> ModelShape:
+    """That of the dense model."""
     return decoder_shape(config, add_qkv_bias=True, add_output_bias=False)
 
 
-FAMILY = Family(shape=_shape, weights=DECODER_WEIGHTS)
+FAMILY = Family(shape=qwen2_shape, weights=DECODER_WEIGHTS, like_llama=True)

@@ -13,4 +13,4 @@ def qwen3_shape(config: HfConfig) -> ModelShape:
     return decoder_shape(config, qk_layernorm=True, kv_channels=config.size("head_dim", _HEAD_DIM))
 
 
-FAMILY = Family(shape=qwen3_shape, weights=DECODER_WEIGHTS)
+FAMILY = Family(shape=qwen3_shape, weights=DECODER_WEIGHTS, like_llama=True)

@@ -16,6 +16,7 @@ import torch
 from slime.models.shape import ShapeArgs
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
@@ -90,6 +91,17 @@ class GateUpRule(Rule):
 
 
 @dataclass(frozen=True)
+class FusedGateUpRule(GateUpRule):
+    """Gate over up, as in the checkpoint."""
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        return tensors[0]
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return [param]
+
+
+@dataclass(frozen=True)
 class ExpertRules:
     """What a layer has in the place of its dense MLP.
 
@@ -119,6 +131,12 @@ class ExpertRules:
         return rule and rule.under(self.prefix.format(match[1]))
 
 
+def behind_last_layer(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer that counts on from the last one, where DeepSeek-V3 has its MTP."""
+    match = _HF_LAYER.match(name)
+    return match is not None and int(match[1]) >= num_layers
+
+
 @dataclass(frozen=True)
 class WeightMap:
     """The rules of a family.
@@ -128,6 +146,8 @@ class WeightMap:
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
+        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
+            nor saved, as those that predict further tokens (MTP).
     """
 
     of_model: Mapping[str, Rule]
@@ -135,6 +155,7 @@ class WeightMap:
     of_layer: Mapping[str, Rule]
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
+    untrained: Callable[[str, int], bool] = lambda name, num_layers: False
 
     def rule_for(self, name: str) -> Rule:
         """The rule of a global parameter name, its HF names complete.

@@ -1,26 +1,26 @@
 """The sizes and switches of a model, under Megatron-LM's names."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from slime.models.hf_config import HfConfig, HfConfigError
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary embedding. ``llama3`` holds the factors of Llama 3's scaling of frequencies, or is None."""
-
-    base: float
-    llama3: Mapping[str, float] | None = None
+from slime.models.rope import Rope
 
 
 @dataclass(frozen=True)
 class MoeShape:
     """The layers whose MLP is a mixture of experts.
 
-    ``moe_layer_freq`` has a 1 for each such layer and a 0 for each dense one. With ``moe_router_pre_softmax``
-    the weights of the chosen experts are their share of all experts, else they sum up to 1.
+    ``moe_layer_freq`` has a 1 for each such layer and a 0 for each dense one.
+
+    Scores of experts are the softmax or the sigmoid of the router's logits. With ``moe_router_pre_softmax``
+    the weights of the chosen experts are their share of all experts, else they sum up to 1; then they are
+    multiplied by ``moe_router_topk_scaling_factor``. An expert bias is added to the scores for the choice
+    only. Of ``moe_router_num_groups`` groups of experts ``moe_router_group_topk`` are chosen from.
+
+    All shared experts together are one MLP, ``moe_shared_expert_intermediate_size`` wide, beside the chosen
+    ones, if there are any; ``moe_shared_expert_gate`` weighs it by a sigmoid.
     """
 
     num_experts: int
@@ -28,11 +28,42 @@ class MoeShape:
     moe_ffn_hidden_size: int
     moe_layer_freq: tuple[int, ...]
     moe_router_pre_softmax: bool
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_enable_expert_bias: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_topk_scaling_factor: float | None = None
+    moe_shared_expert_intermediate_size: int | None = None
+    moe_shared_expert_gate: bool = False
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Multi-latent attention (DeepSeek-V2, section 2.1).
+
+    Queries come from a latent vector of ``q_lora_rank`` (None: straight from the hidden state), keys and
+    values from one of ``kv_lora_rank``. ``qk_head_dim`` features of a head have no position,
+    ``qk_pos_emb_head_dim`` are rotated, those of the key being the same for all heads.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder. ``kv_channels`` is the size of a head, ``num_query_groups`` counts key/value heads."""
+    """A decoder. ``kv_channels`` is the size of a head, ``num_query_groups`` counts key/value heads.
+
+    ``post_self_attn_layernorm`` and ``post_mlp_layernorm`` are norms before the residual is added.
+    ``qk_norm_over_heads`` is a norm over all heads of a token, where ``qk_layernorm`` is one of each head.
+    With ``layernorm_zero_centered_gamma`` norms multiply by 1 + weight. Scores of attention are multiplied by
+    ``softmax_scale``, None standing for 1 / sqrt(kv_channels). ``attention_windows`` has for each layer how
+    many tokens one sees, None for all; layers with a number are rotated by ``local_rope``, if there is one.
+    Embeddings are multiplied by ``embedding_factor``.
+    """
 
     model_type: str
     num_layers: int
@@ -50,14 +81,25 @@ class ModelShape:
     add_qkv_bias: bool = False
     add_output_bias: bool = False
     add_mlp_bias: bool = False
+    post_self_attn_layernorm: bool = False
+    post_mlp_layernorm: bool = False
+    qk_norm_over_heads: bool = False
+    layernorm_zero_centered_gamma: bool = False
+    softmax_scale: float | None = None
+    attention_windows: tuple[int | None, ...] | None = None
+    local_rope: Rope | None = None
+    embedding_factor: float = 1.0
+    activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
     moe: MoeShape | None = None
+    latent: LatentShape | None = None
 
 
 @dataclass(frozen=True)
 class ShapeArgs:
     """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
 
-    The four about experts are 0 for dense models; see `MoeShape`.
+    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent attention None for
+    others, see `LatentShape`.
     """
 
     model_type: str
@@ -76,10 +118,12 @@ class ShapeArgs:
     moe_router_topk: int
     moe_ffn_hidden_size: int
     moe_layer_freq: Sequence[int]
-
-
-# What megatron-core's llama-3 RoPE scaling hard-codes (rotary_pos_embedding.py, `_apply_scaling`).
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    moe_shared_expert_intermediate_size: int | None
+    q_lora_rank: int | None
+    kv_lora_rank: int | None
+    qk_head_dim: int | None
+    qk_pos_emb_head_dim: int | None
+    v_head_dim: int | None
 
 
 def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
@@ -96,24 +140,27 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
         raise HfConfigError(
             f"{config.origin}: quantization_config is not supported (wanted: unquantised weights)"
         )
-    factors = shape.rope.llama3 or {}
-    for name, value in _LLAMA3_ROPE.items():
-        if factors.get(name, value) != value:
-            raise HfConfigError(
-                f"{config.origin}: RoPE {name} {factors[name]!r} is not supported (wanted: {value})"
-            )
     values = {name: value for name, value in vars(shape).items() if name not in _NOT_FLAGS}
     return {
         **values,
         **(vars(shape.moe) if shape.moe else {}),
+        **(vars(shape.latent) if shape.latent else dict.fromkeys(_LATENT_FIELDS)),
+        "multi_latent_attention": shape.latent is not None,
+        "swiglu": shape.activation == "silu",
         "layernorm_epsilon": shape.norm_epsilon,
         "rotary_base": shape.rope.base,
-        "use_rope_scaling": shape.rope.llama3 is not None,
-        "rope_scaling_factor": factors.get("factor", 8.0),
+        "rope_type": "yarn" if shape.rope.kind == "yarn" else "rope",
+        "rotary_percent": shape.rope.percent,
+        "rotary_interleaved": shape.rope.interleaved,
+        "use_rope_scaling": shape.rope.kind == "llama3",
+        "rope_scaling_factor": shape.rope.factor("factor") or 8.0,
+        "mscale": shape.rope.factor("mscale"),
+        "mscale_all_dim": shape.rope.factor("mscale_all_dim"),
     }
 
 
-_NOT_FLAGS = frozenset({"rope", "add_output_bias", "add_mlp_bias", "moe"})
+_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent"})
+_LATENT_FIELDS = [field.name for field in fields(LatentShape)]
 
 
 def pad_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: int) -> int:

@@ -40,6 +40,9 @@ class EngineHandle(Protocol):
     def failure_reason(self) -> str | None:
         """Why it no longer serves; None while it does. May take half a minute to say."""
 
+    def updated(self, version: str) -> None:
+        """It serves these weights from now on."""
+
     def end(self) -> None:
         """Ends it, if it is ours to end."""
 
@@ -51,13 +54,21 @@ class Engine:
         rank: its number among all engines of the run; a replacement has its predecessor's.
         kind: what the router is told about it.
         replaceable: whether another engine can take its place.
+        model: whose engine it is, for messages; empty in a run of one model.
         gone: set once it has left the router and its process has ended.
     """
 
     def __init__(
-        self, rank: int, handle: EngineHandle, *, kind: str = "regular", replaceable: bool = True
+        self,
+        rank: int,
+        handle: EngineHandle,
+        *,
+        kind: str = "regular",
+        replaceable: bool = True,
+        model: str = "",
     ) -> None:
         self.rank, self.handle, self.kind, self.replaceable = rank, handle, kind, replaceable
+        self.model = model
         self.gone = threading.Event()
         self._endpoint: EngineEndpoint | None = None
         self._state = EngineState.STARTING
@@ -66,7 +77,7 @@ class Engine:
 
     def __repr__(self) -> str:
         where = f" ({self._endpoint.url})" if self._endpoint else ""
-        return f"engine {self.rank}{where}"
+        return f"engine {self.rank}{f' of {self.model}' if self.model else ''}{where}"
 
     @property
     def state(self) -> EngineState:

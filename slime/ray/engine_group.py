@@ -11,7 +11,10 @@ class EngineSource(Protocol):
     """A way to get engines. Each has a place among those of the source, from 0."""
 
     replaces: bool
-    """Whether a place whose engine died can be filled again."""
+    """Whether a place whose engine died may be filled again."""
+
+    def can_fill(self, place: int) -> bool:
+        """Whether it can be now."""
 
     def __len__(self) -> int:
         """The number of places."""
@@ -28,7 +31,12 @@ class EngineSource(Protocol):
 
 
 class EngineGroup:
-    """The engines of one source, all of one kind: regular, for now.
+    """The engines of one source, all of one kind.
+
+    Args:
+        kind: what the router is told about them: "regular", "prefill" or "decode".
+        first_rank: the number of the first of them among all engines of the run.
+        model: whose engines they are, for messages; empty in a run of one model.
 
     Attributes:
         engines: by place, the dead that were not replaced included. The list is replaced and never
@@ -36,8 +44,10 @@ class EngineGroup:
         launches: engines started so far; a replacement may serve at its predecessor's address.
     """
 
-    def __init__(self, source: EngineSource, *, kind: str = "regular", first_rank: int = 0) -> None:
-        self._source, self._kind, self._first_rank = source, kind, first_rank
+    def __init__(
+        self, source: EngineSource, *, kind: str = "regular", first_rank: int = 0, model: str = ""
+    ) -> None:
+        self._source, self._kind, self._first_rank, self._model = source, kind, first_rank, model
         self.engines: list[Engine] = []
         self.launches = 0
 
@@ -46,13 +56,15 @@ class EngineGroup:
         self.engines = [self._launch(self._first_rank + place) for place in range(len(self._source))]
 
     def replace_gone(self) -> list[Engine]:
-        """Begins to start engines in place of those that are gone; forgets them if there are no others.
+        """Begins to start engines in place of those that are gone; forgets them if there will be no others.
 
-        An engine that is dead and not gone yet keeps its place: its address and GPUs are still taken.
+        An engine that is dead and not gone yet keeps its place: its address and GPUs are still taken. So
+        does one whose place cannot be filled now.
         """
         engines, fresh = [], []
         for engine in self.engines:
-            if not engine.gone.is_set():
+            place = engine.rank - self._first_rank
+            if not engine.gone.is_set() or (engine.replaceable and not self._source.can_fill(place)):
                 engines.append(engine)
             elif engine.replaceable:
                 fresh.append(self._launch(engine.rank))
@@ -70,4 +82,5 @@ class EngineGroup:
     def _launch(self, rank: int) -> Engine:
         handle = self._source.launch(rank - self._first_rank, rank)
         self.launches += 1
-        return Engine(rank, handle, kind=self._kind, replaceable=self._source.replaces)
+        replaceable = self._source.replaces
+        return Engine(rank, handle, kind=self._kind, replaceable=replaceable, model=self._model)

@@ -40,23 +40,37 @@ class WatchTimes:
         interval: between two checks of an engine.
         timeout: that a check may take.
         first_wait: between a resume and the first check, for engines that are slow to wake.
+        hang: without a healthy answer, after which an engine ends a run that tolerates no deaths.
     """
 
     interval: float
     timeout: float
     first_wait: float = 0.0
+    hang: float = math.inf
 
 
 class EngineWatch:
     """Finds dead engines, once each, and deals with them.
 
-    If deaths are tolerated, a dead engine leaves the router and is ended, and may then be replaced; health is
-    checked too. If not, or if a model has no engine left, the death is kept as the failure that ``check``
-    raises; so is the end of a router.
+    If deaths are tolerated, one failed health check is a death; a dead engine leaves the router and is ended,
+    and may then be replaced. If not, or if a model has no engine left, the death is kept as the failure that
+    ``check`` raises, and so is the end of a router; an engine is as good as dead then if it has given no
+    healthy answer for long.
+
+    Args:
+        on_gone: told of each engine that has died, left its router and ended.
     """
 
-    def __init__(self, models: Sequence[ServedModel], times: WatchTimes, *, tolerant: bool) -> None:
-        self._models, self._times, self._tolerant = models, times, tolerant
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        times: WatchTimes,
+        *,
+        tolerant: bool,
+        on_gone: Callable[[ServedModel, Engine], None] = lambda model, engine: None,
+    ) -> None:
+        self._models, self._times, self._tolerant, self._on_gone = models, times, tolerant, on_gone
+        self._answered: dict[Engine, float] = {}  # when each gave its last healthy answer
         self._failure: EngineFailure | None = None
         self._changed = threading.Condition(threading.RLock())
         self._stopped = False
@@ -74,11 +88,12 @@ class EngineWatch:
         self._thread.start()
 
     def resume(self) -> None:
-        """Begins to check health, if deaths are tolerated."""
+        """Begins to check health."""
         with self._changed:
-            if self._tolerant and self._check_due == math.inf:
+            if self._check_due == math.inf:
                 self._resumes += 1
                 self._checking = set()
+                self._answered = {}
                 self._check_due = time.monotonic() + self._times.first_wait
                 self._changed.notify_all()
 
@@ -135,17 +150,18 @@ class EngineWatch:
             if not self._tolerant:
                 self.fail(message)
                 return
-            if len(model.dead) == len(model.engines):  # one that is starting will do
+            alone = len(model.dead) == len(model.engines)  # one that is starting will do
+            if alone and not model.restarts_alone(engine):
                 self.fail(f"{message}; no engine is left")
         # From here on it is this thread's alone; what follows asks the router and Ray.
-        after = "it is replaced before the next weight update" if engine.replaceable else "nobody replaces it"
-        logger.warning("%s; %s", message, after)
+        logger.warning("%s; %s", message, _what_follows(model, engine))
         try:
             model.dismiss(engine)
         except RouterError as error:
             self.fail(f"{message}; the router keeps it: {error}")
         finally:
             engine.end()
+        self._on_gone(model, engine)
 
     def _run(self) -> None:
         with self._changed:
@@ -196,9 +212,19 @@ class EngineWatch:
             self.declare_dead(model, engine, reason)
 
     def _check_health(self, model: ServedModel, engine: Engine, resumes: int) -> None:
+        since = self._answered.setdefault(engine, time.monotonic())
         reason = self._sickness(engine)
-        if reason is not None:
-            self.declare_dead(model, engine, reason, resumes)
+        if reason is None:
+            self._answered[engine] = time.monotonic()
+            return
+        if not self._tolerant:
+            silent = time.monotonic() - since
+            if silent < self._times.hang:
+                return
+            reason = (
+                f"hangs, {silent:.0f} s without a healthy answer (--rollout-engine-hang-timeout): {reason}"
+            )
+        self.declare_dead(model, engine, reason, resumes)
 
     def _sickness(self, engine: Engine) -> str | None:
         timeout = self._times.timeout
@@ -210,3 +236,11 @@ class EngineWatch:
     def _is_outdated(self, resumes: int | None) -> bool:
         """Whether health checks were paused or resumed since the ``resumes``-th resume."""
         return resumes is not None and (self._check_due == math.inf or self._resumes != resumes)
+
+
+def _what_follows(model: ServedModel, engine: Engine) -> str:
+    if not engine.replaceable:
+        return "nobody replaces it"
+    if model.restarts_alone(engine):
+        return "it is replaced now"
+    return "it is replaced before the next weight update, if it can be"

@@ -1,30 +1,28 @@
 """All models that a run serves: their engines, and the routers in front of them."""
 
-import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from slime.arguments.facts import with_facts
+import ray
+
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.backends.sglang_utils.router import Router, start_router
+from slime.backends.sglang_utils.router import RouterError
+from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.ray.engine import Engine, EngineState
-from slime.ray.engine_group import EngineGroup
-from slime.ray.engine_keeper import SpawnedEngines
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
-from slime.ray.node import first_port, log_dir, node_host
-from slime.ray.placement_group import Slots
 from slime.ray.served_model import ServedModel
-from slime.utils.http_utils import find_available_port, is_loopback
 from slime.utils.types import EngineEndpoint
 
-ROUTER_PORTS = (3000, 1000)
 END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
+MOST_RESTARTS = 5  # of an engine that waits for no weight update, between two of these
 
 Answer = TypeVar("Answer")
 
@@ -47,8 +45,30 @@ class Fleet:
             interval=args.rollout_health_check_interval,
             timeout=args.rollout_health_check_timeout,
             first_wait=args.rollout_health_check_first_wait,
+            hang=args.rollout_engine_hang_timeout,
         )
-        self._watch = EngineWatch(models, times, tolerant=args.use_fault_tolerance)
+        self._watch = EngineWatch(
+            models, times, tolerant=args.use_fault_tolerance, on_gone=self._restart_alone
+        )
+        self._replacing, self._launching = threading.Lock(), threading.Lock()
+        self._stopped = False
+        self._restarts: Counter[int] = Counter()
+        self._left: set[Engine] = set()  # the dead whose places could not be filled
+
+    @property
+    def urls(self) -> list[str]:
+        """Of all living engines."""
+        return [engine.url for model in self.models.values() for engine in model.living]
+
+    def metrics(self) -> dict[str, int]:
+        """How many engines each model has, and how many were replaced so far; nothing for a single model."""
+        if len(self.models) == 1:
+            return {}
+        counts = {}
+        for name, model in self.models.items():
+            counts[f"fleet/{name}/engines"] = len(model.living)
+            counts[f"fleet/{name}/replaced"] = model.replaced
+        return counts
 
     @property
     def endpoints(self) -> list[EngineEndpoint]:
@@ -98,14 +118,10 @@ class Fleet:
         self._await_a_death(patience)
         self._await_ends()
         self.check()
+        self._restarts.clear()
         for model in self.models.values():
-            replacements = model.replace_gone()
-            if replacements:
-                model.wait_ready(self._args.engine_startup_timeout)
-            for engine in replacements:
-                self._match_offloaded(engine)
-                if not model.takes_updates:
-                    model.admit(engine)
+            self._replace_gone(model)
+        self._left = {engine for model in self._updated for engine in model.dead}
 
     def admit(self, version: str) -> None:
         """Lets engines that serve ``version`` into their routers; the weights have just been updated.
@@ -120,6 +136,7 @@ class Fleet:
                     raise EngineFailure(
                         f"{engine} serves weight version {found!r}, the trainer sent {version!r}"
                     )
+                engine.handle.updated(version)
                 if engine.state is EngineState.READY:
                     model.admit(engine)
 
@@ -134,6 +151,8 @@ class Fleet:
     def stop(self) -> None:
         """Ends every engine that is ours to end, and the routers."""
         self._watch.stop()
+        with self._launching:
+            self._stopped = True  # what a restart has launched by now is among the engines
         engines = [engine for model in self.models.values() for engine in model.engines]
         with ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="engine-end") as pool:
             list(pool.map(Engine.end, engines))
@@ -146,9 +165,12 @@ class Fleet:
 
     def _await_a_death(self, patience: float) -> None:
         deadline = time.monotonic() + patience
-        while not any(model.dead for model in self._updated) and time.monotonic() < deadline:
+        while not self._has_new_death() and time.monotonic() < deadline:
             time.sleep(LOOK_AGAIN)
             self._watch.look()
+
+    def _has_new_death(self) -> bool:
+        return any(engine not in self._left for model in self._updated for engine in model.dead)
 
     def _await_ends(self) -> None:
         """A replacement may need a dead engine's GPUs, and be given its address."""
@@ -156,6 +178,31 @@ class Fleet:
         for engine in [engine for model in self.models.values() for engine in model.dead]:
             if not engine.gone.wait(max(0.0, deadline - time.monotonic())):
                 raise EngineFailure(f"{engine} is dead and has not ended after {END_TIMEOUT:.0f} s")
+
+    def _replace_gone(self, model: ServedModel) -> None:
+        """Starts engines in place of those that are gone; they serve at once if they need no update."""
+        with self._replacing:
+            with self._launching:
+                replacements = [] if self._stopped else model.replace_gone()
+            if replacements:
+                model.wait_ready(self._args.engine_startup_timeout)
+            for engine in replacements:
+                self._match_offloaded(engine)
+                if not model.takes_updates:
+                    model.admit(engine)
+
+    def _restart_alone(self, model: ServedModel, engine: Engine) -> None:
+        """Replaces an engine that waits for no weight update, unless it dies again and again."""
+        if not model.restarts_alone(engine):
+            return
+        self._restarts[engine.rank] += 1
+        if self._restarts[engine.rank] > MOST_RESTARTS:
+            self._watch.fail(f"{engine} died {MOST_RESTARTS + 1} times since the last weight update")
+            return
+        try:
+            self._replace_gone(model)
+        except (EngineStartError, RouterError, ray.exceptions.RayError, TimeoutError) as error:
+            self._watch.fail(f"{engine} died, and none could take its place: {error}")
 
     def _match_offloaded(self, engine: Engine) -> None:
         """Brings a replacement to where the others are during a weight update: weights in, cache out."""
@@ -182,56 +229,3 @@ class Fleet:
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None
-
-
-def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
-    """One model, which takes the trainer's weights, with one group of engines; without slots no model.
-
-    Args:
-        args: with addresses.
-        trainer_gpus: how many of the slots, from the first on, belong to the trainer too if colocated.
-    """
-    group = EngineGroup(SpawnedEngines(args, slots, trainer_gpus))
-    model = ServedModel("default", [group], lambda: _start_router(args, "default"))
-    return Fleet(args, [model] if len(slots) else [])
-
-
-def _start_router(args: FleetView, model: str) -> Router:
-    host, port = args.sglang_model_routers[model]
-    return start_router(
-        args,
-        host=host,
-        port=port,
-        prometheus_port=find_available_port(metrics_port(port)),
-        log_path=log_dir() / "router.log",
-        api_key=args.sglang_api_key,
-    )
-
-
-def metrics_port(port: int) -> int:
-    """Where to begin to look for a port of the router's metrics, away from the router's own."""
-    return port + 1000 if port < 60_000 else port - 1000
-
-
-def with_addresses(args: FleetView) -> FleetView:
-    """A copy of ``args`` that says where the router will be and what key all servers will ask for."""
-    host = node_host()
-    port = args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))
-    return with_facts(
-        args,
-        sglang_router_ip=host,
-        sglang_router_port=port,
-        sglang_model_routers={"default": (host, port)},
-        sglang_api_key=api_key(args, host),
-    )
-
-
-def api_key(args: FleetView, host: str) -> str | None:
-    """The key of all servers of a run: ``--sglang-api-key``, else a new token if they leave loopback.
-
-    To be called once per run; engines, routers and clients share the result.
-    """
-    configured = getattr(args, "sglang_api_key", None)
-    if configured or is_loopback(host):
-        return configured
-    return secrets.token_urlsafe(32)

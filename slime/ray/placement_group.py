@@ -42,6 +42,8 @@ def placement_layout(args: FleetView) -> Layout:
     """The slots that each role needs, from the flags alone."""
     trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
     rollout, critic = args.rollout_num_gpus or 0, args.critic_num_gpus
+    if args.rollout_external:
+        rollout = 0
     if args.debug_train_only:
         return Layout(trainer, rollout=0, rollout_offset=trainer + critic, critic=critic)
     if args.debug_rollout_only:
@@ -51,17 +53,19 @@ def placement_layout(args: FleetView) -> Layout:
 
 @dataclass(frozen=True)
 class Slots:
-    """An ordered part of a placement group: bundle indices and the physical GPU id of each."""
+    """An ordered part of a placement group: bundle indices, and the physical GPU id and the node of each."""
 
     group: PlacementGroup | None
     bundles: tuple[int, ...]
     gpu_ids: tuple[int, ...]
+    nodes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.bundles)
 
     def slice(self, start: int, stop: int) -> "Slots":
-        return Slots(self.group, self.bundles[start:stop], self.gpu_ids[start:stop])
+        part = slice(start, stop)
+        return Slots(self.group, self.bundles[part], self.gpu_ids[part], self.nodes[part])
 
     def strategy(self, slot: int) -> PlacementGroupSchedulingStrategy:
         """Puts an actor into the bundle of this slot."""
@@ -91,11 +95,18 @@ class Placement:
             remove_placement_group(group)
 
 
+Location = tuple[str, int, str]
+"""Address of a node, GPU id, Ray's id of the node: several nodes may have one address."""
+
+
 class InfoActor:
     """Tells where a bundle landed."""
 
     def get_ip_and_gpu_id(self) -> tuple[str, int]:
         return ray.util.get_node_ip_address(), int(ray.get_gpu_ids()[0])
+
+    def locate(self) -> Location:
+        return *self.get_ip_and_gpu_id(), ray.get_runtime_context().get_node_id()
 
 
 def sort_key(location: tuple[str, int]) -> tuple[int, tuple[int, ...], int]:
@@ -140,11 +151,18 @@ def _reserve(num_gpus: int, timeout: float) -> Slots:
     group = placement_group([{"GPU": 1, "CPU": 1}] * num_gpus, strategy="PACK")
     wait_one(group.ready(), f"placement group of {num_gpus} GPUs", timeout)
     locations = _locate(group, num_gpus, timeout)
-    order = sorted(range(num_gpus), key=lambda i: sort_key(locations[i]))
-    return Slots(group, tuple(order), tuple(locations[i][1] for i in order))
+    order = sorted(range(num_gpus), key=lambda i: _by_node(locations[i]))
+    gpu_ids = tuple(locations[i][1] for i in order)
+    return Slots(group, tuple(order), gpu_ids, nodes=tuple(locations[i][2] for i in order))
 
 
-def _locate(group: PlacementGroup, num_gpus: int, timeout: float) -> list[tuple[str, int]]:
+def _by_node(location: Location) -> tuple[int, tuple[int, ...], str, int]:
+    address, gpu_id, node = location
+    kind, number, _ = sort_key((address, gpu_id))
+    return kind, number, node, gpu_id
+
+
+def _locate(group: PlacementGroup, num_gpus: int, timeout: float) -> list[Location]:
     probes: list[Any] = [
         ray.remote(InfoActor)
         .options(
@@ -158,7 +176,7 @@ def _locate(group: PlacementGroup, num_gpus: int, timeout: float) -> list[tuple[
         for i in range(num_gpus)
     ]
     try:
-        return wait_all([p.get_ip_and_gpu_id.remote() for p in probes], "locating the GPUs", timeout)
+        return wait_all([p.locate.remote() for p in probes], "locating the GPUs", timeout)
     finally:
         for probe in probes:
             ray.kill(probe)

@@ -13,7 +13,8 @@ from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
-from slime.ray.fleet import fleet_of, with_addresses
+from slime.ray.addresses import with_addresses
+from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
@@ -49,7 +50,7 @@ class RolloutManager:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
-        self._args = with_addresses(args) if len(slots) else args
+        self._args = with_addresses(args) if args.served_models or args.rollout_external else args
         self._fleet = fleet_of(self._args, slots, trainer_gpus)
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
@@ -114,7 +115,7 @@ class RolloutManager:
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
-        return refs, metrics | lost | self._data_metrics()
+        return refs, metrics | lost | self._data_metrics() | self._fleet.metrics()
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -166,8 +167,8 @@ class RolloutManager:
 
     def _share_key(self) -> None:
         """User code may talk to engines directly."""
-        for endpoint in self._fleet.endpoints:
-            share_key_with(endpoint.url)
+        for url in self._fleet.urls:
+            share_key_with(url)
 
     def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
         if self._args.load_debug_rollout_data:

@@ -1,6 +1,7 @@
 """One model of the fleet: its engines, and the router in front of them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
@@ -47,6 +48,15 @@ class ServedModel:
         """Engines started so far."""
         return sum(group.launches for group in self._groups)
 
+    @property
+    def replaced(self) -> int:
+        """Engines that were started in place of others."""
+        return self.launches - len(self.engines)
+
+    def restarts_alone(self, engine: Engine) -> bool:
+        """Whether another one may take its place at once: it needs no weights and no GPU of the trainer's."""
+        return engine.replaceable and not self.takes_updates and not engine.is_colocated
+
     def launch(self) -> None:
         """Begins to start all engines, then starts the router."""
         for group in self._groups:
@@ -69,8 +79,10 @@ class ServedModel:
             RouterError: the router does not take it.
         """
         assert self.router is not None, f"model {self.name} has not been launched"
+        port = engine.endpoint.bootstrap_port
+        half: dict[str, Any] = {} if port is None else {"bootstrap_port": port}
         try:
-            self.router.register_worker(engine.url, engine.kind)
+            self.router.register_worker(engine.url, engine.kind, **half)
         except RouterError:
             if engine.state is not EngineState.DEAD:
                 raise

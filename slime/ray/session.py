@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from slime.arguments import parse_args
+from slime.arguments import UsageError, parse_args
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView, view
 from slime.processes.exclusive import DirectoryUnusable, exclusive
@@ -56,7 +56,7 @@ def _run(args: FleetView, loop: Loop) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except DirectoryUnusable as error:
+    except (DirectoryUnusable, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -68,12 +68,15 @@ def _run(args: FleetView, loop: Loop) -> int:
 
 def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
+    from slime.backends.sglang_utils.external import external_engines
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
     from slime.ray.cluster import ray_cluster
     from slime.ray.setup import running_groups
 
+    if args.rollout_external:
+        external_engines(args)  # one that is not there, or another one, is told before anything starts
     with _own_save_directory(args), ray_cluster(args):
         tracker = init_tracking(args)
         args = with_facts(args, **tracker.facts)

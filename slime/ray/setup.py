@@ -9,6 +9,7 @@ from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.ending import leaving_within
+from slime.ray.engine_slots import require_neighbours
 from slime.ray.placement_group import create_placement_groups
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
@@ -34,6 +35,7 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
     been started. A critic that shares GPUs starts its turns offloaded.
     """
     placement = create_placement_groups(args)
+    require_neighbours(args.served_models, placement.rollout, args.num_gpus_per_node)
     rollout = RolloutGroup(
         args, placement.rollout, len(placement.actor), log, needs_offload=args.offload_rollout
     )

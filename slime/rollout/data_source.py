@@ -8,6 +8,7 @@ from typing import Any
 
 from slime.arguments.facts import with_facts
 from slime.arguments.views import RolloutView
+from slime.rollout.copies import copied
 from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state
 from slime.rollout.ledger import BUFFER_FILTER, Ledger
 from slime.utils.data import Dataset
@@ -157,7 +158,7 @@ class RolloutDataSource(DataSource):
             self._shuffle()
 
     def _make_group(self, prompt: Sample) -> Group:
-        group = [copy.deepcopy(prompt) for _ in range(self.args.n_samples_per_prompt)]
+        group = [copied(prompt, copy.deepcopy) for _ in range(self.args.n_samples_per_prompt)]
         for sample in group:
             sample.group_index = self.sample_group_index
             sample.index = self.sample_index

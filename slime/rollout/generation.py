@@ -1,7 +1,9 @@
 """From a sample with a prompt to one with a response and a reward."""
 
+import logging
 import uuid
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
@@ -12,9 +14,11 @@ from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.async_utils import gather_or_cancel
-from slime.utils.http_utils import post
+from slime.utils.http_utils import http_url, post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
 
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
@@ -23,10 +27,17 @@ FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAIL
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
-    """URL of an endpoint on the router of a model; of a name that is not served, on the default's."""
+    """URL of an endpoint on the router of a model; of the first one if none has that name."""
     routers = getattr(args, "sglang_model_routers", None) or {}
-    ip, port = routers.get(model_name) or (args.sglang_router_ip, args.sglang_router_port)
-    return f"http://{ip}:{port}{endpoint}"
+    if model_name not in routers and model_name != "default":
+        _tell_once(model_name, ", ".join(routers))
+    ip, port = routers.get(model_name, (args.sglang_router_ip, args.sglang_router_port))
+    return f"{http_url(ip, port)}{endpoint}"
+
+
+@cache
+def _tell_once(model_name: str, found: str) -> None:
+    logger.warning("no model %r is served (found: %s): the first one is asked instead", model_name, found)
 
 
 async def generate(

@@ -24,8 +24,7 @@ from threading import RLock
 from typing import Any
 
 from slime.rollout.base_types import RolloutError
-from slime.utils.engine_counters import PrefixCacheInfo, SpecInfo
-from slime.utils.types import Sample, SampleStatus
+from slime.rollout.copies import copied
 
 # Why groups are dropped.
 ABORTED = "aborted"  # unfinished when the batch was full
@@ -99,7 +98,7 @@ class Ledger:
     def record(self, group: list[Any]) -> int:
         """Keep a leased group as it is now; returns the number of the lease."""
         self._numbers += 1
-        self.records[self._numbers] = _copied(group)
+        self.records[self._numbers] = copied(group)
         return self._numbers
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,24 +248,6 @@ class RolloutAccount:
 
     def _count_vanished(self) -> int:
         return self._ledger.buffered - self._source.get_buffer_length() if self._promised else 0
-
-
-_ATOMS = (str, int, float, bool, type(None), SampleStatus)
-
-
-def _copied(value: Any) -> Any:
-    """A copy that a change of the sample leaves alone; arrays and objects of users are not copied."""
-    kind = type(value)
-    if kind is list:
-        tokens = len(value) > 99 and type(value[0]) in (int, float)
-        return value.copy() if tokens else [_copied(item) for item in value]
-    if kind is dict:
-        return {key: item if type(item) in _ATOMS else _copied(item) for key, item in value.items()}
-    if isinstance(value, Sample | SpecInfo | PrefixCacheInfo):
-        twin = object.__new__(kind)
-        vars(twin).update(_copied(vars(value)))
-        return twin
-    return value
 
 
 def _name(group: list[Any]) -> str:

@@ -3,19 +3,28 @@
 --use-opd --opd-type sglang --rm-url http://TEACHER:PORT/generate
 --custom-rm-path slime.rollout.on_policy_distillation.reward_func
 --custom-reward-post-process-path slime.rollout.on_policy_distillation.post_process_rewards
+
+Without ``--rm-url`` the model ``teacher`` of ``--sglang-config`` is asked.
 """
 
 from typing import Any
 
+from slime.arguments.distillation import TEACHER_MODEL
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, name_samples
+from slime.rollout.generation import get_model_url
 from slime.rollout.rm_hub.remote import post_json
+from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
 
 async def reward_func(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
-    """What the engine at ``--rm-url`` answers about the sample's tokens: nothing is generated."""
-    if args.rm_url is None:
+    """What the teacher answers about the sample's tokens: nothing is generated.
+
+    It is asked at ``--rm-url``, else behind the router of the model ``teacher`` of this run.
+    """
+    served = getattr(args, "sglang_model_routers", None) or {}
+    if args.rm_url is None and TEACHER_MODEL not in served:
         raise ValueError("--rm-url: not given, expected the address of the teacher's /generate")
     payload = {
         "input_ids": sample.tokens,
@@ -27,6 +36,8 @@ async def reward_func(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         "return_logprob": True,
         "logprob_start_len": 0,
     }
+    if args.rm_url is None:
+        return await post(get_model_url(args, TEACHER_MODEL), payload)
     return await post_json(args.rm_url, payload)
 
 

@@ -5,7 +5,7 @@ answer, so its reward becomes the mean of the others of its prompt: it moves no 
 conversion meets a hole. A group in which nothing could be graded is no group to train on.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from statistics import fmean
 from typing import Any
@@ -47,6 +47,8 @@ def _mean(rewards: Sequence[Any]) -> Any:
     return fmean(numbers) if len(numbers) == len(rewards) else None
 
 
-def nothing_is_graded(group: Iterable[Any]) -> bool:
+def nothing_is_graded(group: Any) -> bool:
     """Whether every sample of a group, fan-out included, is ungraded."""
-    return all(nothing_is_graded(item) if isinstance(item, list) else is_ungraded(item) for item in group)
+    if isinstance(group, list):
+        return bool(group) and all(map(nothing_is_graded, group))
+    return isinstance(group, Sample) and is_ungraded(group)

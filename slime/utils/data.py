@@ -162,13 +162,9 @@ class Dataset:
             rows = (make_row(where, record, self._keys, source.name) for where, record in records)
             numbers, first = array("Q"), 0
             while some := list(islice(rows, MEASURED_AT_ONCE)):
-                samples = [self._build_sample(row) for row in some]
-                fit = filter_long_prompt(samples, self._tokenizer, self._processor, self._max_length)
-                fitting = set(map(id, fit))
-                for number, (row, sample) in enumerate(zip(some, samples, strict=True), first):
-                    if id(sample) in fitting:
-                        numbers.append(number)
-                        digest.add(row)
+                for number, row in self._fitting(list(enumerate(some, first))):
+                    numbers.append(number)
+                    digest.add(row)
                 first += len(some)
             if not numbers:
                 wanted = f"no prompt of at most {self._max_length} tokens among {first} records"
@@ -176,6 +172,14 @@ class Dataset:
             kept.append(numbers)
         self._fingerprint = digest.hex(self._weights())
         return kept
+
+    def _fitting(self, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
+        if self._max_length is None and not self._apply_chat_template:
+            return rows
+        samples = [self._build_sample(row) for _, row in rows]
+        fit = filter_long_prompt(samples, self._tokenizer, self._processor, self._max_length)
+        kept = set(map(id, fit))
+        return [row for row, sample in zip(rows, samples, strict=True) if id(sample) in kept]
 
     def _make(self, position: int) -> Sample:
         number = bisect_right(self._starts, position) - 1
@@ -199,6 +203,7 @@ class _Digest:
         self._all = hashlib.blake2b(digest_size=8)
 
     def add(self, row: Row) -> None:
+        # As ``json.dumps`` writes it, which is how the states of earlier versions have it.
         one = hashlib.blake2b(json.dumps(row.prompt, default=repr).encode(), digest_size=8)
         self._all.update(one.digest())
 

@@ -13,9 +13,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 import pyarrow
@@ -88,25 +89,31 @@ class JsonLines:
                     self._starts.append(position)
                     self._lines.append(line)
                 position += len(text)
-        self._end = position
+        self._starts.append(position)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._lines)
 
     def where(self, number: int) -> str:
         return f"{self._file}:{self._lines[number]}"
 
     def read(self, number: int) -> Record:
-        return next(self.scan(number, number + 1))
+        start, stop = self._starts[number : number + 2]
+        stream = _opened(self._file, self._stamp)
+        self._check_unchanged(stream)
+        return self._parse(number, os.pread(stream.fileno(), stop - start, start))
 
     def scan(self, start: int, stop: int) -> Iterator[Record]:
         with self._file.open("rb") as stream:
-            if _stamp(stream.fileno()) != self._stamp:
-                raise DataError(f"{self._file}: has changed since the run began to read it")
-            stream.seek(self._starts[start] if start < len(self) else self._end)
+            self._check_unchanged(stream)
+            stream.seek(self._starts[start])
             lines = (text for text in stream if not text.isspace())
             for number, text in enumerate(islice(lines, stop - start), start):
                 yield self._parse(number, text)
+
+    def _check_unchanged(self, stream: BinaryIO) -> None:
+        if _stamp(stream.fileno()) != self._stamp:
+            raise DataError(f"{self._file}: has changed since the run began to read it")
 
     def _parse(self, number: int, text: bytes) -> Record:
         try:
@@ -118,9 +125,15 @@ class JsonLines:
         return record
 
 
-def _stamp(descriptor: int) -> tuple[int, int]:
+def _stamp(descriptor: int) -> tuple[int, ...]:
     status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=64)
+def _opened(file: Path, stamp: tuple[int, ...]) -> BinaryIO:
+    """Not as many at a time as a directory may have. What is forgotten is closed."""
+    return file.open("rb")
 
 
 class ParquetRows:

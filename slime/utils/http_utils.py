@@ -90,8 +90,9 @@ class EngineGpus(Protocol):
 
 
 def get_rollout_num_engines(args: EngineGpus) -> int:
-    """Engines that the rollout GPUs make, at least 1."""
-    return max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
+    """Engines that answer the prompts, at least 1; by the rollout GPUs where ``args`` do not say."""
+    known = getattr(args, "rollout_num_engines", None)
+    return known or max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
 
 
 def init_http_client(args: Any, api_key: str | None = None) -> None:

@@ -34,12 +34,14 @@ class EngineEndpoint:
     """Where one engine serves, and which GPUs it takes.
 
     ``gpu_offset`` is the absolute slot of its first GPU among the trainer's; None if it shares none.
+    ``bootstrap_port`` is where an engine that prefills hands on what it has computed.
     """
 
     url: str
     api_key: str | None
     num_gpus: int
     gpu_offset: int | None
+    bootstrap_port: int | None = None
 
 
 def _plain(value: Any) -> Any:

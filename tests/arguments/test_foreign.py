@@ -70,7 +70,7 @@ def test_what_has_no_effect_gets_a_note(words, note):
     [
         (["--data-path", "a", "b"], "--data-path a b: not supported (wanted: leave it out: --prompt-data"),
         (["--train-iters", "3"], "--train-iters 3: not supported (wanted: --num-rollout"),
-        (["--kv-lora-rank", "64"], "--kv-lora-rank 64: not supported (wanted: leave it out: no model family"),
+        (["--hybrid-mlp-ratio", "1"], "--hybrid-mlp-ratio 1: not supported (wanted: leave it out: the model"),
         (["--rl-partial-rollouts"], "--rl-partial-rollouts: not supported (wanted: leave it out"),
         (["--fp8-margin", "1"], "--fp8-margin 1: not supported (wanted: leave it out: TransformerEngine"),
     ],
@@ -86,7 +86,7 @@ def test_what_is_not_done_is_refused_with_the_reason(words, message):
     [
         ["--timing-log-level", "0"],
         ["--mid-level-dataset-surplus", "5e-3"],
-        ["--kv-lora-rank", "32"],
+        ["--hybrid-mlp-ratio", "0"],
         ["--exit-signal", "SIGTERM"],
         ["--no-rl-partial-rollouts"],
         ["--dist-ckpt-format", "torch_dist"],
@@ -139,4 +139,4 @@ def test_a_foreign_option_is_never_what_was_meant():
 
 def test_build_parser_keeps_them_out_of_the_help():
     parser, _ = build_parser("embedded")
-    assert "--kv-lora-rank" not in parser.format_help()
+    assert "--hybrid-mlp-ratio" not in parser.format_help()

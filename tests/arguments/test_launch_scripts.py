@@ -15,6 +15,7 @@ from tests.arguments.conftest import write_empty_weights
 # Each a list of flags and their values; {root} is where models and data are.
 SCRIPTS = sorted(Path(__file__).with_name("launch_scripts").glob("*.txt"))
 PLUG_INS = ("generate_with_retool", "generate_with_search", "generate_with_strands", "generate_with_tau")
+ROLLOUT = 128  # prompts of the largest rollout of those that go through the data by epochs
 CHAT = [{"role": "user", "content": "1+1"}]
 CONVERSATION = [*CHAT, {"role": "assistant", "content": "2"}]
 
@@ -50,11 +51,11 @@ def root(tmp_path, monkeypatch):
         "retool_sft.jsonl": {"messages": CONVERSATION, "tools": [{"type": "function"}]},
     }
     for name, line in lines.items():
-        (tmp_path / name).write_text(json.dumps(line) + "\n")
+        (tmp_path / name).write_text((json.dumps(line) + "\n") * ROLLOUT)
     for name in ("gsm8k", "nq_hotpotqa", "openhermes2_5"):
         row = {"messages": CONVERSATION if name == "openhermes2_5" else CHAT, "prompt": CHAT}
         row |= {"label": "2", "reward_model": {"ground_truth": {"target": ["2"]}, "style": "rule"}}
-        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
+        pq.write_table(pa.Table.from_pylist([row] * ROLLOUT), tmp_path / f"{name}.parquet")
     for name in PLUG_INS:
         (tmp_path / f"{name}.py").write_text("def generate(): ...\ndef reward_func(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -114,7 +114,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
             "--tensor-model-parallel-size 2: a model with experts needs --sequence-parallel too",
         ),
         (
-            {"moe_router_load_balancing_type": "seq_aux_loss"},
+            {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.1},
             "--moe-router-load-balancing-type seq_aux_loss: not supported (wanted: aux_loss or none)",
         ),
         ({"moe_aux_loss_coeff": [0.1, 0.2]}, "--moe-aux-loss-coeff 0.1 0.2: wanted one number"),
@@ -131,7 +131,11 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
             "--moe-z-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
         ),
         ({"moe_token_dispatcher_type": "flex"}, "--moe-token-dispatcher-type flex: not supported"),
-        ({"moe_router_score_function": "sigmoid"}, "--moe-router-score-function sigmoid: not supported"),
+        (
+            {"moe_router_score_function": "sigmoid"},
+            "--moe-router-score-function sigmoid: config.json of --hf-checkpoint says softmax",
+        ),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "--moe-router-load-balancing-type sinkhorn: not"),
         (
             {"recompute_granularity": "selective", "recompute_modules": "moe_act"},
             "--recompute-modules moe_act: not supported (wanted: core_attn, layernorm, mlp, moe)",
@@ -151,6 +155,7 @@ def test_what_does_not_fit_is_refused(words, experts, refusal, flags, message):
         {"expert_model_parallel_size": 2, "actor_num_gpus_per_node": 2},
         {"expert_tensor_parallel_size": 2, "actor_num_gpus_per_node": 2, **TP2},
         {"moe_aux_loss_coeff": 0.1},
+        {"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0},
         {"moe_z_loss_coeff": 0.1},
         {"moe_grouped_gemm": True},
         {"moe_router_dtype": "fp32"},

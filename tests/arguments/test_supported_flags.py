@@ -120,10 +120,10 @@ ALWAYS_TRUE = {
 
 
 def test_every_accepted_flag_is_read():
-    """By name, somewhere in slime; else it would be accepted and ignored."""
+    """By name, somewhere in slime or its plug-ins; else it would be accepted and ignored."""
     declaring = {cls.__module__ for concern in CONCERNS for cls in concern.flags.values()}
     declarations = {Path(importlib.util.find_spec(name).origin) for name in declaring}
-    files = [path for path in (ROOT / "slime").rglob("*.py") if path not in declarations]
+    files = [path for path in ROOT.glob("slime*/**/*.py") if path not in declarations]
     words = {name for path in declarations for name in read_names(path)}
     for path in [*files, ROOT / "train.py", ROOT / "train_async.py"]:
         words |= set(re.findall(r"\w+", path.read_text()))

@@ -13,6 +13,7 @@ SCRIPTS = {
     "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
     "trainer_packing": ["--size", "0.5M", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--repeats", "1"],
+    "data_loading": ["--gigabytes", "0.001", "--batch", "2", "--batches", "2"],
     "gae": ["--batch", "2", "--length", "300", "--repeats", "1"],
     "weight_sync": ["--sizes", "10M", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],

@@ -20,13 +20,14 @@ def run_example(start, tmp_path):
         flags = flags_of(ROOT / f"examples/{name}/run.sh", tmp_path, SLIME_TEST_PYTHON=sys.executable)
         record = tmp_path / "recordings"
         run = start([*flags[:-2], "--save-debug-rollout-data", record / "{rollout_id}.pt", *more])
-        run.expect_success().expect_no_processes()
+        run.expect_success(480).expect_no_processes()
         recorded = torch.load(record / "0.pt", weights_only=True)["samples"]
         return run, [Sample.from_dict(sample) for sample in recorded]
 
     return run
 
 
+@pytest.mark.timeout(600)
 def test_a_team_of_agents_is_trained(run_example) -> None:
     run, samples = run_example("multi_agent", "--custom-rm-path", "tests.e2e.test_examples.parities")
     rows = run.rows("train")
@@ -44,6 +45,7 @@ async def parities(args, samples, **kwargs) -> list[float]:
     return [float(sum(sample.tokens) % 2) for sample in samples]
 
 
+@pytest.mark.timeout(600)
 def test_a_model_that_may_search_is_trained(run_example) -> None:
     reward = ("--custom-rm-path", "tests.e2e.plugins.token_parity_reward")
     run, samples = run_example("search_r1", *reward)

@@ -6,6 +6,7 @@ import pytest
 
 from slime.models import HfConfigError, family_of, shape_from_hf_config
 from slime.models.hf_config import HfConfig, read_stop_ids
+from slime.models.rope import Rope
 from slime.models.shape import pad_vocab_size, trained_shape
 
 LLAMA = {
@@ -51,6 +52,24 @@ def test_fields_carry_megatron_names(tmp_path):
         "rotary_base": 5e5,
         "use_rope_scaling": False,
         "rope_scaling_factor": 8.0,
+        "rope": Rope(5e5),
+        "rope_type": "rope",
+        "rotary_percent": 1.0,
+        "rotary_interleaved": False,
+        "mscale": 0.0,
+        "mscale_all_dim": 0.0,
+        "post_self_attn_layernorm": False,
+        "post_mlp_layernorm": False,
+        "qk_norm_over_heads": False,
+        "layernorm_zero_centered_gamma": False,
+        "softmax_scale": None,
+        "attention_windows": None,
+        "local_rope": None,
+        "embedding_factor": 1.0,
+        "activation": "silu",
+        "swiglu": True,
+        "multi_latent_attention": False,
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")),
     }
 
 
@@ -78,7 +97,7 @@ def test_variants(change, field, value):
     [
         (
             {"model_type": "gpt2"},
-            r"model_type 'gpt2' is not supported \(wanted: llama, qwen2, qwen3, qwen3_moe\)",
+            r"model_type 'gpt2' is not supported \(wanted: llama, qwen2, qwen3, qwen3_moe, ",
         ),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"attention_bias": True}, r"attention_bias True is not supported \(wanted: False\)"),
@@ -86,8 +105,8 @@ def test_variants(change, field, value):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear'"),
-        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 2.0}}, "RoPE low_freq_factor 2.0"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE type 'longrope'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "RoPE original_max_position_embeddings: missing"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ],
 )

@@ -7,7 +7,11 @@ _LATER = "belongs to a feature that is not here yet: "
 _OWN_WAY = "the trainer does this in another way, and plug-ins have no use for it: "
 
 GAPS = {
-    "slime.agent*:*": _LATER + "agents that generate through us",
+    "slime.agent.adapters*:*": _LATER + "agents that generate through us",
+    "slime.agent.aiohttp_threaded:*": _LATER + "agents that generate through us",
+    "slime.agent.harness:*": _LATER + "agents that generate through us",
+    "slime.agent.parsing:*": _LATER + "agents that generate through us",
+    "slime.agent.trajectory:*": _LATER + "agents that generate through us",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
     "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
     "slime.backends.megatron_utils.stateless_adam:*": _LATER + "Adam without moments",
@@ -41,6 +45,5 @@ IN_THE_MAKING = {
     "slime.backends.sglang_utils.external:*",
     "slime.backends.sglang_utils.sglang_config:*",
     "slime.rollout.fully_async_rollout:*",
-    "slime.rollout.rm_hub*:*",
 }
 """May be there or not."""

@@ -84,7 +84,7 @@ def test_a_buffer_filter_leaves_balanced_books(contract, path, run_args, make_so
     source.add_samples(source.get_samples(3))
     taken = source.get_samples(2)
     assert len(taken) == 2
-    assert source.ledger.unaccounted(source.get_buffer_length()) == 2
+    assert (source.ledger.leased, source.ledger.buffered) == (2, source.get_buffer_length())
 
 
 @only("rollout-sample-hook-path")

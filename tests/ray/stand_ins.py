@@ -23,6 +23,8 @@ class Cluster:
         hanging: until it is set, checks and looks of these ranks or addresses hang.
         checked: addresses whose health was checked.
         routed: addresses, by any router.
+        told: which rank was told that it serves which version.
+        taken: places that cannot be filled again yet.
     """
 
     def __init__(self, colocated: bool = False) -> None:
@@ -32,6 +34,8 @@ class Cluster:
         self.versions: dict[str, str] = {}
         self.ended: dict[int, str] = {}
         self.stopped: list[int] = []
+        self.told: list[tuple[int, str]] = []
+        self.taken: set[int] = set()
         self.sick: dict[str, Any] = {}
         self.hanging: dict[Any, threading.Event] = {}
         self.checked: list[str] = []
@@ -63,6 +67,9 @@ class Handle:
         self.cluster.hang(self.rank)
         return self.cluster.ended.get(self.rank)
 
+    def updated(self, version: str) -> None:
+        self.cluster.told.append((self.rank, version))
+
     def end(self) -> None:
         self.cluster.stopped.append(self.rank)
 
@@ -73,6 +80,9 @@ class Source:
 
     def __len__(self) -> int:
         return self.places
+
+    def can_fill(self, place: int) -> bool:
+        return place not in self.cluster.taken
 
     def launch(self, place: int, rank: int) -> Handle:
         return Handle(self.cluster, rank)

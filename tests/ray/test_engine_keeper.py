@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from slime.ray import engine_keeper
-from slime.ray.engine_keeper import EngineKeeper, SpawnedEngines
+from slime.ray.engine_keeper import EngineKeeper, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
 
 
@@ -24,6 +24,25 @@ class Slots:
         return f"bundle {slot}"
 
 
+class Asked:
+    """In place of a keeper: which method was asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return repr(self) == repr(other)
+
+    def __getattr__(self, method: str) -> "Asked":
+        return Asked(f"{self.name}.{method}")
+
+    def remote(self, *arguments: Any) -> "Asked":
+        return self
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Ray was asked for, an entry for each keeper."""
@@ -37,36 +56,95 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             asked.append({"strategy": options["scheduling_strategy"]})
             return self
 
-        def remote(self, args: Namespace, rank: int, **arguments: Any) -> str:
-            asked[-1] |= {"rank": rank, **arguments}
-            return f"keeper {rank}"
+        def remote(self, args: Namespace, rank: int, shape: EngineShape, **arguments: Any) -> Asked:
+            asked[-1] |= {"rank": rank, "shape": shape, **arguments}
+            return Asked(f"keeper {rank}.{arguments['part']}")
 
     monkeypatch.setattr(engine_keeper.ray, "remote", Remote)
     return asked
 
 
+def flags(**changes: Any) -> Namespace:
+    return Namespace(**{"num_gpus_per_node": 8, "colocate": False} | changes)
+
+
 @pytest.mark.parametrize(
-    ("colocate", "trainer_gpus", "offsets"),
-    [(True, 4, [0, 2]), (True, 2, [0, None]), (False, 4, [None, None])],
-    ids=["colocated", "half colocated", "disaggregated"],
+    ("colocate", "trainer_gpus", "first_slot", "offsets"),
+    [
+        (True, 4, 0, [0, 2]),
+        (True, 2, 0, [0, None]),
+        (True, 4, 2, [2, None]),
+        (False, 4, 0, [None, None]),
+    ],
+    ids=["colocated", "half colocated", "colocated, a later group", "disaggregated"],
 )
 def test_each_engine_is_kept_beside_its_first_gpu(
-    launched: list[dict[str, Any]], colocate: bool, trainer_gpus: int, offsets: list[int | None]
+    launched: list[dict[str, Any]],
+    colocate: bool,
+    trainer_gpus: int,
+    first_slot: int,
+    offsets: list[int | None],
 ) -> None:
-    args = Namespace(rollout_num_gpus_per_engine=2, colocate=colocate)
-    source = SpawnedEngines(args, Slots(), trainer_gpus, {"dtype": "bfloat16"})  # type: ignore[arg-type]
+    shape = EngineShape(2, "regular", {"dtype": "bfloat16"})
+    args: Any = flags(colocate=colocate)
+    slots: Any = Slots()
+    source = SpawnedEngines(args, slots, shape, first_slot, trainer_gpus)
     assert len(source) == 2
-    assert [source.launch(place, 10 + place).keeper for place in range(2)] == ["keeper 10", "keeper 11"]
+    keepers = [source.launch(place, 10 + place).keepers for place in range(2)]
+    assert keepers == [[Asked("keeper 10.0")], [Asked("keeper 11.0")]]
     assert launched == [
         {
             "strategy": f"bundle {2 * place}",
             "rank": 10 + place,
+            "shape": shape,
             "gpu_offset": offsets[place],
             "base_gpu_id": 4 + 2 * place,
-            "overrides": {"dtype": "bfloat16"},
+            "part": 0,
+            "parts": 1,
         }
         for place in range(2)
     ]
+
+
+def test_an_engine_over_two_nodes_has_a_keeper_on_each_and_the_first_says_where_they_meet(
+    launched: list[dict[str, Any]],
+) -> None:
+    args: Any = flags(num_gpus_per_node=2)
+    slots: Any = Slots()
+    source = SpawnedEngines(args, slots, EngineShape(4))
+    assert len(source) == 1
+    engine = source.launch(0, 3)
+    assert engine.keepers == [Asked("keeper 3.0"), Asked("keeper 3.1")]
+    first, second = launched
+    assert (first["strategy"], second["strategy"]) == ("bundle 0", "bundle 2")
+    assert (first["base_gpu_id"], second["base_gpu_id"]) == (4, 6)
+    assert (first["part"], second["part"], second["parts"]) == (0, 1, 2)
+    assert "meeting_point" not in first
+    assert second["meeting_point"] == Asked("keeper 3.0.meeting_point")
+
+
+def test_the_death_of_any_part_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {"a.failure_reason": None, "b.failure_reason": "killed by SIGKILL"}
+    monkeypatch.setattr(engine_keeper, "wait_one", lambda ref, *_: reasons[ref.name])
+    engine = SpawnedEngine(0, [Asked("a"), Asked("b")])
+    assert engine.failure_reason() == "its part on node 1: killed by SIGKILL"
+    reasons["b.failure_reason"] = None
+    assert engine.failure_reason() is None
+    assert SpawnedEngine(0, [Asked("a")]).failure_reason() is None
+
+
+def test_all_parts_are_waited_for_and_the_first_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[str] = []
+
+    def wait_all(refs: list[Asked], *_: Any) -> list[str]:
+        waited.extend(ref.name for ref in refs)
+        return [f"endpoint of {ref.name[0]}" for ref in refs]
+
+    monkeypatch.setattr(engine_keeper, "wait_all", wait_all)
+    source = SpawnedEngines(flags(), Slots(), EngineShape(4))  # type: ignore[arg-type]
+    engines = [SpawnedEngine(0, [Asked("a"), Asked("b")]), SpawnedEngine(1, [Asked("c"), Asked("d")])]
+    assert source.wait_ready(engines, 5) == ["endpoint of a", "endpoint of c"]
+    assert waited == [f"{name}.wait_ready" for name in "abcd"]
 
 
 @pytest.mark.cluster
@@ -92,13 +170,12 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
 
     monkeypatch.setattr(engine_keeper, "EngineKeeper", Starting)
     monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 20.0)
-    args = Namespace(rollout_num_gpus_per_engine=1, colocate=False)
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        engine = SpawnedEngines(args, Anywhere()).launch(0, 0)  # type: ignore[arg-type]
-        started = engine.keeper.wait_ready.remote(120)
+        engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
+        started = engine.keepers[0].wait_ready.remote(120)
         assert engine.failure_reason() is None
-        engine.keeper.shutdown.remote()
+        engine.keepers[0].shutdown.remote()
         assert wait_one(started, "its start", 20)
         engine.end()
     finally:

@@ -18,7 +18,7 @@ A, B = "http://engine0", "http://engine1"
 class Watched:
     """A model of two engines that serve, and its watch."""
 
-    def __init__(self, cluster: Cluster, **times: float) -> None:
+    def __init__(self, cluster: Cluster, tolerant: bool = True, **times: float) -> None:
         self.cluster = cluster
         self.model: ServedModel = cluster.model(2)
         self.model.launch()
@@ -26,7 +26,7 @@ class Watched:
         for one in self.model.living:
             self.model.admit(one)
         self.watch = EngineWatch(
-            [self.model], WatchTimes(**{"interval": 0.02, "timeout": 1.5, **times}), tolerant=True
+            [self.model], WatchTimes(**{"interval": 0.02, "timeout": 1.5, **times}), tolerant=tolerant
         )
 
     @property
@@ -40,11 +40,11 @@ class Watched:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch):
-    def build(**times: float) -> Watched:
+    def build(tolerant: bool = True, **times: float) -> Watched:
         cluster = Cluster()
         monkeypatch.setattr(engine, "EngineClient", client_class(cluster))
         monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.02)
-        built.append(Watched(cluster, **times))
+        built.append(Watched(cluster, tolerant, **times))
         return built[-1]
 
     built: list[Watched] = []
@@ -58,6 +58,14 @@ def make(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def fleet(make) -> Watched:
     return make()
+
+
+def failed(fleet: Watched) -> bool:
+    try:
+        fleet.watch.check()
+    except EngineFailure:
+        return True
+    return False
 
 
 DEAD, SERVING = EngineState.DEAD, EngineState.SERVING
@@ -243,14 +251,7 @@ def test_the_end_of_a_router_ends_the_run(fleet) -> None:
     fleet.watch.start()
     fleet.cluster.router_ended = "router (http://router): killed by SIGKILL"
 
-    def failed() -> bool:
-        try:
-            fleet.watch.check()
-        except EngineFailure:
-            return True
-        return False
-
-    wait_until(failed)
+    wait_until(lambda: failed(fleet))
     with pytest.raises(EngineFailure, match=r"the router ended: router .* killed by SIGKILL"):
         fleet.watch.check()
 
@@ -267,3 +268,39 @@ def test_without_any_engine_left_the_run_ends(fleet) -> None:
         fleet.watch.declare_dead(fleet.model, one, "killed by SIGKILL")
     with pytest.raises(EngineFailure, match=r"engine 1 .* killed by SIGKILL; no engine is left"):
         fleet.watch.check()
+
+
+def test_without_tolerance_an_engine_that_hangs_ends_the_run_at_a_named_deadline(make) -> None:
+    fleet = make(tolerant=False, hang=0.3)
+    fleet.cluster.sick[A] = False
+    fleet.watch.start()
+    resumed = time.monotonic()
+    fleet.watch.resume()
+    wait_until(lambda: failed(fleet))
+    assert time.monotonic() - resumed >= 0.3
+    with pytest.raises(
+        EngineFailure, match=r"engine 0 .*hangs, 0 s without .* \(--rollout-engine-hang-timeout\)"
+    ):
+        fleet.watch.check()
+    assert fleet.cluster.stopped == []  # the end of the run will end it
+
+
+def test_without_tolerance_one_healthy_answer_is_enough_to_go_on(make) -> None:
+    fleet = make(tolerant=False, hang=0.3)
+    answers = iter(range(10_000))
+    fleet.cluster.sick[A] = lambda: next(answers) % 5 == 4
+    fleet.watch.start()
+    fleet.watch.resume()
+    time.sleep(0.6)
+    assert not failed(fleet) and fleet.states == [SERVING, SERVING]
+
+
+def test_silence_before_a_pause_does_not_count_after_it(make) -> None:
+    fleet = make(tolerant=False, hang=0.3)
+    fleet.cluster.sick[A] = False
+    fleet.watch.start()
+    for _ in range(3):
+        fleet.watch.resume()
+        time.sleep(0.15)
+        fleet.watch.pause()
+    assert not failed(fleet)

@@ -46,6 +46,7 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=5.0,
         rollout_health_check_first_wait=0.0,
+        rollout_engine_hang_timeout=300.0,
     )
     source = ExternalEngines([endpoint(server) for server in servers])
     where = {"host": "127.0.0.1", "port": free_port(), "prometheus_port": free_port()}

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from slime.backends.sglang_utils.client import EngineError
+from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.ray import engine, engine_keeper, engine_watch
+from slime.ray.addresses import api_key, metrics_port
 from slime.ray.engine import EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_keeper import SpawnedEngine
 from slime.ray.engine_watch import EngineFailure
-from slime.ray.fleet import Fleet, api_key, metrics_port
+from slime.ray.fleet import Fleet
 from slime.ray.served_model import ServedModel
 from slime.ray.waiting import ProcessDied
 from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
@@ -41,7 +43,7 @@ class KeptSource(Source):
     """Engines with keepers that can be lost."""
 
     def launch(self, place: int, rank: int) -> Any:
-        return SpawnedEngine(rank, Keeper())
+        return SpawnedEngine(rank, [Keeper()])
 
 
 def answer(keeper: Keeper, what: str, timeout: float) -> None:
@@ -70,6 +72,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
             rollout_health_check_interval=60.0,
             rollout_health_check_timeout=1.0,
             rollout_health_check_first_wait=0.0,
+            rollout_engine_hang_timeout=300.0,
         )
         fleet = Fleet(args, models(cluster))
         fleets.append(fleet)
@@ -87,7 +90,7 @@ def kept_model(cluster: Cluster) -> ServedModel:
 
 
 def lose_keeper(fleet: Fleet, rank: int = 0) -> None:
-    fleet.models["default"].engines[rank].handle.keeper.lost = True
+    fleet.models["default"].engines[rank].handle.keepers[0].lost = True
 
 
 def living(fleet: Fleet) -> list[int]:
@@ -284,23 +287,114 @@ def test_only_models_that_take_updates_are_updated(make) -> None:
     assert cluster.requests == [(f"http://engine{rank}", "weight_version") for rank in (0, 1)]
 
 
-def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_is_replaced(make) -> None:
+def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(make) -> None:
     fleet, cluster = make(models=with_a_judge)
+    lost = fleet.models["judge"].engines[1]
     cluster.ended[3] = "killed by SIGKILL"
-    wait_until(lambda: "http://engine3" not in cluster.routed)
-    fleet.recover()
-    assert fleet.models["judge"].engines[1].state is EngineState.SERVING
-    assert "http://engine3" in cluster.routed
-    assert fleet.launches == 2
+    wait_until(lambda: fleet.models["judge"].engines[1].state is EngineState.SERVING)
+    wait_until(lambda: fleet.models["judge"].engines[1] is not lost)
+    wait_until(lambda: cluster.routed.count("http://engine3") == 1)
+    assert lost.state is EngineState.DEAD and cluster.stopped == [3]
+    assert (fleet.launches, cluster.requests) == (2, [])  # nothing to update, nothing to connect anew
+    assert fleet.metrics() == {
+        "fleet/default/engines": 2,
+        "fleet/default/replaced": 0,
+        "fleet/judge/engines": 2,
+        "fleet/judge/replaced": 1,
+    }
 
 
-def test_each_model_needs_an_engine(make) -> None:
+def test_even_the_last_engine_of_a_model_that_takes_no_updates_comes_back(make) -> None:
     fleet, cluster = make(models=with_a_judge)
-    cluster.ended.update({2: "killed by SIGKILL", 3: "killed by SIGKILL"})
+    cluster.ended.update({2: "killed by SIGKILL", 3: "is stopped (SIGSTOP), for 10 s now"})
+    wait_until(lambda: sorted(cluster.stopped) == [2, 3])
+    wait_until(lambda: living(fleet) == [0, 1, 2, 3] and len(cluster.routed) == 4)
+    fleet.check()
+
+
+def test_the_last_engine_of_the_trained_model_ends_the_run(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended.update({0: "killed by SIGKILL", 1: "killed by SIGKILL"})
     wait_until(lambda: failed(fleet))
-    assert [one.rank for one in fleet.models["default"].living] == [0, 1]
     with pytest.raises(EngineFailure, match="no engine is left"):
         fleet.check()
+
+
+def test_a_frozen_engine_on_the_trainers_gpus_waits_for_its_turn(make) -> None:
+    fleet, cluster = make(colocated=True, models=with_a_judge)
+    cluster.ended[3] = "killed by SIGKILL"
+    wait_until(lambda: living(fleet) == [0, 1, 2])
+    wait_until(lambda: cluster.stopped == [3])
+    assert fleet.models["judge"].launches == 2
+    fleet.recover()
+    assert living(fleet) == [0, 1, 2, 3] and "http://engine3" in cluster.routed
+    assert cluster.requests == [("http://engine3", "release"), ("http://engine3", "resume weights")]
+
+
+def test_a_frozen_engine_that_dies_again_and_again_ends_the_run(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+
+    def die_again(url: str) -> None:
+        if url == "http://engine3":
+            cluster.ended[3] = "out of memory"
+
+    cluster.on_register = die_again
+    cluster.ended[3] = "out of memory"
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match=r"engine 3 .* died 6 times since the last weight update"):
+        fleet.check()
+    assert cluster.stopped == [3] * 6
+
+
+def test_a_frozen_engine_that_cannot_start_again_ends_the_run_by_name(make, monkeypatch) -> None:
+    fleet, cluster = make(models=with_a_judge)
+
+    def fail(self: Source, handles: Any, timeout: float) -> Any:
+        raise EngineStartError("exit status 1")
+
+    monkeypatch.setattr(Source, "wait_ready", fail)
+    cluster.ended[3] = "killed by SIGKILL"
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match=r"engine 3 .*none could take its place: exit status 1"):
+        fleet.check()
+
+
+def test_a_restart_under_way_when_the_fleet_stops_leaves_no_engine_behind(make, monkeypatch) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    entered, release, wait_ready = threading.Event(), threading.Event(), Source.wait_ready
+
+    def slow(self: Source, handles: Any, timeout: float) -> Any:
+        entered.set()
+        release.wait(20)
+        return wait_ready(self, handles, timeout)
+
+    monkeypatch.setattr(Source, "wait_ready", slow)
+    cluster.ended[3] = "killed by SIGKILL"
+    assert entered.wait(5)
+    fleet.stop()
+    release.set()
+    assert cluster.stopped.count(3) == 2  # the dead one, and the one that was starting
+
+
+def test_an_engine_of_a_later_group_is_replaced_in_its_own_place(make) -> None:
+    def two_groups(cluster: Cluster) -> list[ServedModel]:
+        groups = [
+            EngineGroup(Source(cluster, 1)),
+            EngineGroup(Source(cluster, 2), first_rank=1, kind="decode"),
+        ]
+        return [ServedModel("default", groups, lambda: Router(cluster))]
+
+    fleet, cluster = make(models=two_groups)
+    cluster.ended[2] = "is stopped (SIGSTOP), for 10 s now"
+    wait_until(lambda: living(fleet) == [0, 1])
+    fleet.recover()
+    (new,) = [one for one in fleet.models["default"].engines if one.rank == 2]
+    assert (new.kind, new.state) == ("decode", EngineState.READY)
+    assert "http://engine2" not in cluster.routed  # before it has current weights
+    cluster.versions = {f"http://engine{rank}": "5" for rank in range(3)}
+    fleet.admit("5")
+    assert "http://engine2" in cluster.routed
+    assert sorted(cluster.told) == [(0, "5"), (1, "5"), (2, "5")]
 
 
 def test_an_engine_of_someone_else_is_not_replaced(make) -> None:
@@ -316,12 +410,30 @@ def test_an_engine_of_someone_else_is_not_replaced(make) -> None:
     assert (fleet.endpoints, fleet.launches) == (before[1:], 2)
 
 
+def test_a_place_that_cannot_be_filled_yet_is_filled_later_and_hides_no_other_death(make) -> None:
+    fleet, cluster = make(models=lambda cluster: [cluster.model(3)])
+    cluster.taken.add(0)
+    cluster.ended[0] = "it no longer answers"
+    wait_until(lambda: cluster.routed == ["http://engine1", "http://engine2"])
+    fleet.recover()
+    assert living(fleet) == [1, 2] and fleet.launches == 3
+    threading.Timer(0.3, cluster.ended.update, [{1: "killed by SIGKILL"}]).start()
+    fleet.recover(patience=10)
+    assert living(fleet) == [1, 2] and fleet.launches == 4
+    cluster.taken.clear()
+    fleet.recover()
+    assert living(fleet) == [0, 1, 2] and "http://engine0" not in cluster.routed
+    fleet.admit("1")
+    assert "http://engine0" in cluster.routed
+
+
 def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
-    args = Namespace(sglang_api_key=None)
+    args = Namespace(sglang_api_key=None, rollout_external=False)
     assert api_key(args, "127.0.0.1") is None
     tokens = {api_key(args, "10.0.0.1") for _ in range(2)}
     assert len(tokens) == 2 and min(len(token or "") for token in tokens) >= 32
     assert api_key(Namespace(sglang_api_key="mine"), "10.0.0.1") == "mine"
+    assert api_key(Namespace(sglang_api_key=None, rollout_external=True), "10.0.0.1") is None
 
 
 @pytest.mark.parametrize("port", [1024, 59_999, 60_000, 65_535])

@@ -11,6 +11,7 @@ def flags(**overrides: object) -> Namespace:
         actor_num_gpus_per_node=4,
         rollout_num_gpus=2,
         colocate=False,
+        rollout_external=False,
         debug_train_only=False,
         debug_rollout_only=False,
         critic_num_gpus=0,
@@ -30,6 +31,8 @@ def flags(**overrides: object) -> Namespace:
         ({"critic_num_gpus": 4, "debug_train_only": True}, Layout(4, 0, 8, critic=4)),
         ({"debug_train_only": True}, Layout(4, 0, 4)),
         ({"debug_rollout_only": True}, Layout(0, 2, 0)),
+        ({"rollout_external": True}, Layout(4, 0, 4)),
+        ({"rollout_external": True, "debug_rollout_only": True}, Layout(0, 0, 0)),
         ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 8, "rollout_num_gpus": 16}, Layout(16, 16, 16)),
     ],
 )

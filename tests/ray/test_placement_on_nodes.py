@@ -1,11 +1,13 @@
 """Placement on a simulated cluster of several nodes."""
 
 from argparse import Namespace
+from typing import Any
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from slime.ray import engine_keeper
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.placement_group import create_placement_groups
 
@@ -29,6 +31,7 @@ def flags(**overrides: object) -> Namespace:
         actor_num_gpus_per_node=2,
         rollout_num_gpus=2,
         colocate=False,
+        rollout_external=False,
         debug_train_only=False,
         debug_rollout_only=False,
         use_critic=False,
@@ -59,3 +62,35 @@ def test_colocated_roles_share_the_slots() -> None:
 def test_too_small_a_cluster_is_refused_at_once_with_both_numbers() -> None:
     with pytest.raises(ClusterTooSmall, match=r"needs 10 GPUs, found 4 on 3 node"):
         create_placement_groups(flags(actor_num_nodes=4, actor_num_gpus_per_node=2))
+
+
+def test_an_engine_over_two_nodes_has_a_part_on_each_which_meet_where_the_first_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Part:
+        """By value, since Ray's processes do not find this module."""
+
+        def __init__(self, *_: Any, part: int, base_gpu_id: int, meeting_point: str = "", **__: Any) -> None:
+            self.found = part, base_gpu_id, meeting_point
+
+        def meeting_point(self) -> str:
+            return "10.0.0.1:15020"
+
+        def wait_ready(self, timeout: float) -> tuple[Any, ...]:
+            return *self.found, ray.get_runtime_context().get_node_id()
+
+    monkeypatch.setattr(engine_keeper, "EngineKeeper", Part)
+    args: Any = flags(debug_rollout_only=True, rollout_num_gpus=4, num_gpus_per_node=2)
+    placement = create_placement_groups(args)
+    try:
+        slots = placement.rollout
+        assert len(set(slots.nodes[:2])) == len(set(slots.nodes[2:])) == 1 and len(set(slots.nodes)) == 2
+        shape = engine_keeper.EngineShape(4)
+        engine = engine_keeper.SpawnedEngines(args, slots, shape).launch(0, 0)
+        first, second = ray.get([keeper.wait_ready.remote(5) for keeper in engine.keepers])
+        assert first == (0, 0, "", slots.nodes[0])
+        assert second == (1, 0, "10.0.0.1:15020", slots.nodes[2])
+        for keeper in engine.keepers:
+            ray.kill(keeper)
+    finally:
+        placement.release()

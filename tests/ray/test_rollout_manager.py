@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slime.ray import fleet
+from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.ray import addresses
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
@@ -58,8 +59,8 @@ def exiting_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: b
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen.clear()
-    monkeypatch.setattr(fleet, "node_host", lambda: "10.0.0.7")
-    monkeypatch.setattr(fleet, "first_port", lambda base, spread: base)
+    monkeypatch.setattr(addresses, "node_host", lambda: "10.0.0.7")
+    monkeypatch.setattr(addresses, "first_port", lambda base, spread: base)
     return dict(
         rollout_function_path=f"{__name__}.rollout_fn",
         eval_function_path=f"{__name__}.rollout_fn",
@@ -75,18 +76,38 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         rollout_health_check_interval=1.0,
         rollout_health_check_timeout=1.0,
         rollout_health_check_first_wait=0.0,
+        rollout_engine_hang_timeout=300.0,
         sglang_router_ip=None,
         sglang_router_port=None,
         sglang_api_key=None,
+        rollout_external=False,
+        router_external=False,
+        offload_rollout=False,
+        served_models=[],
     )
 
 
+def model(name: str, num_gpus: int, **options: Any) -> ModelConfig:
+    groups = [ServerGroupConfig("regular", num_gpus, 1)]
+    return ModelConfig(name, server_groups=groups, **options)
+
+
+class Slots:
+    """Any slots: nothing is started on them."""
+
+    def slice(self, start: int, stop: int) -> "Slots":
+        return self
+
+
 def test_data_source_and_rollout_function_know_router_and_key(flags: dict[str, Any]) -> None:
-    manager = RolloutManager(Namespace(**flags), range(1), 0)  # type: ignore[arg-type]
+    flags["served_models"] = [model("policy", 1, update_weights=True), model("judge", 1)]
+    manager = RolloutManager(Namespace(**flags), Slots(), 0)  # type: ignore[arg-type]
     manager._samples(0)
     source, function = seen
     for args in (source, function):
-        assert args.sglang_model_routers == {"default": (args.sglang_router_ip, args.sglang_router_port)}
+        policy, judge = args.sglang_model_routers.items()
+        assert policy == ("policy", (args.sglang_router_ip, args.sglang_router_port))
+        assert judge[0] == "judge" and judge[1][1] > args.sglang_router_port
         assert args.sglang_router_ip == "10.0.0.7" and args.sglang_router_port >= 3000
         assert len(args.sglang_api_key) >= 32
     assert source.sglang_api_key == function.sglang_api_key

@@ -213,7 +213,7 @@ def test_what_a_buffer_filter_only_selects_leaves_the_buffer(make_args):
     source.add_samples(source.get_samples(3))
     assert prompts(source.get_samples(2)) == ["a2", "a1"]
     assert prompts(source.get_samples(2)) == ["a0", "a3"]
-    assert source.get_buffer_length() == source.ledger.dropped == 0
+    assert source.get_buffer_length() == 0 and not source.ledger.dropped
 
 
 @pytest.mark.parametrize("name", ["first_twice", "made_up"])

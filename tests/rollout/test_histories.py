@@ -24,7 +24,7 @@ from slime.utils.types import Sample
 
 SCALE = float(os.environ.get("SLIME_HISTORIES", "1"))
 PROMPTS = 7
-FILTERS = [None, "newest_first", "newest_only"]
+FILTERS = [None, "newest_first", "newest_only", "last_selected"]
 
 
 def check_histories(count, check, *strategies):

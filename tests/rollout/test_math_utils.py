@@ -99,6 +99,7 @@ def test_strings_are_stripped_without_the_guards():
         ("2 million", "2000000", False),
         ("\\sqrt{12}", "2\\sqrt{3}", True),
         ("2 or 3", "2 and 3", True),
+        ("\\frac" + "{" * 5000, "5", False),
     ],
 )
 def test_answers_are_compared_by_the_rules_of_prm800k(given, truth, equal):

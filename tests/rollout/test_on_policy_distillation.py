@@ -48,6 +48,21 @@ def test_an_answer_without_log_probs_is_refused_with_the_name_of_its_sample(bad)
         opd.post_process_rewards(Namespace(), [sample_with(bad)])
 
 
+def test_a_teacher_of_the_run_is_asked_behind_its_router(monkeypatch):
+    asked = []
+
+    async def post(url, payload):
+        asked.append(url)
+        return {"any": "answer"}
+
+    monkeypatch.setattr(opd, "post", post)
+    routers = {"policy": ("127.0.0.1", 3000), "teacher": ("127.0.0.1", 3001)}
+    args = Namespace(rm_url=None, rollout_temperature=1.0, sglang_model_routers=routers)
+    args.sglang_router_ip, args.sglang_router_port = routers["policy"]
+    assert asyncio.run(opd.reward_func(args, sample_with(None))) == {"any": "answer"}
+    assert asked == ["http://127.0.0.1:3001/generate"]
+
+
 def test_without_an_address_there_is_no_teacher():
     with pytest.raises(ValueError, match="--rm-url"):
         asyncio.run(opd.reward_func(Namespace(rm_url=None), sample_with(None)))

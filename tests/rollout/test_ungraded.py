@@ -47,6 +47,7 @@ def test_a_group_of_nothing_else_stays_without_a_reward_and_is_dropped():
     output = call_dynamic_filter(None, None, group)
     assert (output.keep, output.reason) == (False, "ungraded")
     assert call_dynamic_filter(None, None, [*group, graded(0.0)]).keep
+    assert call_dynamic_filter(None, None, []).keep
 
 
 calls = []

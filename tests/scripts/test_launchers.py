@@ -1,5 +1,6 @@
 """The shell scripts are valid bash, and train.py accepts the flags they pass."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from slime.arguments.errors import UsageError
+from slime.arguments.model_only import model_args
 from slime.arguments.parser import build_parser, parse
+from tests.models.public_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
@@ -69,16 +72,21 @@ def test_train_py_knows_and_supports_the_flags_of_a_launcher(launcher, tmp_path)
         parse([*words, "--learning-rate", "1"], None)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=name)
-def test_model_file_gives_a_consistent_shape(model):
+def words_of(model):
     command = f'source "{model}"; printf "%s\\0" "${{MODEL_ARGS[@]}}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    words = done.stdout.rstrip("\0").split("\0")
+    return done.stdout.rstrip("\0").split("\0")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=name)
+def test_model_file_gives_a_consistent_shape(model):
+    words = words_of(model)
     value = {flag: words[place + 1] for place, flag in enumerate(words[:-1]) if flag.startswith("--")}
-    heads, groups = int(value["--num-attention-heads"]), int(value["--num-query-groups"])
-    assert heads % groups == 0
-    assert "--kv-channels" in value or int(value["--hidden-size"]) % heads == 0
-    assert float(value["--rotary-base"]) >= 500_000
+    heads = int(value["--num-attention-heads"])
+    assert heads % int(value.get("--num-query-groups", heads)) == 0
+    sized = {"--kv-channels", "--multi-latent-attention"} & {*words}
+    assert sized or int(value["--hidden-size"]) % heads == 0
+    assert float(value["--rotary-base"]) >= 10_000
 
 
 def test_the_base_of_rotary_embeddings_can_be_overridden():
@@ -123,3 +131,10 @@ def test_a_missing_interpreter_is_named(tmp_path):
 @pytest.mark.parametrize("launcher", [path for path in LAUNCHERS if path.name.startswith("run-")], ids=name)
 def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
     assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_model_file_says_what_config_json_says(model, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
+    args = model_args([*words_of(ROOT / f"scripts/models/{model}.sh"), "--hf-checkpoint", str(tmp_path)], 1)
+    assert args.num_layers == CONFIGS[model]["num_hidden_layers"]

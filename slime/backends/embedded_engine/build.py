@@ -1,6 +1,7 @@
 """Puts an engine together from the server's arguments."""
 
 import random
+from pathlib import Path
 
 import psutil
 
@@ -14,12 +15,15 @@ from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.parameters import Parameters
 from slime.backends.embedded_engine.scheduler import Scheduler
+from slime.backends.embedded_engine.serving_model import ModelExecutor
 from slime.backends.embedded_engine.stopping import StopChecker
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
+from slime.models import family_of
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024
@@ -36,16 +40,14 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     tokenizer = None
     if not args.skip_tokenizer_init:
         tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
-    parameters = Parameters(config)
-    _load(args, parameters)
     context = args.context_length or config.shape.max_position_embeddings
     limits = _limits(args, config, context)
-    cache = KVCache(config, limits.rows, context, limits.tokens)
-    model = CausalLM(config, parameters, context)
+    executor, parameters = build_executor(args.model_path, config, limits)
+    _load(args, parameters)
     stops = StopChecker(config.eos_token_ids, tokenizer)
-    scheduler = Scheduler(Executor(model, cache), stops, limits, args.enable_deterministic_inference)
+    scheduler = Scheduler(executor, stops, limits, args.enable_deterministic_inference)
     scheduler.weight_version = args.weight_version
-    engine = Engine(scheduler, cache)
+    engine = Engine(scheduler, executor.cache)
     return ServerState(
         args=args,
         config=config,
@@ -63,7 +65,32 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     )
 
 
-def _load(args: EmbeddedServerArgs, parameters: Parameters) -> None:
+def build_executor(
+    path: str | Path, config: ModelConfig, limits: Limits
+) -> tuple[ModelExecutor, NamedWeights]:
+    """What computes the model of a checkpoint directory, and its weights, which are not loaded yet.
+
+    Raises:
+        ValueError: neither our own forward pass nor ``transformers`` computes that model.
+    """
+    if family_of(config.shape.model_type).like_llama:
+        parameters = Parameters(config)
+        cache = KVCache(config, limits.rows, limits.context, limits.tokens)
+        return Executor(CausalLM(config, parameters, limits.context), cache), parameters
+    # takes seconds, which a model of our own need not wait for
+    from slime.backends.embedded_engine.transformers_model import (
+        TransformersExecutor,
+        TransformersLM,
+        load_model,
+    )
+    from slime.backends.embedded_engine.transformers_weights import TransformersWeights
+
+    model = load_model(path, config)
+    weights = TransformersWeights(config, model)
+    return TransformersExecutor(TransformersLM(config, model)), weights
+
+
+def _load(args: EmbeddedServerArgs, parameters: NamedWeights) -> None:
     if args.load_format == "dummy":
         seed = args.random_seed if args.random_seed is not None else random.getrandbits(32)
         load_random(parameters, seed)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.models.safetensors_dir import SafetensorReader
 
 
-def load_checkpoint(parameters: Parameters, path: str | Path) -> None:
+def load_checkpoint(parameters: NamedWeights, path: str | Path) -> None:
     """Fills all weights from a checkpoint.
 
     Raises:
@@ -23,7 +23,7 @@ def load_checkpoint(parameters: Parameters, path: str | Path) -> None:
         raise ValueError(f"{path}: {len(missing)} weights are missing, e.g. {sorted(missing)[0]}")
 
 
-def load_random(parameters: Parameters, seed: int) -> None:
+def load_random(parameters: NamedWeights, seed: int) -> None:
     """What ``--load-format dummy`` serves: small random matrices and norms of one."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in parameters.named.items():

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.scheduler import Scheduler
 from slime.backends.embedded_engine.sequence import Sequence, abort_reason
+from slime.backends.embedded_engine.serving_model import SequenceCache
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Command:
 
 
 class Engine:
-    def __init__(self, scheduler: Scheduler, cache: KVCache) -> None:
+    def __init__(self, scheduler: Scheduler, cache: SequenceCache) -> None:
         self.scheduler = scheduler
         self.cache = cache
         self.paused: str | None = None

@@ -25,6 +25,10 @@ class Executor:
         self.cache = cache
         self._group = model.config.shape.num_attention_heads // model.config.shape.num_query_groups
 
+    def new_cache(self, length: int) -> KVCache:
+        """For a prompt of that length which is computed by itself, in chunks."""
+        return KVCache(self.model.config, 1, length)
+
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
         """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
 

@@ -2,7 +2,7 @@
 
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.named_weights import NamedWeights
 
 TAGS = ("kv_cache", "weights", "cuda_graph")
 
@@ -14,7 +14,7 @@ class MemoryOccupation:
     ``--enable-weights-cpu-backup``. Requests that arrive in between wait.
     """
 
-    def __init__(self, engine: Engine, parameters: Parameters, enabled: bool, keep_weights: bool) -> None:
+    def __init__(self, engine: Engine, parameters: NamedWeights, enabled: bool, keep_weights: bool) -> None:
         self._engine = engine
         self._parameters = parameters
         self._enabled = enabled

@@ -1,19 +1,13 @@
-"""Weights: one flat buffer, fused as the computation wants them, with a view per HF name.
+"""Weights of decoders in the manner of Llama, fused as the computation wants them."""
 
-A weight update copies into the views, so the model object never changes and no memory is allocated.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.mlp import ExpertWeights, MlpWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
-from slime.models import family_of
-
-_ALIGNMENT = 64
+from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
 
 
 @dataclass
@@ -31,17 +25,15 @@ class LayerWeights:
     """``[2, head_dim]``: the norm of queries, then that of keys."""
 
 
-class Parameters:
-    """All weights of a model; ``named`` maps HF names to views into ``flat``."""
+class Parameters(NamedWeights):
+    """The weights, and where they are in layers."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self.config, shape = config, config.shape
-        self.named: dict[str, torch.Tensor] = {}
-        self._weights = family_of(shape.model_type).weights
+        super().__init__(config)
+        shape = config.shape
         self._element_size = torch.empty(0, dtype=config.dtype).element_size()
         self._size = 0
         self._pending: list[tuple[torch.Tensor, int, tuple[int, ...]]] = []
-        self._backup: torch.Tensor | None = None
         self.embedding = self._reserve(shape.vocab_size, shape.hidden_size)
         self.layers = [self._reserve_layer(number) for number in range(shape.num_layers)]
         self.final_norm = self._reserve(shape.hidden_size)
@@ -51,15 +43,11 @@ class Parameters:
         self._bind()
         self._name()
 
-    @property
-    def num_bytes(self) -> int:
-        return self.flat.numel() * self._element_size
-
     def _reserve(self, *shape: int) -> torch.Tensor:
         """A tensor that gets its place in the flat buffer once the total size is known."""
         tensor = torch.empty(0, dtype=self.config.dtype)
         self._pending.append((tensor, self._size, shape))
-        step = _ALIGNMENT // self._element_size
+        step = ALIGNMENT // self._element_size
         self._size += -(-torch.Size(shape).numel() // step) * step
         return tensor
 
@@ -131,67 +119,9 @@ class Parameters:
 
     def _give(self, parameter: str, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
         """Puts parts, and biases, under the HF names that the family has for a parameter of the trainer."""
-        names = self._weights.rule_for(parameter).hf_names
+        names = self._rules.rule_for(parameter).hf_names
         self.named.update(zip(names, parts, strict=True))
         if bias is not None:
             biases = bias.split([len(part) for part in parts])
             stems = [name.removesuffix(".weight") for name in names]
             self.named.update((f"{stem}.bias", part) for stem, part in zip(stems, biases, strict=True))
-
-    def require_memory(self) -> None:
-        """Reading or writing the views of a released buffer would end the process.
-
-        Raises:
-            BadRequest: the buffer is released.
-        """
-        if self.flat.untyped_storage().nbytes() == 0:
-            raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
-
-    def destination(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Where a tensor of a checkpoint goes; None for names that carry no weight of this model.
-
-        Raises:
-            BadRequest: no such weight, another shape, or numbers that are no floats.
-        """
-        target = self.named.get(name)
-        if target is None:
-            if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight":
-                return None
-            raise BadRequest(
-                f"weight {name!r}: this {self.config.shape.model_type} model has none of that name"
-            )
-        if tuple(shape) != tuple(target.shape):
-            raise BadRequest(f"weight {name!r}: shape {list(shape)} (wanted: {list(target.shape)})")
-        if not dtype.is_floating_point:
-            raise BadRequest(f"weight {name!r}: {dtype} (wanted: a floating point dtype)")
-        return target
-
-    def update(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copies tensors in under their HF names; nothing is copied if one of them does not fit."""
-        self.require_memory()
-        placed = [(self.destination(name, tensor.shape, tensor.dtype), tensor) for name, tensor in tensors]
-        with torch.no_grad():
-            for target, tensor in placed:
-                if target is not None:
-                    target.copy_(tensor)
-
-    def copy(self) -> dict[str, torch.Tensor]:
-        self.require_memory()
-        return {name: tensor.clone() for name, tensor in self.named.items()}
-
-    def restore(self, copies: Mapping[str, torch.Tensor]) -> None:
-        self.update(copies.items())
-
-    def release(self, keep_backup: bool) -> None:
-        """Frees the buffer; the views stay and come back to life with ``resume``."""
-        self._backup = self.flat.clone() if keep_backup else None
-        self.flat.untyped_storage().resize_(0)
-
-    def resume(self) -> None:
-        """Allocates the buffer again; without a backup the weights are zero until the next update."""
-        self.flat.untyped_storage().resize_(self.num_bytes)
-        if self._backup is None:
-            self.flat.zero_()
-        else:
-            self.flat.copy_(self._backup)
-            self._backup = None

@@ -2,14 +2,14 @@
 
 import torch
 
-from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.sequence import Logprobs, Sequence, TopLogprobs
+from slime.backends.embedded_engine.serving_model import ServedModel
 
 _ROWS = 256
 
 
 def record_prompt_logprobs(
-    model: CausalLM, sequence: Sequence, hidden: torch.Tensor, start: int, found: Logprobs
+    model: ServedModel, sequence: Sequence, hidden: torch.Tensor, start: int, found: Logprobs
 ) -> None:
     """Adds to ``found`` what ``hidden`` tells about the prompt tokens after it; unscaled, as in SGLang.
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from slime.backends.embedded_engine.admission import Admission, Limits
-from slime.backends.embedded_engine.executor import Executor
-from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.prompt_logprobs import record_prompt_logprobs
 from slime.backends.embedded_engine.sampler import SampledTokens, SamplingBatch
 from slime.backends.embedded_engine.sequence import Logprobs, Sequence, abort_reason, length_reason
+from slime.backends.embedded_engine.serving_model import ModelExecutor, SequenceCache
 from slime.backends.embedded_engine.stopping import StopChecker
 
 _NOT_FINITE = "the logits are NaN or infinite: are the weights finite, and the penalties no extremes?"
@@ -36,7 +35,7 @@ class PartialPrefill:
     """A prompt too long for one step, computed in a cache of its own until it is complete."""
 
     sequence: Sequence
-    cache: KVCache
+    cache: SequenceCache
     computed: int = 0
     shareable: bool = True
     """False once a part of it comes from older weights."""
@@ -51,7 +50,9 @@ class Scheduler:
     itself; then no bit of a result depends on what else the engine was doing.
     """
 
-    def __init__(self, executor: Executor, stops: StopChecker, limits: Limits, deterministic: bool) -> None:
+    def __init__(
+        self, executor: ModelExecutor, stops: StopChecker, limits: Limits, deterministic: bool
+    ) -> None:
         self._executor = executor
         self._stops = stops
         self._limits = limits
@@ -140,8 +141,7 @@ class Scheduler:
     def _prefill_batch(self) -> None:
         plan = Admission(self._limits, self.running, single=self._deterministic).plan(self.waiting)
         if plan.long is not None:
-            cache = KVCache(self._executor.model.config, 1, plan.long.length)
-            self.partial = PartialPrefill(plan.long, cache)
+            self.partial = PartialPrefill(plan.long, self._executor.new_cache(plan.long.length))
             self._prefill_chunk(self.partial)
             return
         self._starting = plan.fresh + [copy for copy, _ in plan.copies]

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.named_weights import NamedWeights
 
 ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
 
 
 class WeightChecker:
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: NamedWeights) -> None:
         self._parameters = parameters
         self._snapshot: dict[str, torch.Tensor] | None = None
 

@@ -8,7 +8,7 @@ import torch
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
 
@@ -21,7 +21,7 @@ class WeightUpdater:
     Tensor and distributed updates need an open session, as in SGLang 0.5.23; one from disk does not.
     """
 
-    def __init__(self, engine: Engine, parameters: Parameters) -> None:
+    def __init__(self, engine: Engine, parameters: NamedWeights) -> None:
         self._engine = engine
         self._parameters = parameters
         self.groups = WeightGroups()

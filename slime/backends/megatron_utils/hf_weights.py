@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.named_params import (
     is_expert,
-    named_params,
+    named_weights,
     partition_dim,
     shard_group,
     with_expert,
@@ -66,7 +66,7 @@ class HfWeights:
         self.ranks = _ranks_of_a_copy()
         self._rules = family_of(args.model_type).weights
         absent = self._rules.absent(args)
-        self._params = {name: param for name, param in named_params(model) if name not in absent}
+        self._params = {name: param for name, param in named_weights(model) if name not in absent}
         self._infos = self._all_infos()
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
@@ -194,14 +194,12 @@ def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str
     """
     with SafetensorReader(path) as reader:
         _refuse_leftovers(args, reader)
-        for name, param in named_params(model):
+        for name, param in named_weights(model):
             if not is_of_value_head(param):
                 param.copy_(_local_value(args, reader, name, param))
 
 
-def _local_value(
-    args: ModelView, reader: SafetensorReader, name: str, param: torch.nn.Parameter
-) -> torch.Tensor:
+def _local_value(args: ModelView, reader: SafetensorReader, name: str, param: torch.Tensor) -> torch.Tensor:
     weights = family_of(args.model_type).weights
     if name in weights.absent(args):
         # The last pipeline stage's copy of the tied embedding.
@@ -223,11 +221,14 @@ def _local_value(
 
 def _refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
     """A checkpoint with tensors that the model has no place for is another model than its config says."""
-    names, wanted = set(reader.names()), family_of(args.model_type).weights.hf_names(args)
+    weights = family_of(args.model_type).weights
+    names, wanted = set(reader.names()), weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
     if not args.untie_embeddings_and_output_weights:
         ignored.add("lm_head.weight")
-    leftovers = sorted(names - wanted - ignored)
+    leftovers = sorted(
+        name for name in names - wanted - ignored if not weights.untrained(name, args.num_layers)
+    )
     if leftovers:
         shown = ", ".join(leftovers[:5]) + (", ..." if len(leftovers) > 5 else "")
         raise ValueError(f"{reader.path}: {len(leftovers)} tensors that the model does not have: {shown}")

@@ -1,11 +1,11 @@
 """The layers in which megatron-core would need TransformerEngine: RMSNorm and packed attention."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
@@ -13,12 +13,14 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.autograd.function import once_differentiable
 
 from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
+from slime.models.rope import Rope
 from slime.utils.accelerator import has_packed_attention
 
 
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm (Zhang & Sennrich 2019, eq. 4) with the signature of a megatron-core norm.
 
+    With ``config.layernorm_zero_centered_gamma`` the factor is 1 + weight, and all is computed in float32.
     ``weight.sequence_parallel`` makes megatron-core sum its gradient over the tensor-parallel group.
     """
 
@@ -33,44 +35,68 @@ class RMSNorm(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self._zero_centered = config.layernorm_zero_centered_gamma
+        start = torch.zeros if self._zero_centered else torch.ones
+        self.weight = torch.nn.Parameter(start(hidden_size, dtype=config.params_dtype))
         vars(self.weight)["sequence_parallel"] = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._zero_centered:
+            normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+            return (normed * (1.0 + self.weight.float())).type_as(x)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates the halves of each head (RoFormer eq. 34, NeoX layout).
+def apply_rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, start: int = 0, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotates pairs of features of each head (RoFormer eq. 34), and leaves the others alone.
 
     Args:
         x: [tokens, heads, dim].
-        cos, sin: [tokens, 1, dim] each, of the angles, which both halves share.
+        cos, sin: [tokens, 1, width] each, of the angles, which both features of a pair share.
+        start: the first of the ``width`` features that are rotated.
+        interleaved: whether neighbours make a pair, else features ``width / 2`` apart do (NeoX layout).
     """
-    return _Rope.apply(x, cos, sin)
+    return _Rope.apply(x, cos, sin, start, interleaved)
 
 
 class _Rope(torch.autograd.Function):
     """Rotates by the angles, gradients the other way, and has halves in memory beside the result, no more."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, start: int, interleaved: bool
+    ) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
+        ctx.pairs = start, interleaved
+        return _rotated(x, cos, sin, start, interleaved)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        return _rotated(gradient, cos, -sin), None, None
+        return _rotated(gradient, cos, -sin, *ctx.pairs), None, None, None, None
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    rotated = x * cos
-    half = x.size(-1) // 2
-    rotated[..., :half] -= x[..., half:] * sin[..., :half]
-    rotated[..., half:] += x[..., :half] * sin[..., half:]
-    return rotated
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, start: int, interleaved: bool
+) -> torch.Tensor:
+    width = cos.size(-1)
+    features = slice(start, start + width)
+    if width == x.size(-1):
+        result = x * cos
+    else:
+        result = x.clone()
+        result[..., features] *= cos
+    rotated, given = result[..., features], x[..., features]
+    half = width // 2
+    first, second = (
+        (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
+    )
+    rotated[..., first] -= given[..., second] * sin[..., first]
+    rotated[..., second] += given[..., first] * sin[..., second]
+    return result
 
 
 class PackedAttention(MegatronModule):
@@ -97,10 +123,21 @@ class PackedAttention(MegatronModule):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
         *,
-        rotary_base: float,
-        rope_scaling_factor: float | None = None,
+        rope: Rope,
+        rotated_from: int = 0,
+        rotated_width: int | None = None,
+        score_factor: float = 1.0,
+        windows: Sequence[int | None] | None = None,
+        local_rope: Rope | None = None,
     ) -> None:
+        """megatron-core's arguments, and what is rotated: ``rotated_width`` features of a head (None: what
+        ``rope`` says) from the feature ``rotated_from`` on. ``score_factor`` multiplies the scores.
+
+        ``windows`` has, for each layer of the model, the number of tokens that one sees, itself included, or
+        None for all; the layers with a number are rotated by ``local_rope``, if there is one."""
         super().__init__(config=config)
         if config.attention_dropout or attention_dropout:
             raise ValueError(
@@ -109,16 +146,13 @@ class PackedAttention(MegatronModule):
         self._cp_group = None
         if config.context_parallel_size > 1:
             self._cp_group = pg_collection.cp if pg_collection else mpu.get_context_parallel_group()
-        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
-        # Only for its frequencies, so that llama-3 scaling is megatron-core's.
-        self.inv_freq = RotaryEmbedding(
-            config.kv_channels,
-            rotary_percent=1.0,
-            rotary_base=rotary_base,
-            rope_scaling=rope_scaling_factor is not None,
-            rope_scaling_factor=rope_scaling_factor or 1.0,
-            use_cpu_initialization=config.use_cpu_initialization,
-        ).inv_freq
+        self.scale = (config.kv_channels**-0.5 if softmax_scale is None else softmax_scale) * score_factor
+        self._window = windows[layer_number - 1] if windows else None
+        self._rope = rope if self._window is None or local_rope is None else local_rope
+        self._rotated_from = rotated_from
+        self._rotated_width = (
+            int(config.kv_channels * rope.percent) if rotated_width is None else rotated_width
+        )
 
     def forward(
         self,
@@ -154,20 +188,23 @@ class PackedAttention(MegatronModule):
     ) -> torch.Tensor:
         if layout.num_rows != query.size(0):
             raise ValueError(f"packed batch: {query.size(0)} tokens, its segments have {layout.num_rows}")
-        cos, sin = layout.rope(self.inv_freq, query.dtype)
-        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        query, key = self._rotate(query, layout), self._rotate(key, layout)
         if layout.slots is not None:
             key, value = self._gather(key, value)
         if has_kernel:
             return self._flash(query, key, value, layout)
         if layout.order is None:
-            return self._group(query, key, value, layout.groups[0])
+            return self._group(query, key, value, layout.groups[0], layout.mask(0, self._window))
         outputs = []
-        for group in layout.groups:
+        for number, group in enumerate(layout.groups):
             q = query.index_select(0, group.rows)
             k, v = (x.index_select(0, group.key_rows) for x in (key, value))
-            outputs.append(self._group(q, k, v, group))
+            outputs.append(self._group(q, k, v, group, layout.mask(number, self._window)))
         return torch.cat(outputs).index_select(0, layout.order)
+
+    def _rotate(self, x: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        cos, sin = layout.rope(self._rope, self._rotated_width, x.dtype)
+        return apply_rope(x, cos, sin, self._rotated_from, self._rope.interleaved)
 
     def _gather(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Those of all context-parallel ranks, one rank's after the other: [tokens * cp, groups, dim]."""
@@ -175,12 +212,17 @@ class PackedAttention(MegatronModule):
         return both[..., : key.size(-1)], both[..., key.size(-1) :]
 
     def _group(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: SegmentGroup
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        group: SegmentGroup,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of one padded group; takes and returns [segments * length, heads, dim]."""
         q = query.unflatten(0, (group.segments, group.length)).transpose(1, 2)
         k, v = (x.unflatten(0, (group.segments, group.keys)).transpose(1, 2) for x in (key, value))
-        causal = {"is_causal": True} if group.mask is None else {"attn_mask": group.mask}
+        causal = {"is_causal": True} if mask is None else {"attn_mask": mask}
         gqa = k.size(1) != q.size(1)
         out = F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=gqa, **causal)
         return out.transpose(1, 2).flatten(0, 1)
@@ -193,17 +235,18 @@ class PackedAttention(MegatronModule):
         varlen = layout.varlen
         if layout.slots is not None:
             key, value = (x.index_select(0, varlen.key_rows) for x in (key, value))
+        width = value.size(-1)
         out = varlen_attn(
             query,
             key,
-            value,
+            F.pad(value, (0, key.size(-1) - width)),  # the kernel knows one width
             varlen.queries,
             varlen.keys,
             varlen.max_queries,
             varlen.max_keys,
             scale=self.scale,
-            window_size=(-1, 0),
+            window_size=(-1 if self._window is None else self._window - 1, 0),
             enable_gqa=key.size(1) != query.size(1),
         )
         assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
-        return out
+        return out[..., :width]

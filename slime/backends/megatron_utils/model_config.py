@@ -2,21 +2,23 @@
 
 from argparse import Namespace
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 # What the families have in common.
 _ARCHITECTURE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
-    "activation_func": F.silu,
     "add_bias_linear": False,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+
+_ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
 
 # The fusions need kernels of TransformerEngine or Apex. The token dispatcher is checked even in dense
 # models: megatron-core's all-gather refuses the variable lengths that packed batches have, ours does not.
@@ -49,7 +51,8 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
     """
     values = {}
     has_experts = bool(getattr(args, "num_experts", 0))
-    for name in (f.name for f in fields(TransformerConfig) if f.init):
+    kind = MLATransformerConfig if args.multi_latent_attention else TransformerConfig
+    for name in (f.name for f in fields(kind) if f.init):
         if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
             continue  # megatron-core refuses a dense model with their sizes
         value = getattr(args, _FLAG_OF.get(name, name), None)
@@ -58,20 +61,32 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
     dtype: torch.dtype = args.params_dtype
     values.update(_ARCHITECTURE, **_RUNTIME)
     values.update(
+        activation_func=_ACTIVATIONS[args.activation],
         params_dtype=dtype,
         pipeline_dtype=dtype,
         autocast_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
     )
-    values.update(_expert_values(args))
+    values.update(_attention_values(args), **_expert_values(args))
     if args.virtual_pipeline_model_parallel_size:
         # Stages send in both directions at once. In one batch that deadlocks at two stages, even on NCCL.
         values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
-    config = TransformerConfig(**values)
+    config = kind(**values)
     if has_experts:
         config.moe_token_dispatcher_type = getattr(args, "moe_token_dispatcher_type", "alltoall")
     return config
+
+
+def _attention_values(args: Namespace) -> dict[str, Any]:
+    """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients."""
+    if args.qk_norm_over_heads:
+        return {"qk_layernorm": False}
+    if not args.multi_latent_attention:
+        return {}
+    rotary = {"rope_type": "rope", "rotary_percent": 1.0, "rotary_interleaved": False}
+    scaling = {"rotary_scaling_factor": 1.0, "mscale_all_dim": 0.0}
+    return {"q_lora_rank": args.q_lora_rank, "qk_layernorm": False, **rotary, **scaling}
 
 
 def _expert_values(args: Namespace) -> dict[str, Any]:
@@ -79,7 +94,10 @@ def _expert_values(args: Namespace) -> dict[str, Any]:
     if not getattr(args, "num_experts", 0):
         return {}
     kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
+    groups = args.moe_router_num_groups or 1
     return {
+        "moe_router_num_groups": groups if groups > 1 else None,
+        "moe_router_group_topk": args.moe_router_group_topk if groups > 1 else None,
         "moe_layer_freq": list(args.moe_layer_freq),
         "moe_router_load_balancing_type": kinds[0],
         "moe_aux_loss_coeff": coefficients[0],

@@ -3,22 +3,16 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-from megatron.core.transformer.moe.moe_layer import MoELayer
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
-from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
-from slime.backends.megatron_utils.moe import MixtureOfExperts
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
@@ -72,9 +66,9 @@ def build_gpt(
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """
-    return GPTModel(
+    model = GPTModel(
         config=config,
-        transformer_layer_spec=load_function(family_of(args.model_type).layer_spec)(args, config, vp_stage),
+        transformer_layer_spec=load_function(_spec_path(args))(args, config, vp_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -85,33 +79,16 @@ def build_gpt(
         position_embedding_type="none",
         vp_stage=vp_stage,
     )
+    if pre_process and args.embedding_factor != 1:
+        # Rounded first, as transformers does.
+        factor = float(torch.tensor(args.embedding_factor, dtype=args.params_dtype))
+        model.embedding.register_forward_hook(lambda module, inputs, output: output * factor)
+    return model
 
 
-def layer_spec(
-    args: Namespace, config: TransformerConfig, vp_stage: int | None = None
-) -> TransformerBlockSubmodules:
-    """megatron-core's own layers, with our norms and attention in them."""
-    block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
-    )
-    attention = partial(
-        PackedAttention,
-        rotary_base=args.rotary_base,
-        rope_scaling_factor=args.rope_scaling_factor if args.use_rope_scaling else None,
-    )
-    # Layers of a kind share one spec.
-    for layer in {id(spec): spec for spec in block.layer_specs}.values():
-        if layer.submodules.mlp.module is MoELayer:
-            layer.submodules.mlp = MixtureOfExperts
-            # TransformerEngine has no layer that takes in this norm. So it keeps its name in checkpoints.
-            layer.submodules.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-        parts = layer.submodules.self_attention.submodules
-        parts.core_attention = attention
-        if config.qk_layernorm:
-            parts.q_layernorm = parts.k_layernorm = RMSNorm
-    block.layer_norm = RMSNorm
-    return block
+def _spec_path(args: Namespace) -> str:
+    given = getattr(args, "spec", None)
+    return ".".join(given) if given else family_of(args.model_type).layer_spec
 
 
 def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> None:

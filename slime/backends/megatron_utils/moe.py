@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,26 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config, unwrap_model
 
 
+@dataclass(frozen=True)
+class GroupLimitedChoice:
+    """Takes the place of megatron-core's replay of routes, as the one that is asked for a token's experts.
+
+    megatron-core's own choice ranks groups by as many of their experts as a token takes from each on average.
+    """
+
+    counted: int
+
+    def get_replay_topk(
+        self, scores: torch.Tensor, topk: int, num_groups: int, group_topk: int, default: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(scores, experts) [tokens, topk] of the best experts in the best groups (DeepSeek-V3, 2.1.2)."""
+        grouped = scores.unflatten(1, (num_groups, -1))
+        best = grouped.topk(self.counted, dim=-1)[0].sum(-1).topk(group_topk, dim=-1)[1]
+        open_groups = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=scores.device)
+        open_groups.scatter_(1, best, True)
+        return grouped.masked_fill(~open_groups[..., None], float("-inf")).flatten(1).topk(topk, dim=1)
+
+
 class Router(TopKRouter):
     """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
 
@@ -34,6 +54,17 @@ class Router(TopKRouter):
         super().__init__(config=config, pg_collection=pg_collection)
         # Else they are multiplied by the row's tokens, but divided by those that the policy's loss counts.
         self.calculate_per_token_loss = False
+        if config.moe_router_num_groups:
+            # DeepSeek-V3 (with biases) ranks groups by their two best experts, DeepSeek-V2 by the best one.
+            self.router_replay = GroupLimitedChoice(2 if config.moe_router_enable_expert_bias else 1)
+
+    def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
+        """Counts the real tokens of each expert, once for each step's forward pass.
+
+        megatron-core's takes its mask [tokens] for one of [experts].
+        """
+        mask = None if padding_mask is None else padding_mask[:, None]
+        super()._apply_expert_bias(routing_map, mask)
 
     def apply_z_loss(self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Attaches the z-loss (Zoph et al. 2022, ST-MoE, eq. 5) to logits [tokens, experts].

@@ -22,14 +22,33 @@ def strip_param_name_prefix(name: str) -> str:
 def named_params(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """(global name, parameter) of all chunks: layers and experts are those of the whole model, from 0."""
     for chunk in model:
-        config = get_model_config(chunk)
-        offset = get_transformer_layer_offset(config, getattr(unwrap_model(chunk), "vp_stage", None))
+        config, offset = get_model_config(chunk), _first_layer(chunk)
         for local_name, param in chunk.named_parameters():
             name = strip_param_name_prefix(local_name)
             if name.startswith(_LAYERS):
                 layer, rest = name.removeprefix(_LAYERS).split(".", 1)
                 name = f"{_LAYERS}{int(layer) + offset}.{_with_global_expert(rest, config.num_moe_experts)}"
             yield name, param
+
+
+def named_weights(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """`named_params`, and what belongs to the weights without gradients: biases of experts, in float32."""
+    for chunk in model:
+        yield from named_params([chunk])
+        offset = _first_layer(chunk)
+        for local_name, module in chunk.named_modules():
+            bias = getattr(module, "expert_bias", None)
+            if bias is not None:
+                # Float16Module has rounded it; the router undoes that, but only in its forward pass.
+                module._maintain_float32_expert_bias()
+                layer, rest = strip_param_name_prefix(local_name).removeprefix(_LAYERS).split(".", 1)
+                yield f"{_LAYERS}{int(layer) + offset}.{rest}.expert_bias", bias
+
+
+def _first_layer(chunk: torch.nn.Module) -> int:
+    """The number of its first layer in the whole model."""
+    vp_stage = getattr(unwrap_model(chunk), "vp_stage", None)
+    return int(get_transformer_layer_offset(get_model_config(chunk), vp_stage))
 
 
 def _with_global_expert(name: str, num_experts: int | None) -> str:

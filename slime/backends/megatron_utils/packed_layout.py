@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from slime.models.rope import Rope, inverse_frequencies
 from slime.training.context_parallel import Piece, RowSplit
 from slime.training.padded_groups import note_places, padded_rows, similar
 
@@ -31,6 +32,16 @@ class SegmentGroup:
     length: int
     keys: int
     mask: torch.Tensor | None
+
+    def within(self, window: int) -> torch.Tensor | None:
+        """The mask where a query sees the last ``window`` of these keys only, its own among them."""
+        if self.mask is None and window >= self.keys:
+            return None
+        seen = self.mask
+        if seen is None:
+            seen = torch.ones(self.length, self.keys, dtype=torch.bool, device=self.rows.device).tril()
+        last = seen.sum(-1, keepdim=True) - 1
+        return seen & (torch.arange(self.keys, device=seen.device) > last - window)
 
 
 class Varlen(NamedTuple):
@@ -58,7 +69,10 @@ class PackedLayout:
     pieces: list[Piece]
     device: torch.device
     slots: torch.Tensor | None = None
-    _rope: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _rope: dict[tuple[Rope, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
+    _windows: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, params: PackedSeqParams) -> "PackedLayout":
@@ -92,13 +106,24 @@ class PackedLayout:
         positions = [torch.arange(begin - segment, end - segment) for segment, begin, end in self.pieces]
         return torch.cat(positions).to(self.device)
 
-    def rope(self, inv_freq: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the tokens' rotary angles: [rows, 1, head_dim] each."""
-        if dtype not in self._rope:
-            angles = torch.outer(self.positions.float(), inv_freq.float())
-            angles = torch.cat([angles, angles], dim=-1)[:, None]
-            self._rope[dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
-        return self._rope[dtype]
+    def rope(self, rope: Rope, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles of ``width`` rotated features: [rows, 1, width] each."""
+        key = rope, width, dtype
+        if key not in self._rope:
+            frequencies = inverse_frequencies(rope, width).to(self.device)
+            angles = torch.outer(self.positions.float(), frequencies)
+            pairs = angles.repeat_interleave(2, -1) if rope.interleaved else torch.cat([angles, angles], -1)
+            cos, sin = (x[:, None] * rope.magnitude for x in (pairs.cos(), pairs.sin()))
+            self._rope[key] = cos.to(dtype), sin.to(dtype)
+        return self._rope[key]
+
+    def mask(self, number: int, window: int | None) -> torch.Tensor | None:
+        """That of a group for layers whose queries see so many keys, None standing for all."""
+        if window is None:
+            return self.groups[number].mask
+        if (number, window) not in self._windows:
+            self._windows[number, window] = self.groups[number].within(window)
+        return self._windows[number, window]
 
     @property
     def groups(self) -> list[SegmentGroup]:

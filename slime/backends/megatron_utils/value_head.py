@@ -40,7 +40,7 @@ class ValueHead(torch.nn.Module):
         return values, None
 
 
-def is_of_value_head(parameter: torch.nn.Parameter) -> bool:
+def is_of_value_head(parameter: torch.Tensor) -> bool:
     """Whether it is none of the trunk's, which other checkpoints have, too."""
     return getattr(parameter, "is_value_head", False)
 

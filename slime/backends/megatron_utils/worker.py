@@ -19,7 +19,7 @@ from slime.backends.megatron_utils.checkpoint import (
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.memory import trainer_memory
-from slime.backends.megatron_utils.named_params import named_params
+from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
 from slime.backends.megatron_utils.step import (
     forward_only,
@@ -55,7 +55,7 @@ class MegatronBackend:
         self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
         self.memory = trainer_memory(self.state.model, self.state.optimizer)
-        self.versions = TensorBackuper(lambda: named_params(self.state.model))
+        self.versions = TensorBackuper(lambda: named_weights(self.state.model))
         self._writer = CheckpointWriter(args)
         if self._resumes:
             return self._resume()
@@ -143,7 +143,7 @@ class MegatronBackend:
         reset_optimizer_states(self.state.optimizer)
 
     def require_finite(self, what: str) -> None:
-        require_finite(named_params(self.state.model), what)
+        require_finite(named_weights(self.state.model), what)
 
     def hf_tensors(self) -> HfWeights:
         return HfWeights(view(self._args, ModelView), self.state.model)

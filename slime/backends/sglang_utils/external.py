@@ -1,43 +1,210 @@
-"""Engines that someone else runs: endpoints, and no process of ours."""
+"""Engines that someone else runs: endpoints, and no process of ours.
+
+infos = discover_external_engines(["http://10.0.0.5:30000"], api_key="...")
+for line in differences(args, infos[0]): ...
+ExternalEngines(infos)
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from slime.arguments.errors import UsageError
+from slime.arguments.external_engines import external_addresses
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.backends.sglang_utils.server_engine import HEALTH_TIMEOUT_S, POLL_S, EngineStartError
+from slime.backends.sglang_utils.command_line import parser_actions
+from slime.backends.sglang_utils.server_engine import (
+    HEALTH_TIMEOUT_S,
+    POLL_S,
+    EnginePlacement,
+    EngineStartError,
+)
+from slime.backends.sglang_utils.servers import ENGINES
 from slime.utils.types import EngineEndpoint
+
+DISCOVERY_TIMEOUT_S = 30.0
+_INFO_TIMEOUT_S = 5.0
+_THEIR_OWN = frozenset(
+    {
+        *("api_key", "admin_api_key", "tokenizer_path", "served_model_name", "random_seed", "weight_version"),
+        *("log_level", "log_level_http", "enable_metrics", "download_dir", "disaggregation_mode"),
+    }
+)
+"""Options about which engine and run may differ, beside those that a launcher decides."""
+_KINDS = {"null": "regular", "": "regular"}
+
+
+class ExternalEngineError(UsageError):
+    """An engine of somebody else's is not there, or is not what the run needs."""
+
+
+@dataclass(frozen=True)
+class ExternalEngineInfo:
+    """What an engine says of itself.
+
+    Attributes:
+        worker_type: "regular", "prefill", "decode" or "encoder".
+        server_info: all of its options, as ``/server_info`` has them.
+    """
+
+    url: str
+    worker_type: str
+    num_gpus: int
+    bootstrap_port: int | None
+    api_key: str | None
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> EngineEndpoint:
+        return EngineEndpoint(
+            self.url, self.api_key, self.num_gpus, gpu_offset=None, bootstrap_port=self.bootstrap_port
+        )
+
+
+def discover_external_engines(
+    addrs: Sequence[str], timeout: float = DISCOVERY_TIMEOUT_S, api_key: str | None = None
+) -> list[ExternalEngineInfo]:
+    """Asks each engine what it is; ``timeout`` in seconds for all of them.
+
+    Raises:
+        ExternalEngineError: one did not answer, or refused.
+    """
+    deadline = time.monotonic() + timeout
+    return [_discover(url if "://" in url else f"http://{url}", deadline, api_key) for url in addrs]
+
+
+def _discover(url: str, deadline: float, api_key: str | None) -> ExternalEngineInfo:
+    client = EngineClient(EngineEndpoint(url, api_key, 1, None), timeout=_INFO_TIMEOUT_S)
+    while True:
+        try:
+            return _read(url, api_key, _server_info(client))
+        except EngineError as error:
+            if error.status is not None or time.monotonic() > deadline:
+                raise ExternalEngineError(
+                    f"--rollout-external-engine-addrs {url}: {error} (wanted: an engine that serves)"
+                ) from error
+            time.sleep(POLL_S)
+
+
+def _server_info(client: EngineClient) -> dict[str, Any]:
+    try:
+        return client.server_info()
+    except EngineError as error:
+        if error.status != 404:
+            raise
+        return client.request("GET", "/get_server_info")
+
+
+def _read(url: str, api_key: str | None, info: Mapping[str, Any]) -> ExternalEngineInfo:
+    mode = str(info.get("disaggregation_mode") or "")
+    kind = "encoder" if info.get("encoder_only") else _KINDS.get(mode, mode)
+    gpus = info.get("num_gpus") or int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)
+    port = info.get("disaggregation_bootstrap_port") if kind == "prefill" else None
+    return ExternalEngineInfo(url, kind, int(gpus), port, api_key, info)
+
+
+def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
+    """Where an engine was started with other options than the run asks for, one line each."""
+    where = f"--rollout-external-engine-addrs {info.url}"
+    if info.worker_type == "encoder":
+        yield f"{where}: only encodes images (wanted: an engine that generates)"
+    for dest, wanted in _asked_for(args).items():
+        found = info.server_info.get(dest, wanted)
+        # What was left to the engine cannot be told from here.
+        if found not in (wanted, None, "auto"):
+            option = f"--sglang-{dest.replace('_', '-')}"
+            yield f"{where}: was started with {dest} {found} (wanted: {wanted}, see {option})"
+
+
+def _asked_for(args: FleetView) -> dict[str, Any]:
+    """Options of the server that the user has set, and those by which it computes as the trainer does."""
+    nowhere = EnginePlacement(rank=0, host="127.0.0.1", port=1)
+    engine = ENGINES[args.rollout_engine](args, nowhere, "")
+    values = {key: value for key, value in engine.preferences().items() if key == "dtype"}
+    for dest, action in parser_actions(engine.parser()).items():
+        value = getattr(args, f"sglang_{dest}", None)
+        if value is not None and value != action.default:
+            values[dest] = value
+    decided = {*engine.settings(), "model_path", *_THEIR_OWN}
+    return {dest: value for dest, value in values.items() if dest not in decided}
+
+
+def external_engines(args: FleetView, timeout: float = DISCOVERY_TIMEOUT_S) -> list[ExternalEngineInfo]:
+    """The engines of a run, once each is known to be what the run needs.
+
+    Raises:
+        ExternalEngineError: one is not there, or differs; names it and the field.
+    """
+    addresses = external_addresses(args.rollout_external_engine_addrs)
+    infos = discover_external_engines(addresses, timeout, args.sglang_api_key)
+    for info in infos:
+        for line in differences(args, info):
+            raise ExternalEngineError(line)
+    kinds = {info.worker_type for info in infos}
+    if len(kinds) > 1 and kinds != {"prefill", "decode"}:
+        raise ExternalEngineError(
+            f"--rollout-external-engine-addrs: there are {' and '.join(sorted(kinds))} engines "
+            "(wanted: regular ones, or prefill and decode)"
+        )
+    if kinds & {"prefill", "decode"} and len(kinds) == 1:
+        raise ExternalEngineError(
+            f"--rollout-external-engine-addrs: all engines {kinds.pop()} (wanted: both halves)"
+        )
+    return infos
 
 
 class ExternalEngine:
-    """An engine that lives as long as it answers."""
+    """An engine that lives as long as it answers with the weights that it was given."""
 
     def __init__(self, endpoint: EngineEndpoint) -> None:
         self.endpoint = endpoint
         self.client = EngineClient(endpoint, timeout=HEALTH_TIMEOUT_S)
+        self._version: str | None = None
 
     def failure_reason(self) -> str | None:
-        """Asks what a paused or released engine answers too; any answer will do."""
+        """Asks what a paused engine answers too; any answer will do, unless it tells of other weights."""
         try:
-            self.client.model_info()
+            found = self.client.model_info().get("weight_version")
         except EngineError as error:
             if error.status is None:
                 return f"it no longer answers: {error.body}"
-        return None
+            return None
+        if found is None or self._may_serve(str(found)):
+            return None
+        return (
+            f"it serves weight version {str(found)!r}, and was given {self._version!r}: "
+            "it was restarted, or somebody else updates it too"
+        )
+
+    def _may_serve(self, found: str) -> bool:
+        """An update that is under way may have brought the next version already."""
+        given = self._version
+        if given is None or found == given:
+            return True
+        return given.isdecimal() and found == str(int(given) + 1)
+
+    def updated(self, version: str) -> None:
+        self._version = version
 
     def end(self) -> None:
         """Not ours to end."""
 
 
 class ExternalEngines:
-    """A source of engines at these endpoints. What dies is not replaced."""
+    """A source of engines at these endpoints. One that died serves again if its owner has started it anew."""
 
-    replaces = False
+    replaces = True
 
     def __init__(self, endpoints: Sequence[EngineEndpoint]) -> None:
         self._endpoints = list(endpoints)
 
     def __len__(self) -> int:
         return len(self._endpoints)
+
+    def can_fill(self, place: int) -> bool:
+        return ExternalEngine(self._endpoints[place]).client.serves()
 
     def launch(self, place: int, rank: int) -> ExternalEngine:
         return ExternalEngine(self._endpoints[place])

@@ -97,13 +97,24 @@ class RouterProcess:
         """What ``GET /workers`` lists: ``id``, ``url``, ``is_healthy``, ``load`` and more for each."""
         return self._request("GET", "/workers")["workers"]
 
-    def register_worker(self, url: str, kind: str = "regular", timeout: float = REGISTER_TIMEOUT_S) -> None:
+    def register_worker(
+        self,
+        url: str,
+        kind: str = "regular",
+        timeout: float = REGISTER_TIMEOUT_S,
+        bootstrap_port: int | None = None,
+    ) -> None:
         """Adds an engine that already serves and returns when it gets traffic.
+
+        Args:
+            bootstrap_port: of one that prefills.
 
         Raises:
             RouterError: it is not listed as healthy after ``timeout`` seconds.
         """
-        body = {"url": url, "worker_type": kind}
+        body: dict[str, Any] = {"url": url, "worker_type": kind}
+        if bootstrap_port is not None:
+            body["bootstrap_port"] = bootstrap_port
         self._request("POST", "/workers", {**body, "api_key": self._api_key} if self._api_key else body)
         self._wait(lambda: self._is_listed(url, healthy=True), timeout, f"to list {url} as healthy")
 

@@ -43,6 +43,9 @@ class EnginePlacement:
         gpu_offset: absolute slot of its first GPU among the trainer's, None if it shares none.
         base_gpu_id: first GPU on this node.
         node_rank: which part of an engine over ``num_nodes`` nodes; only part 0 serves HTTP.
+        dist_init_addr: where the parts meet.
+        worker_type: "regular", "prefill" or "decode".
+        bootstrap_port: where an engine that prefills hands on what it has computed.
     """
 
     rank: int
@@ -56,6 +59,8 @@ class EnginePlacement:
     nccl_port: int | None = None
     dist_init_addr: str | None = None
     api_key: str | None = None
+    worker_type: str = "regular"
+    bootstrap_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_loopback(self.host):
@@ -81,7 +86,8 @@ class ServerEngine(ABC):
         self.args = args
         self.placement = placement
         self.overrides = dict(overrides or {})
-        self.log_path = Path(log_dir) / f"engine_{placement.rank}.log"
+        part = f"_node_{placement.node_rank}" if placement.num_nodes > 1 else ""
+        self.log_path = Path(log_dir) / f"engine_{placement.rank}{part}.log"
         self._process: ManagedProcess | None = None
 
     @abstractmethod
@@ -101,9 +107,12 @@ class ServerEngine(ABC):
             "port": placement.port,
             "api_key": placement.api_key,
             "random_seed": args.seed + placement.rank * args.num_gpus_per_node,
-            "tp_size": getattr(args, "sglang_tp_size", None) or placement.num_gpus,
+            "tp_size": placement.num_gpus // self._pipeline_stages(),
             "enable_memory_saver": self.frees_memory,
         }
+
+    def _pipeline_stages(self) -> int:
+        return self.overrides.get("pp_size") or getattr(self.args, "sglang_pp_size", None) or 1
 
     def preferences(self) -> dict[str, Any]:
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
@@ -135,7 +144,10 @@ class ServerEngine(ABC):
         """Where it serves; known before the launch."""
         placement = self.placement
         url = http_url(placement.host, placement.port)
-        return EngineEndpoint(url, placement.api_key, placement.num_gpus, placement.gpu_offset)
+        shares = placement.gpu_offset
+        return EngineEndpoint(
+            url, placement.api_key, placement.num_gpus, shares, bootstrap_port=placement.bootstrap_port
+        )
 
     @cached_property
     def client(self) -> EngineClient:

@@ -57,7 +57,25 @@ class SGLangEngine(ServerEngine):
             "gpu_id_step": 1,
             "skip_server_warmup": True,
             "enable_draft_weights_cpu_backup": True,
+            **self._disaggregation(),
         }
+
+    def _disaggregation(self) -> dict[str, Any]:
+        """Of an engine that does one half of the work; options that a release has not are left out."""
+        kind = self.placement.worker_type
+        if kind == "prefill":
+            return {
+                "disaggregation_mode": "prefill",
+                "disaggregation_bootstrap_port": self.placement.bootstrap_port,
+                "load_balance_method": "follow_bootstrap_room",
+            }
+        if kind == "decode":
+            return {
+                "disaggregation_mode": "decode",
+                "prefill_round_robin_balance": True,
+                "enable_hierarchical_cache": False,
+            }
+        return {}
 
     def preferences(self) -> dict[str, Any]:
         values = {**super().preferences(), "enable_metrics": True}

@@ -8,9 +8,9 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
 
-def normalize_answer(text: str) -> str:
+def normalize_answer(s: str) -> str:
     """Lower case, without articles, punctuation and repeated spaces."""
-    text = text.lower().translate(_PUNCTUATION)
+    text = s.lower().translate(_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 

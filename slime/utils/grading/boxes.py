@@ -1,15 +1,15 @@
 """Finding the final answer in a response."""
 
 
-def last_boxed_only_string(text: str) -> str | None:
+def last_boxed_only_string(string: str) -> str | None:
     """The last ``\\boxed{...}``, else the last ``\\fbox{...}``, with balanced braces, command included.
 
     None if it is not closed.
     """
-    start = text.rfind("\\boxed")
+    start = string.rfind("\\boxed")
     if start < 0:
-        start = text.rfind("\\fbox")
-    return None if start < 0 else _until_closed(text, start)
+        start = string.rfind("\\fbox")
+    return None if start < 0 else _until_closed(string, start)
 
 
 def _until_closed(text: str, start: int) -> str | None:
@@ -22,11 +22,11 @@ def _until_closed(text: str, start: int) -> str | None:
     return None
 
 
-def remove_boxed(box: str | None) -> str | None:
+def remove_boxed(s: str | None) -> str | None:
     """The content of ``\\boxed{...}``; None of anything else."""
-    if box is None or not box.startswith("\\boxed{") or not box.endswith("}"):
+    if s is None or not s.startswith("\\boxed{") or not s.endswith("}"):
         return None
-    return box[len("\\boxed{") : -1]
+    return s[len("\\boxed{") : -1]
 
 
 def extract_boxed_answer(solution: str) -> str | None:

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.backends.megatron_utils.layers import PackedAttention, apply_rope
 from slime.backends.megatron_utils.packed_layout import PackedLayout, similar_lengths
+from slime.models.rope import Rope
 from slime.training.context_parallel import Piece, RowSplit
 
 CPU = torch.device("cpu")
@@ -93,11 +94,11 @@ def _boundary_kernel(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, wind
 def test_attention_of_each_ranks_queries_is_that_of_the_whole_row(size, contiguous, has_kernel, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _boundary_kernel)
     config = TransformerConfig(num_layers=1, hidden_size=32, num_attention_heads=4, attention_dropout=0.0)
-    attention = PackedAttention(config, 1, None, "self", attention_dropout=0.0, rotary_base=1e4)
+    attention = PackedAttention(config, 1, None, "self", attention_dropout=0.0, rope=Rope(1e4))
     lengths = [12, 24, 12, 36]
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(84, heads, 8, generator=generator) for heads in (4, 2, 2))
-    cos, sin = _layout(lengths).rope(attention.inv_freq, torch.float32)
+    cos, sin = _layout(lengths).rope(Rope(1e4), 8, torch.float32)
     expected = _reference(apply_rope(query, cos, sin), apply_rope(key, cos, sin), value, lengths)
     splits = [RowSplit(tuple(lengths), size, rank, contiguous) for rank in range(size)]
     order = torch.cat([split.rows for split in splits])

@@ -39,6 +39,11 @@ class StandInSGLang(SGLangEngine):
         parser.add_argument("--tensor-parallel-size", "--tp-size", dest="tp_size", type=int, default=1)
         for name in ("--port", "--nnodes", "--node-rank", "--random-seed", "--base-gpu-id", "--nccl-port"):
             parser.add_argument(name, type=int)
+        for name in ("--disaggregation-bootstrap-port", "--pipeline-parallel-size"):
+            parser.add_argument(name, type=int)
+        for name in ("--disaggregation-mode", "--load-balance-method"):
+            parser.add_argument(name, default="null" if "mode" in name else "round_robin")
+        parser.add_argument("--enable-hierarchical-cache", action="store_true")
         parser.add_argument("--mem-fraction-static", type=float)
         parser.add_argument("--cuda-graph-backend-prefill")
         for name in (
@@ -65,7 +70,7 @@ def embedded_options(args: Namespace, placement: EnginePlacement) -> EmbeddedSer
 
 
 def test_the_run_decides_model_address_seed_and_size():
-    args = make_args(sglang_tp_size=4, sglang_host="0.0.0.0", sglang_mem_fraction_static=0.7)
+    args = make_args(sglang_pp_size=2, sglang_host="0.0.0.0", sglang_mem_fraction_static=0.7)
     placement = place(rank=3, num_gpus=8, base_gpu_id=4, nccl_port=15001, dist_init_addr="10.0.0.1:15002")
     options = sglang_options(args, placement)
     assert options.model_path == "/models/tiny"
@@ -108,6 +113,44 @@ def test_a_chosen_prefill_graph_backend_stays():
 def test_engines_compute_in_the_trainers_dtype_unless_told(changes, dtype):
     assert sglang_options(make_args(**changes), place()).dtype == dtype
     assert embedded_options(make_args(**changes), place()).dtype == dtype
+
+
+def test_each_part_of_an_engine_over_nodes_knows_its_number_and_where_they_meet():
+    parts = [
+        sglang_options(
+            make_args(),
+            place(rank=2, num_gpus=16, num_nodes=2, node_rank=part, dist_init_addr="10.0.0.1:15020"),
+        )
+        for part in range(2)
+    ]
+    assert [(one.nnodes, one.node_rank, one.dist_init_addr) for one in parts] == [
+        (2, 0, "10.0.0.1:15020"),
+        (2, 1, "10.0.0.1:15020"),
+    ]
+    assert [(one.tp_size, one.random_seed) for one in parts] == [(16, 1234 + 2 * 8)] * 2
+
+
+def test_parts_on_one_machine_have_logs_of_their_own(tmp_path):
+    placements = [place(num_nodes=2, node_rank=part) for part in range(2)]
+    logs = {EmbeddedEngine(make_args(), placement, tmp_path).log_path.name for placement in placements}
+    assert logs == {"engine_0_node_0.log", "engine_0_node_1.log"}
+
+
+def test_halves_of_an_engine_know_what_they_do():
+    args = make_args(sglang_enable_hierarchical_cache=True)
+    prefill = sglang_options(args, place(worker_type="prefill", bootstrap_port=15005))
+    assert (prefill.disaggregation_mode, prefill.disaggregation_bootstrap_port) == ("prefill", 15005)
+    assert prefill.load_balance_method == "follow_bootstrap_room" and prefill.enable_hierarchical_cache
+    decode = sglang_options(args, place(worker_type="decode"))
+    assert (decode.disaggregation_mode, decode.disaggregation_bootstrap_port) == ("decode", None)
+    assert not decode.enable_hierarchical_cache
+    whole = sglang_options(args, place())
+    assert whole.disaggregation_mode == "null"
+
+
+def test_the_pipeline_of_a_group_wins_over_that_of_the_run():
+    engine = StandInSGLang(make_args(sglang_pp_size=2), place(num_gpus=8), "/tmp", {"pp_size": 4})
+    assert engine.parser().parse_args(engine.command()[3:]).tp_size == 2
 
 
 def test_the_embedded_engine_gets_the_flags_it_has():

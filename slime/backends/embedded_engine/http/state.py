@@ -14,7 +14,7 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model_config import ModelConfig
-from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
@@ -34,7 +34,7 @@ class ServerState:
     context_length: int
     max_running_requests: int
     max_total_tokens: int
-    parameters: Parameters
+    parameters: NamedWeights
     engine: Engine
     tokenizer: Tokenizer | None
     updater: WeightUpdater

@@ -1,0 +1,42 @@
+# DeepSeek-V3 and R1, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 61
+    --hidden-size 7168
+    --ffn-hidden-size 18432
+    --num-attention-heads 128
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-10000}"
+    --vocab-size 129280
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --q-lora-rank 1536
+    --kv-lora-rank 512
+    --qk-head-dim 128
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 128
+    --qk-layernorm
+    --rope-type yarn
+    --rotary-scaling-factor 40
+    --mscale 1.0
+    --mscale-all-dim 1.0
+    --num-experts 256
+    --moe-layer-freq "[0]*3+[1]*58"
+    --moe-ffn-hidden-size 2048
+    --moe-router-topk 8
+    --moe-shared-expert-intermediate-size 2048
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 8
+    --moe-router-group-topk 4
+    --moe-router-topk-scaling-factor 2.5
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

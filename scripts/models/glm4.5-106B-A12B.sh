@@ -1,0 +1,36 @@
+# GLM-4.5-Air, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 46
+    --hidden-size 4096
+    --ffn-hidden-size 10944
+    --num-attention-heads 96
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-5
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
+    --vocab-size 151552
+    --untie-embeddings-and-output-weights
+    --add-qkv-bias
+    --rotary-percent 0.5
+    --num-experts 128
+    --moe-layer-freq "[0]*1+[1]*45"
+    --moe-ffn-hidden-size 1408
+    --moe-router-topk 8
+    --moe-shared-expert-intermediate-size 1408
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 1.0
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

@@ -1,0 +1,37 @@
+# GLM-4.5, 4.6 and 4.7, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 92
+    --hidden-size 5120
+    --ffn-hidden-size 12288
+    --num-attention-heads 96
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-5
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
+    --vocab-size 151552
+    --untie-embeddings-and-output-weights
+    --add-qkv-bias
+    --qk-layernorm
+    --rotary-percent 0.5
+    --num-experts 160
+    --moe-layer-freq "[0]*3+[1]*89"
+    --moe-ffn-hidden-size 1536
+    --moe-router-topk 8
+    --moe-shared-expert-intermediate-size 1536
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 2.5
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

@@ -1,0 +1,38 @@
+# GLM-4.7-Flash, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 47
+    --hidden-size 2048
+    --ffn-hidden-size 10240
+    --num-attention-heads 20
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-5
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
+    --vocab-size 154880
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --q-lora-rank 768
+    --kv-lora-rank 512
+    --qk-head-dim 192
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 256
+    --qk-layernorm
+    --num-experts 64
+    --moe-layer-freq "[0]*1+[1]*46"
+    --moe-ffn-hidden-size 1536
+    --moe-router-topk 4
+    --moe-shared-expert-intermediate-size 1536
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 1.8
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

@@ -1,0 +1,32 @@
+# MiniMax-M2, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 62
+    --hidden-size 3072
+    --ffn-hidden-size 1536
+    --num-attention-heads 48
+    --group-query-attention
+    --num-query-groups 8
+    --kv-channels 128
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-5000000}"
+    --vocab-size 200064
+    --untie-embeddings-and-output-weights
+    --qk-layernorm
+    --rotary-percent 0.5
+    --num-experts 256
+    --moe-layer-freq "[1]*62"
+    --moe-ffn-hidden-size 1536
+    --moe-router-topk 8
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

@@ -1,0 +1,37 @@
+# Moonlight-16B-A3B, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 27
+    --hidden-size 2048
+    --ffn-hidden-size 11264
+    --num-attention-heads 16
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-5
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-50000}"
+    --vocab-size 163840
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --kv-lora-rank 512
+    --qk-head-dim 128
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 128
+    --qk-layernorm
+    --num-experts 64
+    --moe-layer-freq "[0]*1+[1]*26"
+    --moe-ffn-hidden-size 1408
+    --moe-router-topk 6
+    --moe-shared-expert-intermediate-size 2816
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 2.446
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

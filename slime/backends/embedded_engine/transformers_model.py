@@ -1,0 +1,147 @@
+"""Any family that ``transformers`` computes, sequence by sequence: correct, and slower than our own."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from slime.backends.embedded_engine.linear import linear
+from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.models import family_of
+from slime.models.hf_config import read_hf_config
+
+_FLOAT32_BUFFER = "e_score_correction_bias"
+
+
+def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
+    """The model that config.json describes, its weights not set yet.
+
+    Raises:
+        ValueError: ``transformers`` does not know it.
+    """
+    hf_config = _hf_config(path, config)
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            hf_config, dtype=config.dtype, attn_implementation="sdpa"
+        )
+    model.tie_weights()
+    for module in model.modules():
+        bias = getattr(module, _FLOAT32_BUFFER, None)
+        if bias is not None:  # as in checkpoints and in the trainer, whatever the weights are
+            setattr(module, _FLOAT32_BUFFER, bias.float())
+    return model.eval().requires_grad_(False)
+
+
+def _hf_config(path: str | Path, config: ModelConfig) -> PretrainedConfig:
+    known_as = family_of(config.shape.model_type).known_to_transformers_as
+    if known_as is None:
+        return AutoConfig.from_pretrained(path)
+    values = {
+        name: value
+        for name, value in read_hf_config(path).items()
+        if name not in ("model_type", "auto_map", "architectures")
+    }
+    return AutoConfig.for_model(known_as, **values)
+
+
+class TransformersLM:
+    """The model, and a head whose rows do not depend on each other."""
+
+    def __init__(self, config: ModelConfig, model: PreTrainedModel) -> None:
+        self.config = config
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+
+    def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
+        """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""
+        out = self._decoder(
+            input_ids=torch.tensor(ids)[None],
+            position_ids=torch.arange(start, start + len(ids))[None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[N, hidden]`` to ``[N, vocab]`` float32."""
+        return linear(hidden, self._head.weight, self._head.bias).float()
+
+
+class CacheRows:
+    """A cache of ``transformers`` for each sequence. Layers with a window keep all tokens too, for copies."""
+
+    def __init__(self) -> None:
+        self.rows: list[DynamicCache] = []
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Caches grow by themselves."""
+        del length
+        self.rows += [DynamicCache() for _ in range(rows - len(self.rows))]
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copies the first ``length`` tokens of a row over another row."""
+        self.reserve(target + 1, length)
+        self.rows[target] = _start_of(self.rows[source], length)
+
+    def import_row(self, other: "CacheRows", target: int, length: int) -> None:
+        """Copies the first ``length`` tokens of another cache's row 0."""
+        self.reserve(target + 1, length)
+        self.rows[target] = _start_of(other.rows[0], length)
+
+    def clear(self) -> None:
+        """Frees everything."""
+        self.rows.clear()
+
+
+def _start_of(cache: DynamicCache, length: int) -> DynamicCache:
+    copied = deepcopy(cache)
+    copied.crop(length - copied.get_seq_length())
+    return copied
+
+
+class TransformersExecutor:
+    """Computes one sequence at a time, so that no bit of its result depends on the others."""
+
+    def __init__(self, model: TransformersLM) -> None:
+        self.model = model
+        self.cache = CacheRows()
+
+    def new_cache(self, length: int) -> CacheRows:
+        """For a prompt of that length which is computed by itself, in chunks."""
+        cache = CacheRows()
+        cache.reserve(1, length)
+        return cache
+
+    def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
+        """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
+
+        Right-padded; the hidden states of padding mean nothing.
+        """
+        self.cache.reserve(first_row + len(prompts), 0)
+        states = []
+        for row, prompt in enumerate(prompts, first_row):
+            self.cache.rows[row] = DynamicCache()
+            states.append(self.model.forward(prompt, 0, self.cache.rows[row]))
+        return torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+
+    def prefill_chunk(self, ids: list[int], start: int, cache: CacheRows) -> torch.Tensor:
+        """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
+        return self.model.forward(ids, start, cache.rows[0])[None]
+
+    def decode(
+        self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
+    ) -> torch.Tensor:
+        """One token for each of the rows ``first_row...``; returns hidden states ``[B, hidden]``.
+
+        Args:
+            ids: ``[B]`` newest token of each row.
+            positions: ``[B]`` its position.
+            first_row: cache row of the first one.
+            longest: not needed.
+        """
+        del longest
+        rows = zip(ids.tolist(), positions.tolist(), self.cache.rows[first_row:], strict=False)
+        return torch.cat([self.model.forward([token], at, cache) for token, at, cache in rows])

@@ -1,0 +1,83 @@
+"""The weights of a ``transformers`` model under the names of its checkpoints."""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
+
+
+class TransformersWeights(NamedWeights):
+    """Moves a model's parameters, and the buffers that belong to checkpoints, into one flat buffer.
+
+    ``transformers`` keeps some weights in another form than checkpoints do, the experts of a layer in one
+    tensor for instance. Each tensor of a checkpoint is a view into that form. Which one is found by
+    converting tensors of indices in the place of weights.
+    """
+
+    def __init__(self, config: ModelConfig, model: PreTrainedModel) -> None:
+        super().__init__(config)
+        own = dict(_unique_tensors(model))
+        places, size = {}, 0
+        for name, tensor in own.items():
+            places[name] = size
+            size += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        self.flat = torch.zeros(size, dtype=torch.uint8)
+        for name, tensor in own.items():
+            start, values = places[name], tensor.data
+            end = start + tensor.numel() * tensor.element_size()
+            tensor.data = self.flat[start:end].view(values.dtype).view(values.shape)
+        self._name(model, own, places)
+        self.embedding = model.get_input_embeddings().weight.data
+
+    def _name(self, model: PreTrainedModel, own: dict[str, torch.Tensor], places: dict[str, int]) -> None:
+        """Fills ``named``, layer by layer, as a conversion joins what is in one layer at most."""
+        for (_, dtype), pairs in groupby(own.items(), lambda pair: (_layer_of(pair[0]), pair[1].dtype)):
+            indices = {
+                name: torch.arange(tensor.numel()).add_(places[name] // dtype.itemsize).view(tensor.shape)
+                for name, tensor in pairs
+            }
+            typed = self.flat.view(dtype)
+            for name, found in revert_weight_conversion(model, indices).items():
+                self.named[name] = _view_at(typed, found, f"{self.config.shape.model_type}: weight {name!r}")
+
+
+def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of checkpoints, tied ones once, in an order in which neighbours share layer and dtype."""
+    kept, seen = [], set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            kept.append((name, tensor))
+    return iter(sorted(kept, key=lambda pair: (_layer_of(pair[0]), str(pair[1].dtype))))
+
+
+def _layer_of(name: str) -> str:
+    """``model.layers.3`` of every name in that layer, nothing elsewhere."""
+    match = re.match(r"(.*?\.\d+)\.", name)
+    return match[1] if match else ""
+
+
+def _view_at(flat: torch.Tensor, indices: torch.Tensor, what: str) -> torch.Tensor:
+    """The view of ``flat`` whose elements are at ``indices``.
+
+    Raises:
+        ValueError: no view has them.
+    """
+    first = (0,) * indices.dim()
+    start = int(indices[first])
+    strides = []
+    for dim, size in enumerate(indices.shape):
+        second = tuple(int(at == dim) for at in range(indices.dim()))
+        strides.append(int(indices[second]) - start if size > 1 else 1)
+    expected = torch.tensor(start)
+    for size, stride in zip(indices.shape, strides, strict=True):
+        expected = expected[..., None] + torch.arange(size) * stride
+    if not torch.equal(expected, indices):
+        raise ValueError(f"{what}: transformers keeps it in a form that cannot be written to in place")
+    return flat.as_strided(indices.shape, strides, start)

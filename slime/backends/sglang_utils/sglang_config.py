@@ -1,0 +1,5 @@
+"""Where plug-ins import the models of ``--sglang-config`` from."""
+
+from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
+
+__all__ = ["ModelConfig", "ServerGroupConfig", "SglangConfig"]

@@ -1,0 +1,67 @@
+"""Gemma 3, text: layers that see a window, norms behind attention and MLP too, scaled embeddings."""
+
+from dataclasses import replace
+
+from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
+from slime.models.family import Family
+from slime.models.hf_config import HfConfig
+from slime.models.rope import Rope, read_rope
+from slime.models.rules import Rule
+from slime.models.shape import ModelShape
+
+_PATTERN = 6  # every sixth layer sees all, where config.json does not say so
+_SEES_ALL, _LOCAL = "full_attention", "sliding_attention"
+
+
+def _shape(config: HfConfig) -> ModelShape:
+    config.require(
+        hidden_activation="gelu_pytorch_tanh",
+        final_logit_softcapping=None,
+        attn_logit_softcapping=None,
+        use_bidirectional_attention=False,
+    )
+    rope, local = _ropes(config)
+    values = {"tie_word_embeddings": True, **config.values}
+    shape = decoder_shape(
+        HfConfig(values, config.origin),
+        rope=rope,
+        local_rope=local,
+        activation="gelu_pytorch_tanh",
+        kv_channels=config.size("head_dim", 256),
+        qk_layernorm=True,
+        post_self_attn_layernorm=True,
+        post_mlp_layernorm=True,
+        layernorm_zero_centered_gamma=True,
+        softmax_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        embedding_factor=config.size("hidden_size") ** 0.5,
+    )
+    return replace(shape, attention_windows=_windows(config, shape.num_layers))
+
+
+def _ropes(config: HfConfig) -> tuple[Rope, Rope]:
+    """Of layers that see all, and of the others; transformers 5 has one mapping for both."""
+    nested = config.mapping("rope_parameters")
+    if not nested:
+        return read_rope(config, base=1e6), Rope(config.number("rope_local_base_freq", 10000.0))
+    both = (nested.get(kind) or {} for kind in (_SEES_ALL, _LOCAL))
+    every, local = (HfConfig({"rope_parameters": values}, config.origin) for values in both)
+    return read_rope(every, base=1e6), read_rope(local)
+
+
+def _windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
+    window, pattern = config.size("sliding_window", 4096), config.size("sliding_window_pattern", _PATTERN)
+    default = [_LOCAL if (layer + 1) % pattern else _SEES_ALL for layer in range(num_layers)]
+    kinds = config.get("layer_types") or default
+    if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {_SEES_ALL, _LOCAL}:
+        raise config.wrong("layer_types", kinds, f"{_SEES_ALL} or {_LOCAL} for each of {num_layers} layers")
+    return tuple(window if kind == _LOCAL else None for kind in kinds)
+
+
+_NORMS = {
+    "post_self_attn_layernorm.weight": "post_attention_layernorm.weight",
+    "pre_mlp_layernorm.weight": "pre_feedforward_layernorm.weight",
+    "post_mlp_layernorm.weight": "post_feedforward_layernorm.weight",
+}
+_LAYER = {**DECODER_WEIGHTS.of_layer, **{ours: Rule((theirs,)) for ours, theirs in _NORMS.items()}}
+
+FAMILY = Family(shape=_shape, weights=replace(DECODER_WEIGHTS, of_layer=_LAYER))

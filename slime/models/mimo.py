@@ -1,0 +1,16 @@
+"""MiMo-7B: Qwen2 with layers that predict further tokens, which are neither trained nor saved."""
+
+from dataclasses import replace
+
+from slime.models.decoder import DECODER_WEIGHTS
+from slime.models.family import Family
+from slime.models.qwen2 import qwen2_shape
+
+
+def _predicts_further_tokens(name: str, num_layers: int) -> bool:
+    return name.startswith("model.mtp_layers.")
+
+
+FAMILY = Family(
+    shape=qwen2_shape, weights=replace(DECODER_WEIGHTS, untrained=_predicts_further_tokens), like_llama=True
+)

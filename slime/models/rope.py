@@ -1,0 +1,156 @@
+"""Rotary position embedding: what config.json says of it, and the angles that follow."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+import torch
+
+from slime.models.hf_config import HfConfig, HfConfigError
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+_NEEDED: dict[RopeKind, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+# YaRN's defaults (Peng et al. 2023, section 3.2, and the reference code).
+_OPTIONAL = {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding.
+
+    Attributes:
+        base: of the frequencies (``rope_theta``).
+        kind: how they are scaled for longer contexts.
+        factors: (name, value) pairs of the scaling.
+        percent: share of a head that is rotated, its first features.
+        interleaved: whether neighbouring features make a pair, or those half a head apart.
+    """
+
+    base: float
+    kind: RopeKind = "default"
+    factors: tuple[tuple[str, float], ...] = ()
+    percent: float = 1.0
+    interleaved: bool = False
+
+    def factor(self, name: str) -> float:
+        """One of the scaling, 0 if it has none of that name."""
+        return dict(self.factors).get(name, 0.0)
+
+    @property
+    def magnitude(self) -> float:
+        """What YaRN multiplies cosines and sines by (Peng et al. 2023, eq. 21), 1 without it."""
+        if self.kind != "yarn":
+            return 1.0
+        if given := self.factor("attention_factor"):
+            return given
+        one, all_dim = self.factor("mscale"), self.factor("mscale_all_dim")
+        if one and all_dim:
+            return self._temperature(one) / self._temperature(all_dim)
+        return self._temperature(1.0)
+
+    @property
+    def score_factor(self) -> float:
+        """What DeepSeek's attention multiplies its scores by beside that."""
+        all_dim = self.factor("mscale_all_dim")
+        return self._temperature(all_dim) ** 2 if self.kind != "default" and all_dim else 1.0
+
+    def _temperature(self, weight: float) -> float:
+        factor = self.factor("factor")
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def read_rope(
+    config: HfConfig, *, percent: float | None = None, interleaved: bool = False, base: float = 10000.0
+) -> Rope:
+    """That of config.json; transformers 5 nests it, 4 has ``rope_theta`` and ``rope_scaling``.
+
+    Args:
+        config: it.
+        percent: share of a head that is rotated where config.json does not say; None if it is all of it.
+        interleaved: what the family does.
+        base: where it gives none.
+
+    Raises:
+        HfConfigError: a kind of scaling that is not computed, or a number that is missing or none.
+    """
+    values = config.mapping("rope_parameters", "rope_scaling")
+    base = config.positive("rope_theta", values.get("rope_theta", config.get("rope_theta", base)))
+    kind: Any = values.get("rope_type") or values.get("type") or "default"
+    if kind not in get_args(RopeKind):
+        wanted = ", ".join(get_args(RopeKind))
+        raise HfConfigError(f"{config.origin}: RoPE type {kind!r} is not supported (wanted: {wanted})")
+    if missing := [name for name in _NEEDED[kind] if values.get(name) is None]:
+        raise HfConfigError(f"{config.origin}: RoPE {', '.join(missing)}: missing (RoPE type is {kind})")
+    factors = {name: config.positive(f"RoPE {name}", values[name]) for name in _NEEDED[kind]}
+    if kind == "yarn":
+        factors |= _yarn_options(config, values)
+    return Rope(base, kind, tuple(factors.items()), _share(config, values, percent), interleaved)
+
+
+def _share(config: HfConfig, values: Mapping[str, Any], default: float | None) -> float:
+    given = values.get("partial_rotary_factor"), config.get("partial_rotary_factor"), default
+    found = next((value for value in given if value is not None), 1.0)
+    share = config.positive("partial_rotary_factor", found)
+    if share > 1 or (default is None and share != 1):
+        wanted = "1.0" if default is None else "a number above 0, at most 1"
+        raise config.wrong("partial_rotary_factor", share, wanted)
+    return share
+
+
+def _yarn_options(config: HfConfig, values: Mapping[str, Any]) -> dict[str, float]:
+    if values.get("truncate", True) is not True:
+        raise config.unsupported("RoPE truncate", values["truncate"], True)
+    given = {name: values.get(name) for name in (*_OPTIONAL, "attention_factor")}
+    return _OPTIONAL | {
+        name: config.positive(f"RoPE {name}", value) for name, value in given.items() if value
+    }
+
+
+@cache
+def inverse_frequencies(rope: Rope, width: int) -> torch.Tensor:
+    """``[width / 2]`` float32, radians per position of each pair of ``width`` rotated features."""
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    frequencies = 1.0 / rope.base**exponents
+    if rope.kind == "linear":
+        return frequencies / rope.factor("factor")
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        return _yarn(rope, rope.base**exponents, width)
+    return frequencies
+
+
+def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1's reference code.
+
+    Wavelengths above ``original_max / low_freq_factor`` are stretched by ``factor``, those below
+    ``original_max / high_freq_factor`` stay, and between the two they are interpolated.
+    """
+    factor, low, high, original = (rope.factor(name) for name in _NEEDED["llama3"])
+    wavelength = 2 * math.pi / frequencies
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * frequencies / factor + smooth * frequencies
+    scaled = torch.where(wavelength > original / low, frequencies / factor, blended)
+    return torch.where(wavelength < original / high, frequencies, scaled)
+
+
+def _yarn(rope: Rope, wavelengths: torch.Tensor, width: int) -> torch.Tensor:
+    """YaRN (Peng et al. 2023, section 3.2): slow pairs are stretched, fast ones are not."""
+    original = rope.factor("original_max_position_embeddings")
+
+    def pair_that_turns(rotations: float) -> float:
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    low = max(math.floor(pair_that_turns(rope.factor("beta_fast"))), 0)
+    high = min(math.ceil(pair_that_turns(rope.factor("beta_slow"))), width - 1)
+    span = (high - low) or 0.001
+    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    kept = 1 - stretched
+    return 1.0 / (rope.factor("factor") * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept

@@ -1,0 +1,54 @@
+"""Where the routers of a run will be, and the key of all its servers."""
+
+import secrets
+
+from slime.arguments.facts import with_facts
+from slime.arguments.served_models import DEFAULT
+from slime.arguments.views import FleetView
+from slime.ray.node import LOOPBACK, first_port, node_host
+from slime.utils.http_utils import find_available_port, is_loopback
+
+ROUTER_PORTS = (3000, 1000)
+
+
+def with_addresses(args: FleetView) -> FleetView:
+    """A copy of ``args`` that says where the routers will be and what key all servers will ask for."""
+    key = api_key(args, node_host())
+    # Without a key nothing of ours may be reached from elsewhere, even if engines of others can be.
+    host = node_host() if key else LOOPBACK
+    names = [model.name for model in args.served_models] or [DEFAULT]
+    ports = _router_ports(args, len(names))
+    routers = {name: (host, port) for name, port in zip(names, ports, strict=True)}
+    if args.sglang_router_ip is not None:
+        routers[names[0]] = (args.sglang_router_ip, ports[0])
+    return with_facts(
+        args,
+        sglang_router_ip=routers[names[0]][0],
+        sglang_router_port=ports[0],
+        sglang_model_routers=routers,
+        sglang_api_key=key,
+    )
+
+
+def _router_ports(args: FleetView, count: int) -> list[int]:
+    """The first is that of ``--sglang-router-port``, if it was given."""
+    ports = [args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))]
+    while len(ports) < count:
+        ports.append(find_available_port(ports[-1] + 1))
+    return ports
+
+
+def api_key(args: FleetView, host: str) -> str | None:
+    """The key of all servers of a run: ``--sglang-api-key``, else a new token if they leave loopback.
+
+    To be called once per run; engines, routers and clients share the result.
+    """
+    configured = getattr(args, "sglang_api_key", None)
+    if configured or is_loopback(host) or args.rollout_external:
+        return configured  # engines of others ask for no key that is made here
+    return secrets.token_urlsafe(32)
+
+
+def metrics_port(port: int) -> int:
+    """Where to begin to look for a port of the router's metrics, away from the router's own."""
+    return port + 1000 if port < 60_000 else port - 1000

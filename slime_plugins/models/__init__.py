@@ -1,0 +1,1 @@
+"""Layer specs under the names that launch scripts pass to ``--spec``."""

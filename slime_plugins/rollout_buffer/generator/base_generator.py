@@ -1,0 +1,76 @@
+"""One answer for each repetition of each prompt, by chat completions; right or wrong by mathematics.
+
+What ``run_rollout`` reads of its data: ``input_file`` (JSONL rows with ``prompt`` and ``label``),
+``num_repeat_per_sample``, ``remote_engine_url`` (of a router or an engine), ``remote_buffer_url``, and if
+they are there ``sampling_params``, ``num_process`` (requests at a time), ``skip_instance_ids``.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+TASK_TYPE = "math"
+_TIMEOUT_S = 3600.0
+Message = dict[str, Any]
+
+
+class BaseGenerator:
+    """Override `query` to say more than one thing, or `reward` to judge in another way."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.engine = data["remote_engine_url"].rstrip("/")
+        self.buffer = data["remote_buffer_url"].rstrip("/")
+        self.client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
+
+    def query(self, messages: list[Message], instance_id: str) -> list[Message]:
+        """The conversation as it went on."""
+        body = {"model": "default", "messages": messages, **self.data.get("sampling_params", {})}
+        answer = self.client.post(f"{self.engine}/v1/chat/completions", json=body).raise_for_status().json()
+        choice = answer["choices"][0]
+        return [*messages, {"role": "assistant", "content": choice["message"]["content"] or ""}]
+
+    def reward(self, messages: list[Message], label: Any) -> float:
+        from slime.rollout.rm_hub.answers import boxed_answer
+
+        answer = boxed_answer(messages[-1]["content"])
+        return float(answer is not None and answer.strip() == str(label).strip())
+
+    def run(self) -> None:
+        """All answers; the first failure ends it."""
+        with ThreadPoolExecutor(self.data.get("num_process", 16)) as pool:
+            for _ in pool.map(self._one, self._tasks()):
+                pass
+
+    def _tasks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        done = set(self.data.get("skip_instance_ids") or ())
+        with Path(self.data["input_file"]).open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                row = json.loads(line)
+                instance_id = str(row.get("instance_id", number))
+                if instance_id not in done:
+                    for _ in range(self.data["num_repeat_per_sample"]):
+                        yield instance_id, row
+
+    def _one(self, task: tuple[str, dict[str, Any]]) -> None:
+        instance_id, row = task
+        prompt = row["prompt"]
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        messages = self.query(messages, instance_id)
+        item = {
+            "uid": uuid.uuid4().hex,
+            "instance_id": instance_id,
+            "messages": messages,
+            "reward": self.reward(messages, row.get("label")),
+            "extra_info": {},
+        }
+        self.client.post(f"{self.buffer}/buffer/write", json=item).raise_for_status()
+
+
+def run_rollout(data: dict[str, Any]) -> None:
+    BaseGenerator(data).run()

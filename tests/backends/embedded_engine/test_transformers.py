@@ -1,0 +1,105 @@
+"""Families that the engine serves with ``transformers``, or by itself: their log-probs and their updates."""
+
+import pytest
+import torch
+
+from slime.backends.embedded_engine.admission import Limits
+from slime.backends.embedded_engine.build import build_executor
+from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.model_config import ModelConfig
+from tests.families import FAMILIES, stored_tensors, tiny_family
+
+LIMITS = Limits(rows=4, tokens=512, chunk=64, context=128)
+IDS = [(7 * i) % 256 for i in range(40)]
+
+
+def serve(path):
+    executor, weights = build_executor(path, ModelConfig.from_directory(path), LIMITS)
+    load_checkpoint(weights, path)
+    return executor, weights
+
+
+@torch.inference_mode()
+def stepwise(executor, prompt, rest):
+    """Logits of a prompt, and then of one token after the other."""
+    hidden = [executor.prefill([prompt], 0)[0]]
+    for position, token in enumerate(rest, len(prompt)):
+        ids, positions = torch.tensor([token]), torch.tensor([position])
+        hidden.append(executor.decode(ids, positions, 0, position + 1))
+    return executor.model.logits(torch.cat(hidden))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_prefill_and_decoding_are_those_of_transformers(tmp_path, family):
+    model = tiny_family(family, tmp_path)
+    executor, _ = serve(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0]
+    assert (stepwise(executor, IDS[:25], IDS[25:]) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_update_under_the_names_of_a_checkpoint_changes_every_weight(tmp_path, family):
+    tiny_family(family, tmp_path / "old", seed=0)
+    model = tiny_family(family, tmp_path / "new", seed=5)
+    executor, weights = serve(tmp_path / "old")
+    stored = stored_tensors(family, tmp_path / "new")
+    assert weights.named.keys() == stored.keys()
+    for pair in stored.items():
+        weights.update([pair])
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0]
+    assert (stepwise(executor, IDS, []) - expected).abs().max() < 1e-5
+
+
+@pytest.fixture(scope="module")
+def glm4(tmp_path_factory):
+    path = tmp_path_factory.mktemp("glm4")
+    tiny_family("glm4", path)
+    return serve(path)
+
+
+def test_a_sequence_is_the_same_to_the_last_bit_in_any_company(glm4):
+    executor, _ = glm4
+    alone = stepwise(executor, IDS[:9], IDS[9:12])
+    with torch.inference_mode():
+        together = executor.prefill([IDS[20:], IDS[:9]], 0)[1, :9]
+        parts = [together]
+        for position, token in enumerate(IDS[9:12], 9):
+            ids, positions = torch.tensor([5, token]), torch.tensor([20, position])
+            parts.append(executor.decode(ids, positions, 0, 21)[1:])
+        assert torch.equal(executor.model.logits(torch.cat(parts)), alone)
+
+
+def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(glm4):
+    executor, _ = glm4
+    expected = stepwise(executor, IDS[:20], IDS[20:25])
+    with torch.inference_mode():
+        cache = executor.new_cache(20)
+        executor.prefill_chunk(IDS[:8], 0, cache)
+        executor.prefill_chunk(IDS[8:20], 8, cache)
+        executor.cache.import_row(cache, 1, 20)
+        executor.decode(torch.tensor([3]), torch.tensor([20]), 1, 21)  # goes another way than its copy
+        executor.cache.copy_row(1, 2, 20)
+        for position, token in enumerate(IDS[20:25], 20):
+            hidden = executor.decode(torch.tensor([token]), torch.tensor([position]), 2, position + 1)
+        assert (executor.model.logits(hidden) - expected[-1]).abs().max() < 1e-5
+
+
+def test_released_weights_come_back(glm4):
+    executor, weights = glm4
+    before = stepwise(executor, IDS, [])
+    weights.release(keep_backup=True)
+    with pytest.raises(BadRequest, match="released"):
+        weights.update([])
+    weights.resume()
+    assert torch.equal(stepwise(executor, IDS, []), before)
+
+
+def test_a_tensor_without_a_place_is_refused(glm4):
+    _, weights = glm4
+    with pytest.raises(BadRequest, match="this glm4 model has none of that name"):
+        weights.update([("model.layers.0.mlp.up_proj.weight", torch.zeros(96, 64))])
+    with pytest.raises(BadRequest, match=r"shape \[3\] .wanted: \[64\]"):
+        weights.update([("model.norm.weight", torch.zeros(3))])

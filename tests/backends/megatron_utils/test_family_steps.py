@@ -1,0 +1,115 @@
+"""One optimizer step of families with layers of their own agrees with plain transformers and AdamW."""
+
+import pytest
+import torch
+import transformers
+
+from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.ray.train_worker import TrainWorker
+from tests.families import tiny_family
+from tests.megatron_harness import run_ranks
+from tests.trainer_batches import random_rollout, split, trainer_args
+
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+CP2 = {"context_parallel_size": 2}
+EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+# Layers whose gradients have to be summed over ranks in a way of their own.
+CASES = {
+    "glm4, TP 2": ("glm4", TP2),
+    "gemma3_text, TP 2": ("gemma3_text", TP2),
+    "gemma3_text, CP 2": ("gemma3_text", CP2),
+    "qwen2_moe, TP 2": ("qwen2_moe", TP2),
+    "minimax_m2, TP 2": ("minimax_m2", TP2),
+    "deepseek_v3, TP 2, EP 2": ("deepseek_v3", TP2 | EP2),
+    "deepseek_v3, CP 2": ("deepseek_v3", CP2),
+    "moonlight, TP 2": ("moonlight", TP2),
+}
+ROUTER = {
+    **{"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]},
+    "moe_token_dispatcher_type": "alltoall",
+}
+RATE = 0.01
+
+
+def _log_probs(model, tokens, response):
+    logits = model(input_ids=torch.tensor([tokens])).logits[0, -response - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[-response:])[:, None])[:, 0]
+
+
+def _transformers_step(path, rollout):
+    """The gradient of PPO's loss at equal old and new log-probs, gradient clipping and AdamW."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-8)
+    for i, tokens in enumerate(rollout["tokens"]):
+        log_probs = _log_probs(model, tokens, rollout["response_lengths"][i])
+        rollout["rollout_log_probs"][i] = log_probs.tolist()
+        mask = torch.tensor(rollout["loss_masks"][i])
+        loss = -(log_probs * rollout["rewards"][i] * mask).sum() / mask.sum()
+        (loss / len(rollout["tokens"])).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return float(norm), model
+
+
+def _megatron_step(rank, args, rollout):
+    worker = TrainWorker(args)
+    worker.start()
+    report = worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
+    weights = {}
+    for bucket in HfWeights(args, worker.backend.state.model).buckets(1 << 30):
+        weights.update({name: tensor.clone() for name, tensor in bucket})
+    return {"report": report, "weights": weights}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_step_agrees_with_transformers(case, tmp_path):
+    family, layout = CASES[case]
+    tiny_family(family, tmp_path / "before")
+    rollout = random_rollout(vocab_size=256)
+    norm, model = _transformers_step(tmp_path / "before", rollout)
+    flags = {"use_rollout_logprobs": True, "moe_router_bias_update_rate": 0.0, **ROUTER, **layout}
+    args = trainer_args(tmp_path / "before", **flags)
+    results = run_ranks(_megatron_step, 2, args, rollout)
+    (report,) = [result["report"] for result in results if result["report"]]
+    assert report["train"][0]["train/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    model.save_pretrained(tmp_path / "after")
+    wanted = _stored(tmp_path / "after")
+    for result in results:
+        for name, weight in result["weights"].items():
+            if not name.endswith("proj.bias"):  # some have no gradient but rounding errors
+                torch.testing.assert_close(
+                    weight, wanted[name], rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+
+def _stored(path):
+    from safetensors.torch import load_file
+
+    return load_file(path / "model.safetensors")
+
+
+def test_a_step_moves_biases_of_experts_towards_a_balance(tmp_path):
+    model = tiny_family("glm4_moe", tmp_path)
+    rollout = random_rollout(vocab_size=256)
+    counts = {}
+
+    def count(module, inputs, output):
+        counts[module] = counts.get(module, 0) + output[2].flatten().bincount(minlength=8)
+
+    gates = {i: layer.mlp.gate for i, layer in enumerate(model.model.layers) if i > 0}
+    for gate in gates.values():
+        gate.register_forward_hook(count)
+    with torch.no_grad():
+        for tokens in rollout["tokens"]:
+            model(torch.tensor([tokens]))
+    flags = {"use_rollout_logprobs": True, "moe_router_bias_update_rate": RATE, **ROUTER, **EP2}
+    results = run_ranks(_megatron_step, 2, trainer_args(tmp_path, **flags), rollout)
+    for number, gate in gates.items():
+        spare = (counts[gate].float().mean() - counts[gate]).sign()
+        expected = gate.e_score_correction_bias + RATE * spare
+        for result in results:
+            found = result["weights"][f"model.layers.{number}.mlp.gate.e_score_correction_bias"]
+            torch.testing.assert_close(found, expected)

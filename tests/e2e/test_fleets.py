@@ -1,0 +1,134 @@
+"""Whole runs with more than one model, and with engines and a router that somebody else has started."""
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.rollout.sglang_rollout import get_model_url
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+from tests.e2e.conftest import ROOT
+from tests.engines import free_port
+from tests.engines.embedded import Server
+
+pytestmark = pytest.mark.e2e
+
+_KILL_AT = 20  # a sample of the second rollout
+NOTE = "SLIME_TEST_JUDGE"
+
+
+async def judged_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    """What the judge says of a sample; in the second rollout its only engine is killed before it is asked."""
+    note = Path(os.environ[NOTE])
+    if (sample.index or 0) >= _KILL_AT and not note.exists():
+        note.write_text("killed")
+        os.kill(_judge(note.parent), signal.SIGKILL)
+    payload = {"input_ids": sample.tokens, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    answer = await post(get_model_url(args, "judge"), payload)
+    version = answer["meta_info"]["weight_version"]
+    if version != "default":
+        raise ValueError(f"the judge has got weights of version {version}")
+    return float(answer["output_ids"][0] % 2)
+
+
+def _judge(directory: Path) -> int:
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        module = "slime.backends.embedded_engine"
+        if (
+            module in words
+            and "supervisor" not in " ".join(words)
+            and f"{directory}/judge" in " ".join(words)
+        ):
+            return int(entry.name)
+    raise AssertionError(f"no judge below {directory}")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    """The file of a policy, and of a frozen judge of another size."""
+    make = ["tools/make_tiny_model.py", "--output", str(tmp_path / "judge"), "--seed", "5"]
+    shape = ["--hidden-size", "32", "--num-layers", "1"]
+    subprocess.run([sys.executable, *make, *shape], cwd=ROOT, check=True)
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        f"""
+        sglang:
+          - {{name: policy, server_groups: [{{worker_type: regular, num_gpus: 1}}]}}
+          - name: judge
+            model_path: {tmp_path}/judge
+            server_groups: [{{worker_type: regular, num_gpus: 1, overrides: {{max_running_requests: 8}}}}]
+        """
+    )
+    return path
+
+
+@pytest.mark.timeout(420)
+def test_a_judge_beside_the_policy_is_never_updated_and_comes_back_when_it_was_killed(
+    start, rl_flags, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = fleet.with_name("note")
+    monkeypatch.setenv(NOTE, str(note))
+    flags = ["--sglang-config", fleet, "--rollout-num-gpus", 2, "--num-rollout", 3, "--use-fault-tolerance"]
+    run = start([*rl_flags, *flags, "--custom-rm-path", "tests.e2e.test_fleets.judged_reward"])
+    run.expect_success(400)
+    assert note.read_text() == "killed"
+    assert len(run.rows("train")) == 3
+    fates = [
+        (row["fleet/judge/engines"], row["fleet/judge/replaced"]) for row in run.rows("rollout").values()
+    ]
+    assert fates == [(1, 0), (1, 1), (1, 1)]
+    run.expect_no_processes()
+
+
+@pytest.fixture
+def someone_elses(model: Path, tmp_path: Path):
+    """Two engines, and a router without any, on ports of their own."""
+    servers = [Server(model, "--dtype", "float32") for _ in range(2)]
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "sglang_router.launch_router",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    metrics = ["--prometheus-port", str(free_port()), "--prometheus-host", "127.0.0.1"]
+    with (tmp_path / "router.log").open("w") as log:
+        router = subprocess.Popen([*command, *metrics], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield [server.wait_ready() for server in servers], router, port
+    finally:
+        router.terminate()
+        router.wait(20)
+        for server in servers:
+            server.stop()
+
+
+@pytest.mark.timeout(420)
+def test_engines_and_a_router_of_somebody_elses_are_used_updated_and_left_alone(
+    start, rl_flags, someone_elses
+) -> None:
+    servers, router, port = someone_elses
+    addresses = [server.url.removeprefix("http://") for server in servers]
+    flags = ["--rollout-external", "--rollout-external-engine-addrs", *addresses]
+    run = start([*rl_flags, *flags, "--sglang-router-ip", "127.0.0.1", "--sglang-router-port", port])
+    run.expect_success(400)
+    assert len(run.rows("train")) == 2
+    run.expect_no_processes()
+    for server in servers:
+        assert server.process.poll() is None
+        assert server.client.get("/model_info").json()["weight_version"] == "3"
+    assert router.poll() is None
+    assert servers[0].client.get(f"http://127.0.0.1:{port}/workers").json()["workers"] == []

@@ -1,0 +1,122 @@
+"""A tiny random checkpoint of each model family, and what ``transformers`` makes of it.
+
+model = tiny_family("glm4", path)      # writes the checkpoint; a float32 ``transformers`` model
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+_SIZES = {
+    **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+    **{"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"head_dim": 16, "tie_word_embeddings": False, "pad_token_id": None},
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+_DEEPSEEK_EXPERTS = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 2},
+    **{"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+    **{"first_k_dense_replace": 1},
+}
+_LATENT = {
+    **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+    **{"v_head_dim": 24, "num_key_value_heads": 8},
+}
+# A name: the class in transformers, and what its config has that the others have not.
+FAMILIES = {
+    "glm4": ("Glm4", {"attention_bias": True}),
+    "mimo": ("Qwen2", {}),
+    "gemma3_text": (
+        "Gemma3Text",
+        {
+            **{"sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-yarn": ("Llama", {"rope_parameters": _YARN}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            **{"shared_expert_intermediate_size": 40, "norm_topk_prob": False, "mlp_only_layers": [1]},
+        },
+    ),
+    "glm4_moe": ("Glm4Moe", {**_DEEPSEEK_EXPERTS, "attention_bias": True, "use_qk_norm": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8}),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8},
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "moonlight": (
+        "DeepseekV3",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8},
+            **{"q_lora_rank": None, "n_group": 1, "topk_group": 1},
+        },
+    ),
+    "kimi_k2": ("DeepseekV3", {**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**_DEEPSEEK_EXPERTS, **_LATENT}),
+}
+# These have a model_type of their own and are computed as another one.
+_RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
+# Tensors for predicting further tokens, which are in published checkpoints; nothing reads them.
+_UNTRAINED = {
+    "mimo": "model.mtp_layers.0.input_proj.weight",
+    "deepseek_v3": "model.layers.4.eh_proj.weight",
+    "glm4_moe": "model.layers.4.eh_proj.weight",
+}
+
+
+def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
+    """Writes a checkpoint whose every tensor matters to the logits, but for a stray one of MTP layers."""
+    prefix, own = FAMILIES[name]
+    sizes = {**_SIZES, **own, **changes}
+    if prefix in ("Qwen2", "Glm4MoeLite"):
+        sizes.pop("head_dim")
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{prefix}Config")(**sizes)
+    model_class = prefix.removesuffix("Text") + "ForCausalLM"
+    model = getattr(transformers, model_class)(config).float().eval()
+    _stir(model, torch.Generator().manual_seed(seed + 1))
+    model.save_pretrained(path)
+    if name in _RENAMED:
+        file = path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": _RENAMED[name]}))
+    if name in _UNTRAINED:
+        file = path / "model.safetensors"
+        save_file(load_file(file) | {_UNTRAINED[name]: torch.ones(2, 2)}, file, {"format": "pt"})
+    return model
+
+
+def stored_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
+    """Those of the checkpoint that a model of the family has."""
+    return {
+        tensor_name: tensor
+        for tensor_name, tensor in load_file(path / "model.safetensors").items()
+        if tensor_name != _UNTRAINED.get(name)
+    }
+
+
+@torch.no_grad()
+def _stir(model: torch.nn.Module, generator: torch.Generator) -> None:
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name)
+    for name, tensor in (*model.named_parameters(), *buffers):
+        noise = torch.randn(tensor.shape, generator=generator)
+        if "norm" in name:
+            tensor.add_(0.3 * noise)
+        elif "bias" in name:
+            tensor.add_(0.1 * noise)
+        else:
+            tensor.copy_(0.06 * noise)

@@ -1,0 +1,116 @@
+"""The sizes that the config.json of published models give, by the name of their file in scripts/models."""
+
+from typing import Any
+
+_DEEPSEEK: dict[str, Any] = {
+    **{"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432},
+    **{"num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "rms_norm_eps": 1e-6},
+    **{"max_position_embeddings": 163840, "rope_theta": 10000, "tie_word_embeddings": False},
+    **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4},
+    **{"routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid"},
+    **{"topk_method": "noaux_tc", "moe_layer_freq": 1, "num_nextn_predict_layers": 1},
+    "rope_scaling": {
+        **{"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32},
+        **{"beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+}
+_KIMI = _DEEPSEEK | {
+    **{"model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
+    **{"rope_theta": 50000.0, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1},
+    **{"topk_group": 1, "routed_scaling_factor": 2.827, "num_nextn_predict_layers": 0},
+    "rope_scaling": _DEEPSEEK["rope_scaling"] | {"factor": 32.0, "beta_fast": 1.0},
+}
+_GLM4 = {
+    **{"model_type": "glm4", "num_hidden_layers": 40, "hidden_size": 4096, "intermediate_size": 13696},
+    **{"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 151552},
+    **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0},
+    **{"partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False},
+}
+_GLM_MOE = {
+    **{"model_type": "glm4_moe", "num_hidden_layers": 46, "hidden_size": 4096, "intermediate_size": 10944},
+    **{"num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151552},
+    **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1000000},
+    **{"partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False},
+    **{"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1},
+    **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_group": 1, "use_qk_norm": False},
+    **{"routed_scaling_factor": 1.0, "norm_topk_prob": True, "num_nextn_predict_layers": 1},
+}
+_QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "vocab_size": 151936, "tie_word_embeddings": False}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "deepseek-v3": _DEEPSEEK,
+    "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
+    "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
+    "kimi-k2": _KIMI,
+    "kimi-k2-thinking": _KIMI
+    | {"rms_norm_eps": 1e-5, "rope_scaling": _KIMI["rope_scaling"] | {"factor": 64.0}},
+    "moonlight": {
+        **{name: value for name, value in _DEEPSEEK.items() if name != "rope_scaling"},
+        **{"num_hidden_layers": 27, "hidden_size": 2048, "intermediate_size": 11264, "q_lora_rank": None},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 163840, "rope_theta": 50000},
+        **{"max_position_embeddings": 8192, "n_routed_experts": 64, "n_shared_experts": 2},
+        **{"num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1},
+        **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-5},
+    },
+    "glm4.7-30B-A3B": {
+        **{"model_type": "glm4_moe_lite", "num_hidden_layers": 47, "hidden_size": 2048},
+        **{"intermediate_size": 10240, "num_attention_heads": 20, "num_key_value_heads": 20},
+        **{"vocab_size": 154880, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5},
+        **{"rope_theta": 1000000, "q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192},
+        **{"qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 4, "moe_intermediate_size": 1536, "first_k_dense_replace": 1},
+        **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "norm_topk_prob": True},
+        **{"topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0},
+    },
+    "glm4-9B": _GLM4,
+    "glm4-32B": _GLM4
+    | {
+        **{"num_hidden_layers": 61, "hidden_size": 6144, "intermediate_size": 23040},
+        **{"num_attention_heads": 48, "attention_bias": False},
+    },
+    "glm4.5-106B-A12B": _GLM_MOE,
+    "glm4.5-355B-A32B": _GLM_MOE
+    | {
+        **{"num_hidden_layers": 92, "hidden_size": 5120, "intermediate_size": 12288, "use_qk_norm": True},
+        **{"n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3},
+        "routed_scaling_factor": 2.5,
+    },
+    "mimo-7B-rl": {
+        **{"model_type": "mimo", "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 11008},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151680},
+        **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 640000},
+        **{"attention_bias": True, "num_nextn_predict_layers": 1, "tie_word_embeddings": False},
+    },
+    "minimax-m2": {
+        **{"model_type": "minimax_m2", "num_hidden_layers": 62, "hidden_size": 3072},
+        **{"intermediate_size": 1536, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128},
+        **{"vocab_size": 200064, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6},
+        **{"rope_theta": 5000000, "rotary_dim": 64, "num_local_experts": 256, "num_experts_per_tok": 8},
+        **{"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True},
+        **{"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "tie_word_embeddings": False},
+    },
+    "qwen3-235B-A22B": _QWEN
+    | {
+        **{"model_type": "qwen3_moe", "num_hidden_layers": 94, "hidden_size": 4096},
+        **{"intermediate_size": 12288, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128},
+        **{"max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 1536, "norm_topk_prob": True, "decoder_sparse_step": 1},
+    },
+    "qwen1.5-MoE-A2.7B": _QWEN
+    | {
+        **{"model_type": "qwen2_moe", "num_hidden_layers": 24, "hidden_size": 2048},
+        **{"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16},
+        **{"max_position_embeddings": 8192, "num_experts": 60, "num_experts_per_tok": 4},
+        **{"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+        **{"norm_topk_prob": False, "decoder_sparse_step": 1, "use_sliding_window": False},
+    },
+    "mixtral-8x7B": {
+        **{"model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
+        **{"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
+        **{"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+        "tie_word_embeddings": False,
+    },
+}

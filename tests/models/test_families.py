@@ -1,0 +1,116 @@
+"""What families read of config.json, and what they refuse by name."""
+
+import pytest
+
+from slime.models import FAMILIES, HfConfigError, calculate_fwd_flops, family_of
+from slime.models.hf_config import HfConfig
+from slime.models.shape import trained_shape
+from tests.models.public_configs import CONFIGS
+
+
+def shape_of(model, **changes):
+    config = HfConfig({**CONFIGS[model], **changes})
+    return trained_shape(family_of(config.get("model_type")).shape(config), config)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "field", "value"),
+    [
+        ("glm4-9B", {}, "rotary_percent", 0.5),
+        ("glm4-9B", {}, "rotary_interleaved", True),
+        ("glm4-9B", {"partial_rotary_factor": None}, "rotary_percent", 0.5),
+        ("glm4-9B", {"attention_bias": False}, "add_qkv_bias", False),
+        ("glm4.5-106B-A12B", {}, "moe_layer_freq", (0,) + (1,) * 45),
+        ("glm4.5-106B-A12B", {"first_k_dense_replace": 0}, "moe_layer_freq", (1,) * 46),
+        ("glm4.5-106B-A12B", {"n_shared_experts": 2}, "moe_shared_expert_intermediate_size", 2816),
+        ("glm4.7-30B-A3B", {"first_k_dense_replace": None}, "moe_layer_freq", (0,) + (1,) * 46),
+        (
+            "glm4.7-30B-A3B",
+            {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 44},
+            "moe_layer_freq",
+            (0,) * 3 + (1,) * 44,
+        ),
+        ("deepseek-v3", {}, "rope_type", "yarn"),
+        ("deepseek-v3", {}, "q_lora_rank", 1536),
+        ("moonlight", {}, "q_lora_rank", None),
+        ("minimax-m2", {}, "rotary_percent", 0.5),
+        ("minimax-m2", {"rotary_dim": None}, "rotary_percent", 1.0),
+        ("qwen1.5-MoE-A2.7B", {}, "moe_router_pre_softmax", True),
+        ("mixtral-8x7B", {}, "moe_router_pre_softmax", False),
+    ],
+)
+def test_variants(model, change, field, value):
+    assert shape_of(model, **change)[field] == value
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "complaint"),
+    [
+        ("glm4-9B", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("glm4-9B", {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5"),
+        ("mimo-7B-rl", {"use_sliding_window": True}, "use_sliding_window True"),
+        ("mixtral-8x7B", {"sliding_window": 4096}, "sliding_window 4096"),
+        ("mixtral-8x7B", {"num_experts_per_tok": 1}, "norm_topk_prob True"),
+        ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm False"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ("deepseek-v3", {"norm_topk_prob": False}, "norm_topk_prob False"),
+        ("deepseek-v3", {"topk_method": "greedy"}, "topk_method 'greedy'"),
+        ("deepseek-v3", {"n_group": 7}, "n_group is 7 .wanted: a divisor of n_routed_experts 256"),
+        ("deepseek-v3", {"topk_group": 9}, "topk_group is 9 .wanted: an integer, 1 to 8"),
+        ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: missing"),
+        ("deepseek-v3", {"first_k_dense_replace": 61}, "first_k_dense_replace is 61 .wanted: at least one"),
+        ("deepseek-v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
+        ("deepseek-v3", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1 .wanted: 2 or more"),
+        ("deepseek-v3", {"attention_bias": True}, "attention_bias True"),
+        ("glm4.7-30B-A3B", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
+    ],
+)
+def test_what_the_trainer_would_compute_wrongly_is_refused(model, change, complaint):
+    with pytest.raises(HfConfigError, match=f"config.json: {complaint}"):
+        shape_of(model, **change)
+
+
+GEMMA = {
+    **{"model_type": "gemma3_text", "num_hidden_layers": 7, "hidden_size": 1152, "intermediate_size": 6912},
+    **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144},
+    **{"max_position_embeddings": 32768, "sliding_window": 512, "query_pre_attn_scalar": 256},
+    **{"rope_theta": 1000000, "rope_local_base_freq": 10000, "hidden_activation": "gelu_pytorch_tanh"},
+}
+
+
+def test_gemmas_windows_and_rotary_embeddings():
+    shape = FAMILIES["gemma3_text"].shape(HfConfig(GEMMA))
+    assert shape.attention_windows == (512,) * 5 + (None, 512)
+    assert shape.rope.base == 1e6 and shape.local_rope is not None and shape.local_rope.base == 1e4
+    assert shape.softmax_scale == 1 / 16 and not shape.untie_embeddings_and_output_weights
+    nested = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
+    scaled = FAMILIES["gemma3_text"].shape(HfConfig({**GEMMA, "rope_parameters": nested}))
+    assert scaled.rope.kind == "linear" and scaled.local_rope == shape.local_rope
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+        ({"layer_types": ["full_attention"]}, "layer_types is"),
+        ({"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+    ],
+)
+def test_what_gemma_does_not_compute_is_refused(change, complaint):
+    with pytest.raises(HfConfigError, match=f"config.json: {complaint}"):
+        FAMILIES["gemma3_text"].shape(HfConfig({**GEMMA, **change}))
+
+
+def test_flops_of_latent_attention_and_shared_experts_counted_by_hand():
+    from argparse import Namespace
+
+    args = Namespace(model_type="deepseek_v3", num_layers=2, hidden_size=4, ffn_hidden_size=6)
+    vars(args).update(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2)
+    vars(args).update(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7)
+    vars(args).update(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6)
+    # Query 4x3 and 3x14; latent and rotated 4x6; keys and values 4x22; output 12x4.
+    attention = 12 + 42 + 24 + 88 + 48
+    mlp = 3 * 4 * 6 + 4 * (3 + 3 * 2 * 5) + 3 * 4 * 7
+    linear = 2 * (2 * attention + mlp + 4 * 10)
+    # Per layer, 2 heads, 3 causal pairs of 2 tokens: scores of width 7 and sums of width 6.
+    assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * (7 + 6) * 3

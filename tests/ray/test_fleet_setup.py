@@ -1,0 +1,144 @@
+"""From the flags of a run to its models, engines and routers; nothing is started."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.ray import fleet_setup
+from slime.ray.fleet_setup import fleet_of
+from slime.ray.placement_group import Slots
+from tests.engines.fake import FakeEngine
+
+SLOTS = Slots(None, tuple(range(6)), tuple(range(6)), ("n",) * 6)
+
+
+def group(num_gpus: int, size: int = 1, kind: str = "regular", **overrides: Any) -> ServerGroupConfig:
+    return ServerGroupConfig(kind, num_gpus, size, {"model_path": "m", **overrides})  # type: ignore[arg-type]
+
+
+def flags(*models: ModelConfig, **changes: Any) -> Any:
+    defaults = dict(
+        served_models=list(models),
+        rollout_external=False,
+        router_external=False,
+        sglang_api_key=None,
+        sglang_router_ip=None,
+        sglang_model_routers={model.name: ("127.0.0.1", 3000 + i) for i, model in enumerate(models)},
+        router_prometheus_port=29000,
+        offload_rollout=False,
+        colocate=False,
+        use_fault_tolerance=True,
+        engine_startup_timeout=5,
+        num_gpus_per_node=8,
+        rollout_health_check_interval=60.0,
+        rollout_health_check_timeout=1.0,
+        rollout_health_check_first_wait=0.0,
+        rollout_engine_hang_timeout=300.0,
+    )
+    return Namespace(**{**defaults, **changes})
+
+
+POLICY = ModelConfig(
+    "policy", update_weights=True, server_groups=[group(2, 2), group(1, kind="placeholder"), group(1)]
+)
+JUDGE = ModelConfig("judge", update_weights=False, server_groups=[group(2, context_length=64)])
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What each source of engines was made of."""
+    made: list[dict[str, Any]] = []
+
+    class Source:
+        replaces = True
+
+        def __init__(self, args: Any, slots: Slots, shape: Any, first_slot: int, trainer_gpus: int) -> None:
+            made.append({"gpus": slots.gpu_ids, "shape": shape, "first": first_slot, "trainer": trainer_gpus})
+
+    monkeypatch.setattr(fleet_setup, "SpawnedEngines", Source)
+    return made
+
+
+def test_each_group_gets_its_own_slots_and_options(sources: list[dict[str, Any]]) -> None:
+    fleet = fleet_of(flags(POLICY, JUDGE), SLOTS, trainer_gpus=4)
+    assert {name: model.takes_updates for name, model in fleet.models.items()} == {
+        "policy": True,
+        "judge": False,
+    }
+    assert [(one["gpus"], one["first"], one["trainer"]) for one in sources] == [
+        ((0, 1), 0, 4),
+        ((3,), 3, 4),
+        ((4, 5), 4, 4),
+    ]
+    assert [one["shape"].num_gpus for one in sources] == [2, 1, 1]
+    assert sources[2]["shape"].overrides == {"model_path": "m", "context_length": 64}
+
+
+def test_a_frozen_model_keeps_its_weights_over_a_release_of_their_memory(
+    sources: list[dict[str, Any]],
+) -> None:
+    fleet_of(flags(POLICY, JUDGE, offload_rollout=True, colocate=True), SLOTS, trainer_gpus=6)
+    assert [one["shape"].overrides.get("enable_weights_cpu_backup") for one in sources] == [None, None, True]
+
+
+def routers_of(monkeypatch: pytest.MonkeyPatch, args: Any) -> list[dict[str, Any]]:
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(fleet_setup, "log_dir", lambda: __import__("pathlib").Path("/logs"))
+    monkeypatch.setattr(
+        fleet_setup, "start_router", lambda args, **options: started.append({"args": args, **options})
+    )
+    for model in fleet_of(args, SLOTS, 0).models.values():
+        model._start_router()
+    return started
+
+
+def test_each_model_has_a_router_of_its_own(sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = routers_of(monkeypatch, flags(POLICY, JUDGE))
+    assert (first["port"], second["port"]) == (3000, 3001)
+    assert [str(one["log_path"]) for one in (first, second)] == ["/logs/router.log", "/logs/router_judge.log"]
+    assert first["args"].router_prometheus_port == 29000
+    assert second["args"].router_prometheus_port is None  # two cannot share one
+    assert not hasattr(first["args"], "router_pd_disaggregation")
+
+
+def test_a_router_in_front_of_two_halves_is_told_so(sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = ModelConfig(
+        "policy", update_weights=True, server_groups=[group(1, kind="prefill"), group(1, kind="decode")]
+    )
+    fleet = fleet_of(flags(halves), SLOTS, 0)
+    assert [one["shape"].kind for one in sources] == ["prefill", "decode"]
+    assert [group._kind for group in fleet.models["policy"]._groups] == ["prefill", "decode"]
+    (router,) = routers_of(monkeypatch, flags(halves))
+    assert router["args"].router_pd_disaggregation is True
+
+
+def test_external_engines_make_one_model_that_is_updated_and_never_started() -> None:
+    engines = [FakeEngine().start() for _ in range(2)]
+    try:
+        for engine in engines:
+            engine.answers["server_info"] = {"tp_size": 2}
+        addresses = [engine.url for engine in engines]
+        args = flags(
+            rollout_external=True,
+            rollout_external_engine_addrs=addresses,
+            rollout_engine="embedded",
+            sglang_model_routers={"default": ("127.0.0.1", 3000)},
+            fp16=False,
+            fp32=False,
+            hf_checkpoint="m",
+            seed=1,
+        )
+        (model,) = fleet_of(args, SLOTS, 0).models.values()
+        for one in model._groups:
+            one.launch()
+        model.wait_ready(10)
+        assert model.takes_updates
+        found = [(one.url, one.endpoint.num_gpus, one.is_colocated) for one in model.living]
+        assert found == [(url, 2, False) for url in addresses]
+        engines[1].stop()
+        assert [model._groups[0]._source.can_fill(place) for place in range(2)] == [True, False]
+    finally:
+        for engine in engines:
+            engine.stop()
