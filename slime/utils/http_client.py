@@ -55,10 +55,9 @@ class Sessions:
         for loop in [loop for loop in self._by_loop if loop.is_closed()]:
             session = self._by_loop.pop(loop)
             if session.connector is not None:
-                closing = session.connector.close()
+                steps = session.connector.close().__await__()
                 with suppress(StopIteration):
-                    closing.send(None)  # lets go of the connections; nothing can be awaited any more
-                closing.close()
+                    next(steps)  # lets go of the connections; nothing can be awaited any more
             session.detach()
 
 
