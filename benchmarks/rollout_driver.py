@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from slime.rollout.generate_state import GenerateState, params_for_sample  # noqa: E402
 from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url  # noqa: E402
-from slime.utils.async_utils import get_async_loop, run  # noqa: E402
+from slime.utils.async_utils import run  # noqa: E402
 from slime.utils.http_utils import init_http_client, post  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
 from tools.make_tiny_model import make_tokenizer  # noqa: E402
@@ -170,8 +170,22 @@ def http_cost(args: Namespace, samples: int) -> float:
     return (cpu_seconds() - before) / samples * 1e6
 
 
-def bytes_in_flight(args: Namespace, samples: int) -> float:
-    """Resident bytes per sample while none of them has an answer yet."""
+def in_a_process(checkpoint: str, port: int, samples: int) -> float:
+    """Resident bytes per sample in flight, in a process that has freed none before."""
+    context = multiprocessing.get_context("spawn")
+    parent, child = context.Pipe()
+    process = context.Process(target=bytes_in_flight, args=(child, checkpoint, port, samples))
+    process.start()
+    try:
+        return parent.recv()
+    finally:
+        process.join()
+
+
+def bytes_in_flight(pipe: Connection, checkpoint: str, port: int, samples: int) -> None:
+    """Sends the resident bytes per sample while none of them has an answer yet."""
+    rollout_cost(make_args(checkpoint, port, 64), 64)
+    args = make_args(checkpoint, port, samples)
     GenerateState.clear()
     state = GenerateState(args)
     gc.collect()
@@ -190,7 +204,7 @@ def bytes_in_flight(args: Namespace, samples: int) -> float:
         await asyncio.gather(rollout, return_exceptions=True)
         return grown / samples
 
-    return asyncio.run_coroutine_threadsafe(begin(), get_async_loop()).result()
+    pipe.send(run(begin()))
 
 
 def measure(counts: list[int], rounds: int) -> dict[str, Any]:
@@ -210,7 +224,7 @@ def measure(counts: list[int], rounds: int) -> dict[str, Any]:
                 results[str(samples)] = {
                     "cpu_us_per_sample": statistics.median(costs),
                     "http_us_per_request": statistics.median(bare),
-                    "rss_bytes_per_sample_in_flight": bytes_in_flight(args, samples),
+                    "rss_bytes_per_sample_in_flight": in_a_process(checkpoint, port, samples),
                 }
     finally:
         server.terminate()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slime.arguments.views import RolloutView
-from slime.rollout.attempts import can_go_on, flatten, oldest_version, snapshot, without_answers
+from slime.rollout.attempts import can_go_on, flatten, oldest_version, without_answers
 from slime.rollout.base_types import RolloutError, blame, name_samples
+from slime.rollout.copies import copied
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
     call_dynamic_filter,
@@ -162,7 +163,7 @@ class AsyncRolloutWorker:
         try:
             while self._room() > 0:
                 (leased,) = self.account.take(1)
-                self._begin(_Work(leased, snapshot(leased), leased, self._rollout_id))
+                self._begin(_Work(leased, copied(leased), leased, self._rollout_id))
         except Exception as error:
             self._fail(error)
 

@@ -1,8 +1,8 @@
 """A group between two attempts to generate it: how old it is, and how it begins again."""
 
-import copy
 from typing import Any
 
+from slime.rollout.copies import copied
 from slime.utils.types import Sample
 
 _FRESH = Sample()
@@ -26,21 +26,13 @@ def flatten(nested: list[Any]) -> list[Sample]:
     return [s for item in nested for s in (flatten(item) if isinstance(item, list) else [item])]
 
 
-def snapshot(group: list[Sample]) -> list[Sample]:
-    """The group as it is now, whatever generation makes of it: that sets fields, and changes the metadata."""
-    twins = [copy.copy(sample) for sample in group]
-    for twin in twins:
-        twin.metadata = copy.deepcopy(twin.metadata)
-    return twins
-
-
 def without_answers(group: list[Sample]) -> list[Sample]:
     """Copies with their prompts alone."""
-    fresh = snapshot(group)
+    fresh: list[Sample] = copied(group)
     for sample in fresh:
         sample.tokens = sample.tokens[: len(sample.tokens) - sample.response_length]
         for name in _OF_THE_ANSWER:
-            setattr(sample, name, copy.copy(getattr(_FRESH, name)))
+            setattr(sample, name, copied(getattr(_FRESH, name)))
     return fresh
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from slime.utils.engine_counters import PrefixCacheInfo, SpecInfo
 from slime.utils.types import Sample, SampleStatus
 
-_ATOMS = (str, int, float, bool, type(None), SampleStatus)
+_ATOMS = frozenset({str, int, float, bool, type(None), SampleStatus})
 
 
 def copied(value: Any, foreign: Callable[[Any], Any] = lambda value: value) -> Any:

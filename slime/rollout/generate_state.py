@@ -12,6 +12,7 @@ from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
 
 Task = asyncio.Task[list[Any]]
+_PROMPTS_KEPT = 256
 
 
 class GenerateState(metaclass=SingletonMeta):
@@ -31,6 +32,7 @@ class GenerateState(metaclass=SingletonMeta):
         self.tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
         self.sampling_params = training_sampling_params(args)
+        self._encoded: dict[str, list[int]] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -72,7 +74,15 @@ class GenerateState(metaclass=SingletonMeta):
                 f"the prompt of sample {sample.index} is a list of messages: pass --apply-chat-template, "
                 "or a --custom-generate-function-path that renders it"
             )
-        return self.tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
+        return list(self._encode(sample.prompt))
+
+    def _encode(self, prompt: str) -> list[int]:
+        """The samples of a group share their prompt, and mostly ask one after the other."""
+        if prompt not in self._encoded:
+            if len(self._encoded) >= _PROMPTS_KEPT:
+                self._encoded.clear()
+            self._encoded[prompt] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        return self._encoded[prompt]
 
 
 def training_sampling_params(args: RolloutView) -> dict[str, Any]:

@@ -8,26 +8,23 @@ import asyncio
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import httpx
 import orjson
 
+from slime.utils.http_client import Answer, send, stream_lines
+
 T = TypeVar("T")
 
 RETRY_PAUSE_S = 1.0
-CONNECT_TIMEOUT_S = 30.0
-CLIENTS_PER_LOOP = 32
-KEEPALIVE_S = 2.0
-"""Idle connections are dropped before uvicorn, after 5 s, drops them while a request is on its way."""
 HIGHEST_PORT = 65535
 ERROR_BODY_CHARACTERS = 2000
-_EVENT, _LAST_EVENT = "data:", "[DONE]"
+_EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 
 
 class HttpStatusError(RuntimeError):
@@ -57,23 +54,15 @@ class HttpStatusError(RuntimeError):
 
 @dataclass
 class _ClientSettings:
-    """What every client of this process is made with; each event loop has clients of its own.
-
-    Several per loop, used in turn, because httpx's connection pool looks at every connection for every
-    request: 256 requests over one pool of 256 cost eight times the CPU of 32 small pools.
+    """What requests of this process carry.
 
     Attributes:
-        requests: how many are expected at a time.
         headers: sent to ``origins`` alone; user code posts to judges and sandboxes with the same client.
         origins: of the run's own servers, as ``http://host:port``.
     """
 
-    requests: int = 512
     headers: dict[str, str] = field(default_factory=dict)
     origins: set[str] = field(default_factory=set)
-    clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Iterator[httpx.AsyncClient]] = field(
-        default_factory=WeakKeyDictionary
-    )
 
 
 _settings = _ClientSettings()
@@ -96,17 +85,13 @@ def get_rollout_num_engines(args: EngineGpus) -> int:
 
 
 def init_http_client(args: Any, api_key: str | None = None) -> None:
-    """Sets how many requests to expect, ``sglang_server_concurrency`` per engine, and the routers' key.
-
-    Clients made earlier are dropped.
-    """
+    """Sets the routers' key, which requests to them carry from now on."""
     global _settings
-    requests = args.sglang_server_concurrency * get_rollout_num_engines(args)
     headers = bearer_header(api_key or getattr(args, "sglang_api_key", None))
     routers = dict(getattr(args, "sglang_model_routers", None) or {})
     routers["default"] = (getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None))
     origins = {http_url(host, port) for host, port in routers.values() if host and port}
-    _settings = _ClientSettings(requests, headers, origins)
+    _settings = _ClientSettings(headers, origins)
 
 
 def share_key_with(url: str) -> None:
@@ -162,33 +147,26 @@ async def stream(
         httpx.TransportError: the server could not be reached, or the connection broke; it names the URL.
     """
     content, all_headers = _encoded(payload), _headers_for(url, headers)
-    response = await _retried(max_retries, lambda: _open_stream(url, content, all_headers))
-    try:
-        async for line in response.aiter_lines():
-            if not line.startswith(_EVENT):
-                continue
-            data = line.removeprefix(_EVENT).strip()
-            if data == _LAST_EVENT:
-                return
-            yield orjson.loads(data)
-    except httpx.TransportError as error:
-        raise _named("POST", url, error) from error
-    finally:
-        await response.aclose()
+    lines = await _retried(max_retries, lambda: _begun(url, content, all_headers))
+    async with aclosing(lines):
+        async for line in lines:
+            if isinstance(line, bytes) and line.startswith(_EVENT):
+                data = line.removeprefix(_EVENT).strip()
+                if data == _LAST_EVENT:
+                    return
+                yield orjson.loads(data)
 
 
-async def _open_stream(url: str, content: bytes | None, headers: Mapping[str, str]) -> httpx.Response:
-    client = _client()
-    try:
-        request = client.build_request("POST", url, content=content, headers=headers)
-        response = await client.send(request, stream=True)
-        if response.status_code >= 400:
-            await response.aread()
-            await response.aclose()
-    except httpx.TransportError as error:
-        raise _named("POST", url, error) from error
-    _check_status("POST", url, response)
-    return response
+async def _begun(
+    url: str, content: bytes | None, headers: Mapping[str, str]
+) -> AsyncGenerator[bytes | Answer, None]:
+    """The lines of an answer that has begun, and is none of an error."""
+    lines = stream_lines("POST", url, content, headers)
+    first = await anext(lines)
+    if isinstance(first, Answer):
+        await lines.aclose()
+        _check_status("POST", url, first)
+    return lines
 
 
 async def _request(
@@ -203,14 +181,11 @@ async def _request(
 
 
 async def _try_request(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
-    try:
-        response = await _client().request(method, url, content=content, headers=headers)
-    except httpx.TransportError as error:
-        raise _named(method, url, error) from error
-    _check_status(method, url, response)
-    if response.headers.get("content-type", "").startswith("application/json"):
-        return orjson.loads(response.content)
-    return response.text
+    answer = await send(method, url, content, headers)
+    _check_status(method, url, answer)
+    if answer.content_type.startswith("application/json"):
+        return orjson.loads(answer.body)
+    return answer.body.decode(errors="replace")
 
 
 async def _retried(max_retries: int, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -234,40 +209,16 @@ def _headers_for(url: str, headers: Mapping[str, str] | None) -> dict[str, str]:
     return {"Content-Type": "application/json", **own_headers, **(headers or {})}
 
 
-def _named(method: str, url: str, error: httpx.TransportError) -> httpx.TransportError:
-    """The same error with a message that names the URL."""
-    return type(error)(f"{method} {url}: {error or type(error).__name__}")
-
-
 def _is_retryable(error: BaseException) -> bool:
     if isinstance(error, HttpStatusError):
         return error.retryable
     return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
 
 
-def _check_status(method: str, url: str, response: httpx.Response) -> None:
-    if response.status_code >= 400:
-        body = response.text[:ERROR_BODY_CHARACTERS]
-        raise HttpStatusError(method, url, response.status_code, body)
-
-
-def _client() -> httpx.AsyncClient:
-    """The next of this event loop's clients."""
-    loop = asyncio.get_running_loop()
-    clients = _settings.clients.get(loop)
-    if clients is None:
-        clients = _settings.clients[loop] = cycle(_new_clients(min(CLIENTS_PER_LOOP, _settings.requests)))
-    return next(clients)
-
-
-def _new_clients(count: int) -> list[httpx.AsyncClient]:
-    """They ignore proxy variables, as engines are never behind a proxy.
-
-    Connections have no limit: a request must never wait for one, least of all an abort behind generations.
-    """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    return [httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False) for _ in range(count)]
+def _check_status(method: str, url: str, answer: Answer) -> None:
+    if answer.status >= 400:
+        body = answer.body.decode(errors="replace")[:ERROR_BODY_CHARACTERS]
+        raise HttpStatusError(method, url, answer.status, body)
 
 
 def is_port_available(port: int, host: str = "") -> bool:

@@ -22,9 +22,11 @@ SCRIPTS = {
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
+    "rollout_driver": ["--samples", "64", "128", "--rounds", "1"],
+    "fully_async": ["--size", "0.5M", "--steps", "1"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
 }
-CLUSTER = ("against_trl", "grpo_step")
+CLUSTER = ("against_trl", "fully_async", "grpo_step")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slime.backends.sglang_utils.client import EngineClient
-from slime.utils.http_utils import KEEPALIVE_S
+from slime.utils.http_client import KEEPALIVE_S
 from slime.utils.types import EngineEndpoint
 from tests.engines.embedded import ENDLESS
 

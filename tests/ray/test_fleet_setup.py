@@ -27,7 +27,6 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         sglang_router_ip=None,
         sglang_model_routers={model.name: ("127.0.0.1", 3000 + i) for i, model in enumerate(models)},
         router_prometheus_port=29000,
-        slime_router_middleware_paths=["some.Middleware"],
         offload_rollout=False,
         colocate=False,
         use_fault_tolerance=True,

@@ -20,7 +20,8 @@ import httpx
 import orjson
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-from slime.utils.http_utils import KEEPALIVE_S, bearer_header
+from slime.utils.http_client import KEEPALIVE_S
+from slime.utils.http_utils import bearer_header
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,98 @@
+"""Rollout functions against an embedded engine whose weights are updated while it answers."""
+
+import time
+
+import pytest
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop_worker
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.sglang_rollout import generate
+from slime.rollout.sglang_streaming_rollout import generate_streaming
+from slime.rollout.weight_clock import clock
+from slime.utils.async_utils import run
+from slime.utils.types import EngineEndpoint, Sample
+from tests.engines.embedded import Server, make_checkpoint
+
+STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    server = Server(path)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def client(server):
+    clock.__init__()
+    client = EngineClient(EngineEndpoint(server.url, None, 1, None))
+    client.update_weight_version("1")
+    clock.end_update(1)
+    yield client
+    stop_worker()
+    client.close()
+
+
+@pytest.fixture
+def real_args(make_args, server):
+    return lambda **overrides: make_args(
+        sglang_router_port=int(server.url.rpartition(":")[2]), n_samples_per_prompt=2, **overrides
+    )
+
+
+def update(client, version):
+    """As ``WeightUpdate`` and the rollout manager do it."""
+    clock.begin_update()
+    client.pause_generation()
+    client.flush_cache()
+    client.begin_weight_update()
+    client.end_weight_update()
+    client.update_weight_version(str(version))
+    client.continue_generation()
+    clock.end_update(version)
+
+
+def test_streaming_gives_the_sample_of_the_default_function(client, real_args):
+    args = real_args()
+
+    def ask(function):
+        sample = Sample(prompt="<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", index=0)
+        params = GenerateState(args).sampling_params | {"sampling_seed": 3, "max_new_tokens": 24}
+        done = run(function(args, sample, params))
+        done.request_times = {}
+        return done
+
+    streamed = ask(generate_streaming)
+    assert streamed.response_length > 0 and streamed.version_spans == [("1", streamed.response_length)]
+    assert streamed == ask(generate)
+
+
+@pytest.mark.parametrize("path", [None, STREAMING])
+def test_answers_under_way_go_on_with_the_new_weights(client, real_args, make_source, path):
+    args = real_args(
+        custom_generate_function_path=path, rollout_max_response_len=400, sglang_server_concurrency=8
+    )
+    GenerateState(args).sampling_params |= {"ignore_eos": True}
+    source = make_source(args)
+    samples, version = [], 1
+    for rollout_id in range(4):
+        output = generate_rollout_fully_async(args, rollout_id, source)
+        samples += [sample for group in output.samples for sample in group]
+        time.sleep(0.1)  # so that others are under way
+        version += 1
+        update(client, version)
+    assert len({sample.index for sample in samples}) == len(samples) == 24
+    assert all(sample.response_length == 400 == len(sample.rollout_log_probs) for sample in samples)
+    mixed = [sample for sample in samples if len(sample.version_spans) > 1]
+    assert mixed
+    for sample in mixed:
+        versions = [int(version) for version, _ in sample.version_spans]
+        assert versions == sorted(versions)
+    stop_worker()
+    assert source.ledger.balanced and source.ledger.leased == 0
