@@ -30,7 +30,7 @@ class Ratios:
 
 
 RATIOS: dict[str, Ratios] = {
-    "data_loading": Ratios("ratio/*"),
+    "data_loading": Ratios("ratio/first_batch_s"),
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
     "fsdp_step": Ratios("*/ratio_cpu/*"),
     "fully_async": Ratios("ratio/*"),
