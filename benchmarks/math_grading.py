@@ -1,6 +1,6 @@
 """Mathematical answers graded in killable processes against math-verify in one's own process.
 
-    python benchmarks/math_grading.py [--labels 200] [--repeats 3]
+    python benchmarks/math_grading.py [--labels 100] [--repeats 3]
 
 Each label has eight answers, as a group of GRPO has. "distinct": no two of them are alike; "usual": half of
 them are the most frequent one. Ours is `--rm-type math` with one grading process, so that both sides have one
@@ -92,7 +92,7 @@ def in_process(groups: Sequence[tuple[str, list[str]]], limit_s: int | None) -> 
 
 
 def in_one_process_of_its_own(groups: Sequence[tuple[str, list[str]]], pool: GradingPool) -> dict[str, float]:
-    math_grader._verdicts.clear()
+    pool._verdicts.clear()
     worker = psutil.Process(pool.pids[0])
 
     async def grade() -> None:
@@ -148,7 +148,7 @@ def _best(sides: dict[str, Callable[[], dict[str, float]]], answers: int, repeat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--labels", type=int, default=200)
+    parser.add_argument("--labels", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -240,6 +240,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "arguments",
         "processes",
         "rollout",
+        "agent",
         "router",
         "utils",
     )

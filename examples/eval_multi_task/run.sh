@@ -19,6 +19,7 @@ export DATASETS
 # --num-rollout 0 evaluates and trains nothing; any training run takes the same two eval flags.
 launch "${SIZE_ARGS[@]}" \
     --num-rollout 0 \
+    --disable-rollout-global-dataset \
     --debug-rollout-only \
     --rollout-num-gpus "${ROLLOUT_NUM_GPUS:-1}" \
     --input-key prompt \

@@ -76,6 +76,14 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
             parser.set_defaults(**{adopted.dest: adopted.default})
 
 
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A router of somebody else's without its port."""
+    if args.sglang_router_ip is not None and args.sglang_router_port is None:
+        yield f"--sglang-router-ip {args.sglang_router_ip}: needs --sglang-router-port"
+    if args.sglang_router_ip is not None and args.use_slime_router:
+        yield "--sglang-router-ip and --use-slime-router: only one of them at a time"
+
+
 def stock_policies() -> tuple[str, ...]:
     """What the installed sglang-router takes for its ``--policy``."""
     from sglang_router.router_args import RouterArgs as Original
@@ -93,12 +101,6 @@ def given_router_options(args: Namespace) -> Iterator[tuple[str, object]]:
         value = getattr(args, action.dest)
         if value != parser.get_default(action.dest):
             yield action.option_strings[0], value
-
-
-def contradictions(args: Namespace) -> Iterator[str]:
-    """A router of somebody else's without its port."""
-    if args.sglang_router_ip is not None and args.sglang_router_port is None:
-        yield f"--sglang-router-ip {args.sglang_router_ip}: needs --sglang-router-port"
 
 
 def missing(args: Namespace) -> Iterator[str]:

@@ -119,6 +119,7 @@ def compute_metrics_from_samples(
         **_prefix_cache_metrics(samples),
         **_reward_category_metrics(args, samples),
         **_ungraded_metrics(samples),
+        **_source_metrics(samples, rewards),
         "repetition_frac": statistics.fmean(float(has_repetition(sample.response)) for sample in samples),
         "truncated_ratio": statistics.fmean(
             float(sample.status == Sample.Status.TRUNCATED) for sample in samples
@@ -185,6 +186,20 @@ def _ungraded_metrics(samples: Sequence[Sample]) -> dict[str, int]:
     """How many answers their grader failed on; nothing without any."""
     count = sum("grading_failure" in sample.metadata for sample in samples)
     return {"ungraded_count": count} if count else {}
+
+
+def _source_metrics(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[str, float]:
+    """Share and mean reward of each named source of prompts; nothing where none has a name."""
+    if not any("source_name" in sample.metadata for sample in samples):
+        return {}
+    by_source: dict[str, list[Any]] = defaultdict(list)
+    for sample, reward in zip(samples, rewards, strict=False):
+        by_source[sample.metadata.get("source_name", "unknown")].append(reward)
+    shares = {f"source/{name}/share": len(found) / len(samples) for name, found in by_source.items()}
+    means = {
+        f"source/{name}/{key}": v for name, r in by_source.items() for key, v in _reward_metrics(r).items()
+    }
+    return shares | means
 
 
 def _rewards(args: TrackingView, samples: Sequence[Sample]) -> list[Any]:

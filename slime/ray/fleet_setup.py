@@ -85,7 +85,7 @@ def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[
         router.join(known, args.engine_startup_timeout)
         return router
     return start_router(
-        _router_args(args, halves, is_first),
+        _router_args(args, model, halves, is_first),
         host=host,
         port=port,
         prometheus_port=find_available_port(metrics_port(port)),
@@ -94,9 +94,10 @@ def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[
     )
 
 
-def _router_args(args: FleetView, halves: bool, is_first: bool) -> FleetView:
-    """Of one of several routers: a port that was given is the first one's."""
+def _router_args(args: FleetView, model: str, halves: bool, is_first: bool) -> FleetView:
+    """Of one of several routers: a port that was given is the first one's, and the tokenizer the model's."""
     own: dict[str, Any] = {"router_pd_disaggregation": True} if halves else {}
     if not is_first:
         own["router_prometheus_port"] = None
+        own["hf_checkpoint"] = next(m.model_path for m in args.served_models if m.name == model)
     return view(Namespace(**{**vars(args), **own}), FleetView)

@@ -5,14 +5,13 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-import aiohttp
 import orjson
-from multidict import CIMultiDict, CIMultiDictProxy
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slime.router.admin import AdminRequest, AdminServer, is_own
+from slime.router.connections import Reply
 from slime.router.front import NO_TREE, is_allowed
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
@@ -84,21 +83,24 @@ class ProxyApp:
             return _error(400, "bad_request", f"{error} (wanted: {{text, prompt_characters}})")
 
     async def _proxy(self, scope: Scope, body: bytes, send: Send) -> None:
-        headers = CIMultiDict((k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"])
         target = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("latin-1")
         upstream, counts = self._router.upstream, self._router.counts
-        async with upstream.answer(scope["method"], target, CIMultiDictProxy(headers), body) as answer:
-            counts[f"requests/{answer.status}"] += 1
-            await send({"type": "http.response.start", "status": answer.status, "headers": _raw(answer)})
-            try:
-                async for chunk in answer.content.iter_any():
+        started = False
+        try:
+            async with upstream.answer(scope["method"], target, scope["headers"], body) as reply:
+                counts[f"requests/{reply.status}"] += 1
+                await send({"type": "http.response.start", "status": reply.status, "headers": _raw(reply)})
+                started = True
+                async for chunk in reply.content.iter_any():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            except aiohttp.ClientError:
-                counts["broken"] += 1
-                raise  # which cuts the client off: it must not take what it has for the whole
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except RefusedError as error:
+            if started:
+                # The client must not take what it has for the whole: its connection ends.
+                raise RuntimeError(str(error)) from error
+            raise
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def retrieved(tree: Any, text: str, prompt_characters: int | None = None) -> dict[str, Any]:
@@ -144,10 +146,10 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-def _raw(answer: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    headers = end_to_end(answer.headers)
-    if answer.content_length is not None:
-        headers["Content-Length"] = str(answer.content_length)
+def _raw(reply: Reply) -> list[tuple[bytes, bytes]]:
+    headers = end_to_end(reply.headers)
+    if reply.content_length is not None:
+        headers["Content-Length"] = str(reply.content_length)
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 

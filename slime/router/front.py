@@ -4,7 +4,6 @@ import asyncio
 import hmac
 from collections.abc import Mapping
 
-import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
@@ -12,12 +11,12 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from slime.router.admin import OPEN_PATHS, AdminRequest, AdminServer, is_own
+from slime.router.connections import HEADER_BYTES, Reply
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
 
 WHOLE_BYTES = 2**20
 """Answers up to this length are handed on in one piece, others as they come."""
-HEADER_BYTES = 2**16
 NO_TREE = (
     "no radix tree (wanted: --slime-router-middleware-paths "
     "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware)"
@@ -52,34 +51,29 @@ class Front:
         body = await request.read() if request.body_exists else b""
         started: list[web.StreamResponse] = []
         try:
-            asked = self._upstream.answer(request.method, request.raw_path, request.headers, body)
-            async with asked as answer:
-                return await self._deliver(request, answer, started)
+            asked = self._upstream.answer(request.method, request.raw_path, request.raw_headers, body)
+            async with asked as reply:
+                return await self._deliver(request, reply, started)
         except RefusedError as error:
-            return _json(error.status, error.body)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            self._counts["broken"] += 1
             if not started:
-                broken = RefusedError(502, "worker_broke_off", f"the answer broke off: {error}")
-                return _json(broken.status, broken.body)
+                return _json(error.status, error.body)
             # The client must not take what it has for the whole.
             if request.transport is not None:
                 request.transport.abort()
             return started[0]
 
     async def _deliver(
-        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, started: list[web.StreamResponse]
+        self, request: web.BaseRequest, reply: Reply, started: list[web.StreamResponse]
     ) -> web.StreamResponse:
-        headers = end_to_end(answer.headers)
-        length = answer.content_length
+        headers, length = end_to_end(reply.headers), reply.content_length
         if length is not None and length <= WHOLE_BYTES:
-            whole = await answer.read()
-            return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=whole)
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+            whole = await reply.content.read()
+            return web.Response(status=reply.status, reason=reply.reason, headers=headers, body=whole)
+        response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
         response.content_length = length
         started.append(response)
         await response.prepare(request)
-        async for chunk in answer.content.iter_any():
+        async for chunk in reply.content.iter_any():
             await response.write(chunk)
         await response.write_eof()
         return response

@@ -4,24 +4,21 @@ Bodies pass as they are: nothing here looks into them. A request is sent to anot
 could not be connected to; once it is on its way, tokens may have been sampled for it.
 """
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
+from slime.router.connections import CannotConnect, Connections, Reply
 from slime.router.metrics import Counts
 from slime.router.pool import Worker, WorkerPool
 from slime.router.settings import RouterSettings
 
-CONNECT_TIMEOUT_S = 5.0
-KEEPALIVE_S = 2.0
-"""Idle connections are dropped before uvicorn, after 5 s, drops them while a request is on its way."""
-READ_BUFFER = 2**18
-ROUTING_KEY = "X-SMG-Routing-Key"
-"""Requests with the same value go to the same worker."""
+ROUTING_KEY = b"x-smg-routing-key"
+"""Requests with the same value of this header go to the same worker."""
 
 _OF_ONE_HOP = frozenset(
     [
@@ -29,8 +26,8 @@ _OF_ONE_HOP = frozenset(
         *("trailer", "transfer-encoding", "upgrade", "host", "content-length", "expect"),
     ]
 )
-_NOT_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""Headers that aiohttp would add of its own accord."""
+_OF_ONE_HOP_BYTES = frozenset(name.encode() for name in _OF_ONE_HOP)
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class RefusedError(Exception):
@@ -50,86 +47,90 @@ class RefusedError(Exception):
         return {"error": {"type": self.kind, "code": self.kind, "message": str(self)}}
 
 
+class BrokenOff(RefusedError):
+    """A worker ended its answer before it was complete."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            502, "worker_broke_off", f"the worker broke off: {type(error).__name__}: {error}".rstrip(": ")
+        )
+
+
 class Upstream:
     """The connections to all workers. Made within a running event loop."""
 
     def __init__(self, pool: WorkerPool, settings: RouterSettings, counts: Counts) -> None:
-        self._pool, self._counts = pool, counts
-        limit = -(-settings.max_connections // settings.processes)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=settings.timeout, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_NOT_OURS,
-            read_bufsize=READ_BUFFER,
-        )
+        self._pool, self._counts, self._timeout = pool, counts, settings.timeout
+        self._connections = Connections(-(-settings.max_connections // settings.processes))
 
     async def close(self) -> None:
-        await self._session.close()
+        self._connections.close()
 
     @asynccontextmanager
     async def answer(
-        self, method: str, target: str, headers: CIMultiDictProxy[str], body: bytes
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        self, method: str, target: str, headers: RawHeaders, body: bytes
+    ) -> AsyncIterator[Reply]:
         """The answer of a worker, whose body may be still to come.
 
         Args:
             target: path and query, as the client wrote them.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: there is none; from within the block too, if it breaks off.
         """
-        worker, response = await self._send(method, target, headers, body)
         try:
-            yield response
-        finally:
-            worker.in_flight -= 1
-            response.release() if response.content.at_eof() else response.close()
+            async with asyncio.timeout(self._timeout):
+                worker, reply = await self._send(method, target, headers, body)
+                try:
+                    yield reply
+                finally:
+                    worker.in_flight -= 1
+                    self._connections.finish(worker.url, reply)
+        except TimeoutError as error:
+            message = f"no answer within {self._timeout} s (--slime-router-timeout)"
+            raise RefusedError(504, "worker_timeout", message) from error
+        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+            self._counts["broken"] += 1
+            raise BrokenOff(error) from error
 
-    async def _send(
-        self, method: str, target: str, headers: CIMultiDictProxy[str], body: bytes
-    ) -> tuple[Worker, aiohttp.ClientResponse]:
-        session, tried = headers.get(ROUTING_KEY), list[Worker]()
-        passed = end_to_end(headers)
+    async def _send(self, method: str, target: str, headers: RawHeaders, body: bytes) -> tuple[Worker, Reply]:
+        """The worker's request is counted as in flight from here on."""
+        passed, session = _passed(headers)
+        tried: list[Worker] = []
         while (worker := self._pool.choose(session, tried)) is not None:
-            if worker.api_key is not None:
-                passed["Authorization"] = f"Bearer {worker.api_key}"
+            worker.in_flight += 1
+            own = passed if worker.api_key is None else _with_key(passed, worker.api_key)
             try:
-                return worker, await self._ask(worker, method, target, passed, body)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                return worker, await self._connections.ask(worker.url, method, target, own, body)
+            except CannotConnect:
+                worker.in_flight -= 1
                 self._pool.refused(worker)
                 self._counts["retries"] += 1
                 tried.append(worker)
-            except TimeoutError as error:
-                message = f"{worker.url} did not answer within --slime-router-timeout"
-                raise RefusedError(504, "worker_timeout", message) from error
-            except (aiohttp.ClientError, OSError) as error:
-                message = f"{worker.url} broke off: {type(error).__name__}: {error}"
-                raise RefusedError(502, "worker_broke_off", message) from error
+            except BaseException:
+                worker.in_flight -= 1
+                raise
         self._counts["refusals"] += 1
         raise RefusedError(503, "no_available_workers", self._pool.why_none())
 
-    async def _ask(
-        self, worker: Worker, method: str, target: str, headers: CIMultiDict[str], body: bytes
-    ) -> aiohttp.ClientResponse:
-        """Until the head of the answer is there; on success the request stays counted as in flight."""
-        worker.in_flight += 1
-        try:
-            return await self._session.request(
-                method, _url(worker.url, target), headers=headers, data=body or None, allow_redirects=False
-            )
-        except BaseException:
-            worker.in_flight -= 1
-            raise
+
+def _passed(headers: RawHeaders) -> tuple[list[tuple[bytes, bytes]], str | None]:
+    """The headers that are meant for the worker, and the session."""
+    passed, session = [], None
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered not in _OF_ONE_HOP_BYTES:
+            passed.append((name, value))
+            if lowered == ROUTING_KEY:
+                session = value.decode("latin-1")
+    return passed, session
 
 
-def end_to_end(headers: Iterable[tuple[str, str]] | CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """The headers that are meant for whoever is at the other end."""
-    items = headers.items() if isinstance(headers, CIMultiDictProxy) else headers
-    return CIMultiDict((name, value) for name, value in items if name.lower() not in _OF_ONE_HOP)
+def _with_key(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> list[tuple[bytes, bytes]]:
+    others = [(name, value) for name, value in headers if name.lower() != b"authorization"]
+    return [*others, (b"Authorization", f"Bearer {api_key}".encode())]
 
 
-@lru_cache(maxsize=4096)
-def _url(base: str, target: str) -> URL:
-    return URL(base + target, encoded=True)
+def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """The headers of an answer that are meant for the client."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_HOP)

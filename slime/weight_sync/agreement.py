@@ -1,13 +1,15 @@
 """Steps that all trainer ranks take together, and that fail together."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
+from slime.utils.http_utils import get_host_info, is_loopback
 
 
 def wait_limit(args: WeightSyncView) -> timedelta:
@@ -15,9 +17,15 @@ def wait_limit(args: WeightSyncView) -> timedelta:
     return timedelta(minutes=args.distributed_timeout_minutes)
 
 
-def group_address() -> str:
-    """The address of rank 0's host, where the trainer itself met."""
-    return os.environ["MASTER_ADDR"]
+def group_address(urls: Iterable[str] = ()) -> str:
+    """The address of rank 0's host: where the trainer itself met, unless engines elsewhere cannot reach that.
+
+    Args:
+        urls: of the engines that are to meet it there.
+    """
+    met = os.environ["MASTER_ADDR"]
+    elsewhere = any(not is_loopback(urlsplit(url).hostname or "") for url in urls)
+    return get_host_info()[1] if elsewhere and is_loopback(met) else met
 
 
 class RankAgreement:

@@ -97,7 +97,8 @@ class BroadcastTransport(Transport):
         self._engines = EngineClients([], 0.0)
 
     def _join(self) -> None:
-        endpoints, address, port = self._engines.endpoints, group_address(), _free_port()
+        endpoints, port = self._engines.endpoints, _free_port()
+        address = group_address(endpoint.url for endpoint in endpoints)
         sizes = [endpoint.num_gpus for endpoint in endpoints]
         offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
         world_size = 1 + sum(sizes)

@@ -64,6 +64,20 @@ async def test_nothing_but_the_workspace_can_be_written(sandbox, name):
     assert not Path(name).exists()
 
 
+async def test_a_folder_that_is_shown_is_shown_read_only(sandbox, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "rows").write_text("1")
+    folder.chmod(0o777)
+    (folder / "rows").chmod(0o666)
+    async with LocalSandbox(readable=[folder]) as shown:
+        assert (await shown.exec(f"cat {folder}/rows")).output == "1"
+        for name in ("rows", "planted"):
+            code, output = await shown.exec(f"echo 2 > {folder}/{name}")
+            assert code != 0 and "Read-only" in output
+    assert [path.name for path in folder.iterdir()] == ["rows"] and (folder / "rows").read_text() == "1"
+
+
 @pytest.mark.parametrize(
     "target", ["/etc/shadow", "/proc/1/root/etc/shadow", "/proc/1/environ", "../../etc/shadow"]
 )

@@ -219,6 +219,10 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
             "--rollout-external: the trainer shares no GPUs",
         ),
         ({"sglang_router_ip": "127.0.0.1"}, "--sglang-router-ip 127.0.0.1: needs --sglang-router-port"),
+        (
+            {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 3, "use_slime_router": True},
+            "--sglang-router-ip and --use-slime-router: only one",
+        ),
         ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus 3: not a multiple"),
         (
             {"rollout_num_gpus_per_engine": 2},
@@ -242,6 +246,7 @@ def served(*groups: dict[str, Any], **changes: Any) -> list[str]:
         colocate=False,
         offload_rollout=False,
         debug_rollout_only=False,
+        use_slime_router=False,
     )
     model = ModelConfig("m", "path", True, 1, [ServerGroupConfig(**one) for one in groups])
     return list(bad_models(Namespace(**{**flags, "served_models": [model], **changes})))
@@ -252,6 +257,8 @@ def test_sglang_may_prefill_and_decode_apart_unless_their_memory_is_the_trainers
     assert served(*halves) == []
     (line,) = served(*halves, colocate=True, offload_rollout=True)
     assert "prefill and decode engines cannot release their memory" in line
+    (line,) = served(*halves, use_slime_router=True)
+    assert "prefill and decode engines need sglang-router" in line
 
 
 @pytest.mark.parametrize("kinds", [("prefill",), ("decode",), ("prefill", "regular", "decode")])

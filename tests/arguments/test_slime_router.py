@@ -1,5 +1,7 @@
 """Which flags go with slime's own router."""
 
+from argparse import Namespace
+
 import pytest
 
 from slime.arguments.parser import parse
@@ -10,8 +12,10 @@ USE = "--use-slime-router"
 MIDDLEWARE = ["--slime-router-middleware-paths", "a.B"]
 
 
-def found(*words: str) -> list[str]:
-    return list(contradictions(parse([*REQUIRED, *words], None)))
+def found(*words: str, halves: bool = False) -> list[str]:
+    args = parse([*REQUIRED, *words], None)
+    args.served_models = (Namespace(has_pd_disaggregation=halves),)
+    return list(contradictions(args))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,12 @@ def test_these_go_together(words: list[str]) -> None:
 def test_these_do_not(words: list[str], message: str) -> None:
     (line,) = found(*words)
     assert line.startswith(message)
+
+
+def test_engines_that_only_prefill_need_the_stock_router() -> None:
+    assert found(halves=True) == []
+    (line,) = found(USE, halves=True)
+    assert line.startswith("--use-slime-router: knows no prefill and decode")
 
 
 def test_options_of_a_router_that_is_not_used_get_a_note() -> None:

@@ -76,6 +76,20 @@ def test_truncation_and_reward_categories_are_shares():
     assert metrics["raw_reward"] == 0.5
 
 
+def test_named_sources_have_a_share_and_a_mean_reward():
+    samples = [make_sample(group, group / 2, metadata={"source_name": "ab"[group > 1]}) for group in range(3)]
+    metrics = compute_metrics_from_samples(make_args(), [*samples, make_sample(3, 4.0)])
+    found = {key: value for key, value in metrics.items() if key.startswith("source/")}
+    assert found == {
+        **{"source/a/share": 0.5, "source/a/raw_reward": 0.25},
+        **{"source/b/share": 0.25, "source/b/raw_reward": 1.0},
+        **{"source/unknown/share": 0.25, "source/unknown/raw_reward": 4.0},
+    }
+    assert not any(
+        key.startswith("source/") for key in compute_metrics_from_samples(make_args(), [make_sample(0, 1.0)])
+    )
+
+
 def test_speed_leaves_out_masked_tokens_and_tool_time_where_it_says_so():
     samples = [
         make_sample(0, 1.0, length=8, masked=4, non_generation_time=1.0),

@@ -30,6 +30,8 @@ GAPS = {
     + "slime.models has rules for both directions",
     "slime.backends.megatron_utils.loss:get_values": _OWN_WAY + "values are read off a whole batch",
     "slime.backends.sglang_utils:sglang_engine": _OWN_WAY + "servers and clients of engines are two things",
+    "slime.backends.sglang_utils.external:apply_external*": _OWN_WAY + "args are not written after parsing",
+    "slime.backends.sglang_utils.external:start_external*": _OWN_WAY + "slime.ray.fleet starts all sources",
     "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.engines checks",
     "slime.observability.trace_utils:TRACE_CHILDREN_KEY": _LATER + "spans within prefill and decode",
     "slime.observability.rollout_data_utils:*": _OWN_WAY + "recordings are named by args",
@@ -40,10 +42,3 @@ GAPS = {
     "slime.rollout.sglang_rollout:GenerateState.dp_rank_context": _OWN_WAY + "engines balance their ranks",
     "slime_plugins.models.*:*": _LATER + "the families GLM-5 and Qwen3.5-VL",
 }
-
-IN_THE_MAKING = {
-    "slime.backends.sglang_utils.external:*",
-    "slime.backends.sglang_utils.sglang_config:*",
-    "slime.rollout.fully_async_rollout:*",
-}
-"""May be there or not."""

@@ -50,9 +50,8 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     source = ExternalEngines([endpoint(server) for server in servers])
     where = {"host": "127.0.0.1", "port": free_port(), "prometheus_port": free_port()}
-    router = lambda: start_router(
-        Namespace(engine_startup_timeout=60.0), **where, log_path=tmp_path / "router.log"
-    )
+    flags = Namespace(engine_startup_timeout=60.0, use_slime_router=False)
+    router = lambda: start_router(flags, **where, log_path=tmp_path / "router.log")
     fleet = Fleet(args, [ServedModel("default", [EngineGroup(source)], router)])
     try:
         fleet.start()

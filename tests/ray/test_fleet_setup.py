@@ -43,7 +43,9 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
 POLICY = ModelConfig(
     "policy", update_weights=True, server_groups=[group(2, 2), group(1, kind="placeholder"), group(1)]
 )
-JUDGE = ModelConfig("judge", update_weights=False, server_groups=[group(2, context_length=64)])
+JUDGE = ModelConfig(
+    "judge", model_path="judge", update_weights=False, server_groups=[group(2, context_length=64)]
+)
 
 
 @pytest.fixture
@@ -100,6 +102,7 @@ def test_each_model_has_a_router_of_its_own(sources: Any, monkeypatch: pytest.Mo
     assert [str(one["log_path"]) for one in (first, second)] == ["/logs/router.log", "/logs/router_judge.log"]
     assert first["args"].router_prometheus_port == 29000
     assert second["args"].router_prometheus_port is None  # two cannot share one
+    assert second["args"].hf_checkpoint == JUDGE.model_path  # middleware has the tokenizer of its model
     assert not hasattr(first["args"], "router_pd_disaggregation")
 
 

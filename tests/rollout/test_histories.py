@@ -23,7 +23,7 @@ from slime.utils.data_sources import epoch_order
 from slime.utils.types import Sample
 
 SCALE = float(os.environ.get("SLIME_HISTORIES", "1"))
-PROMPTS = 7
+PROMPTS = 4
 FILTERS = [None, "newest_first", "newest_only", "last_selected"]
 
 
@@ -41,7 +41,7 @@ def check_histories(count, check, *strategies):
 
 @pytest.fixture
 def small_args(make_args, monkeypatch):
-    """Args of seven prompts, which are read once."""
+    """Args of few prompts, which are read once."""
     args = make_args(rollout_shuffle=True)
     args.prompt_data += f"@[:{PROMPTS}]"
     dataset = Dataset(args.prompt_data, None, prompt_key="prompt", label_key="label", seed=args.rollout_seed)
@@ -359,7 +359,7 @@ def test_rollouts_lose_and_repeat_no_group(scripted):
     def check(history, switches):
         scripted(history, switches)
 
-    check_histories(2600, check, st.binary(max_size=20), SWITCHES)
+    check_histories(3000, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_rollouts_repeat_themselves(scripted):
@@ -369,7 +369,7 @@ def test_rollouts_repeat_themselves(scripted):
         assert first.engines.log == second.engines.log
         assert first.source.ledger == second.source.ledger
 
-    check_histories(400, check, st.binary(max_size=20), SWITCHES)
+    check_histories(500, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_an_epoch_of_weighted_sources_repeats_nothing_before_all_of_a_source_was_used():

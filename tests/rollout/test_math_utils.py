@@ -109,9 +109,9 @@ def test_answers_are_compared_by_the_rules_of_prm800k(given, truth, equal):
 def test_sympy_that_never_ends_does_not_hang_the_caller(monkeypatch):
     from slime.rollout.rm_hub import grading_pool
 
-    pool = grading_pool.GradingPool(1, limit_s=1)
+    pool = grading_pool.GradingPool(1, limit_s=2)
     monkeypatch.setattr(grading_pool, "_pool", lambda: pool)
-    with pytest.raises(GradingFailed, match="no verdict within 1 s"):
+    with pytest.raises(GradingFailed, match="no verdict within 2 s"):
         grade_answer_sympy("((((((((9^9)^9)^9)^9)^9)^9)^9)^9)^9", "x+1")
     pool.close()
 

@@ -3,12 +3,14 @@
 import asyncio
 import gzip
 import json
+from argparse import Namespace
 
 import aiohttp
 import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from slime.router import front as front_module
+from slime.router.connections import Connections
 from tests.engines import free_port
 from tests.router.conftest import served
 
@@ -102,6 +104,70 @@ async def test_the_engine_learns_that_the_client_has_gone(start_engine) -> None:
             await ended.wait()
             while router.router.worker_request_counts != {engine.url: 0}:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_connection_serves_one_request_after_the_other_unless_an_answer_is_left() -> None:
+    clients = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.append(writer)
+        while head := await reader.readline():
+            while await reader.readline() != b"\r\n":
+                pass
+            length = 100 if b"/long" in head else 2
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n{}" % length)
+
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        connections = Connections(limit=1)
+        for target, expected in [("/", 1), ("/", 1), ("/long", 1), ("/", 2), ("/", 2)]:
+            reply = await connections.ask(url, "GET", target, [], b"")
+            if target == "/":
+                assert await reply.content.read() == b"{}"
+            connections.finish(url, reply)
+            assert len(clients) == expected
+        connections.close()
+        for writer in clients:
+            writer.close()
+
+
+@pytest.fixture
+async def listener():
+    """A server that keeps what it gets, answers health checks only, and tells when a client has gone."""
+    got: list[bytes] = []
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            writer.close()
+            return
+        begun.set()
+        while part := await reader.read(2**16):
+            got.append(part)
+        ended.set()
+        writer.close()
+
+    port = free_port()
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        yield Namespace(url=f"http://127.0.0.1:{port}", got=got, begun=begun, ended=ended)
+
+
+async def test_who_goes_away_before_the_answer_ends_the_work_and_compressed_requests_stay_so(
+    listener,
+) -> None:
+    packed = gzip.compress(b'{"text": "a"}' * 9)
+    async with served() as router:
+        await router.add(listener)
+        headers = {"Content-Encoding": "gzip"}
+        asking = asyncio.create_task(router.client.post("/generate", data=packed, headers=headers))
+        async with asyncio.timeout(20):
+            await listener.begun.wait()
+            asking.cancel()
+            await listener.ended.wait()
+        assert b"".join(listener.got) == packed
 
 
 async def test_errors_of_the_engine_are_the_engines(start_engine) -> None:

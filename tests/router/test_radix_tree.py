@@ -65,7 +65,7 @@ def check_invariants(tree: StringRadixTrie) -> None:
         if node.parent is not None:
             assert len(node.run) and node.run.closed[-1]
             assert node.has_children or node.ends, "a leaf is the end of a trajectory"
-            only = sum(len(siblings) for siblings in node._children.values()) == 1
+            only = len(node.children) == 1
             assert node.ends or not only, "a split that nothing needs is undone"
         assert bool(node.ends) == (node in tree._recent)
 

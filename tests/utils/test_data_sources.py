@@ -72,6 +72,14 @@ def test_weighted_sources_are_spread_evenly_where_nothing_is_shuffled(mixture):
     assert texts(dataset) == ["m0", "m1", "f0", "m2", "m3", "m4", "f1", "m5"]
 
 
+def test_each_pass_over_a_weighted_source_has_an_order_of_its_own():
+    halves = [
+        {i for i in epoch_order([20, 20], [1, 3], 1, epoch, shuffled=True) if i < 20} for epoch in range(4)
+    ]
+    assert halves[0] | halves[1] == halves[2] | halves[3] == set(range(20))
+    assert halves[0] != halves[2]
+
+
 def test_the_order_of_one_source_is_the_one_it_always_was():
     import random
 

@@ -24,13 +24,14 @@ def build_root(root: str, readable: Iterable[str], disk_bytes: int, processes_sh
     """
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=0755,size=1m")
-    for path in (*_SYSTEM, *_SETTINGS, *_outermost(readable)):
-        _show(root, path)
-    _make_devices(root)
+    # First, since what is shown may lie in one of them.
     for place in (WORKSPACE, "/tmp"):
         os.makedirs(root + place, exist_ok=True)
         options = f"mode=1777,size={disk_bytes},nr_inodes={_MOST_FILES}"
         kernel.mount("tmpfs", root + place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    for path in (*_SYSTEM, *_SETTINGS, *_outermost(readable)):
+        _show(root, path)
+    _make_devices(root)
     os.symlink("/tmp", root + "/dev/shm")
     Path(root, "etc/passwd").write_text(f"agent:x:1000:1000::{WORKSPACE}:/bin/sh\n")
     Path(root, "etc/group").write_text("agent:x:1000:\n")

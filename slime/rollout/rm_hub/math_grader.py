@@ -1,7 +1,6 @@
 """``--rm-type math`` and its kin: equality of mathematical answers, judged in killable processes."""
 
 import re
-from collections import OrderedDict
 from typing import Any
 
 from slime.rollout.rm_hub.grading_pool import grade_in_process
@@ -12,8 +11,6 @@ _MATH_VERIFY = "slime.utils.grading.math_verify_equal.are_equal"
 _STRINGS = "slime.utils.grading.sympy_equal.grade_mathd_or_sympy"
 # Integers as everybody writes them need no algebra.
 _INTEGER = re.compile(r"-?[1-9][0-9]{0,14}|0")
-_REMEMBERED = 4096
-_verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
 
 
 async def grade_math(response: str, label: Any) -> float:
@@ -40,14 +37,8 @@ def equal_at_sight(gold: str, answer: str) -> bool | None:
 
 
 async def _equal(gold: str, answer: str) -> bool:
-    if (verdict := equal_at_sight(gold, answer)) is not None:
-        return verdict
-    key = gold, answer
-    if key not in _verdicts:
-        _verdicts[key] = await grade_in_process(_MATH_VERIFY, gold, answer)
-        while len(_verdicts) > _REMEMBERED:
-            _verdicts.popitem(last=False)
-    return _verdicts[key]
+    verdict = equal_at_sight(gold, answer)
+    return await grade_in_process(_MATH_VERIFY, gold, answer, remember=True) if verdict is None else verdict
 
 
 async def grade_math_by_strings(response: str, label: Any) -> float:
@@ -60,7 +51,7 @@ async def grade_math_by_strings(response: str, label: Any) -> float:
         gold = extract_answer(gold) or ""
     if answer is None or not gold:
         return 0.0
-    return float(await grade_in_process(_STRINGS, answer, gold))
+    return float(await grade_in_process(_STRINGS, answer, gold, remember=True))
 
 
 def _label_text(label: Any) -> str:

@@ -62,6 +62,15 @@ class TokenRun:
         """After which tokens the run may be parted, bool [n]."""
         return (self.rows[:, SPAN] & _CLOSED) != 0
 
+    @property
+    def first_piece(self) -> str:
+        """The text of the fewest tokens at the start that may be parted from the rest."""
+        span = int(self.rows[0, SPAN])
+        if span & _CLOSED:
+            return self.text[: span >> _LENGTH_SHIFT]
+        count = int(self.closed.argmax()) + 1
+        return self.text[: int((self.rows[:count, SPAN] >> _LENGTH_SHIFT).sum())]
+
     def head(self, count: int) -> "TokenRun":
         """The first tokens; a character ends with the last of them."""
         if count == len(self):

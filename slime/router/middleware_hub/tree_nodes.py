@@ -23,8 +23,8 @@ class Node:
         self.run, self.parent, self.stamp = run, parent, stamp
         self.ends = 0
         self.version: int | None = None
-        # By their first character; two of one text may have other tokens. Those without text are under "".
-        self._children: dict[str, list[Node]] = {}
+        # By the length of their first piece of text, then by that; two of one text may have other tokens.
+        self._children: dict[int, dict[str, list[Node]]] = {}
 
     @property
     def has_children(self) -> bool:
@@ -35,11 +35,21 @@ class Node:
         """Edges from the root."""
         return sum(1 for _ in self.with_ancestors()) - 1
 
+    @property
+    def children(self) -> list["Node"]:
+        return [
+            child for pieces in self._children.values() for siblings in pieces.values() for child in siblings
+        ]
+
     def candidates(self, text: str, position: int) -> Iterator["Node"]:
-        """Children whose text may be what stands at the position."""
-        yield from self._children.get("", ())
-        if position < len(text):
-            yield from self._children.get(text[position], ())
+        """Children whose first piece of text stands at the position; no piece of others' edges can."""
+        for length, pieces in self._children.items():
+            yield from pieces.get(text[position : position + length], ())
+
+    def beginning_as(self, run: TokenRun) -> list["Node"]:
+        """Children whose first piece of text is that of the run."""
+        piece = run.first_piece
+        return list(self._children.get(len(piece), {}).get(piece, ()))
 
     def with_ancestors(self) -> Iterator["Node"]:
         node: Node | None = self
@@ -53,37 +63,41 @@ class Node:
         while waiting:
             node = waiting.pop()
             yield node
-            waiting += [child for siblings in node._children.values() for child in siblings]
+            waiting += node.children
 
     def add(self, child: "Node") -> None:
         child.parent = self
-        self._children.setdefault(child.run.text[:1], []).append(child)
+        piece = child.run.first_piece
+        self._children.setdefault(len(piece), {}).setdefault(piece, []).append(child)
 
     def detach(self) -> "Node":
         """Takes the node off its parent, which is returned."""
-        parent, key = self.parent, self.run.text[:1]
+        parent, piece = self.parent, self.run.first_piece
         assert parent is not None, "the root stays"
-        siblings = parent._children[key]
-        siblings.remove(self)
-        if not siblings:
-            del parent._children[key]
+        pieces = parent._children[len(piece)]
+        pieces[piece].remove(self)
+        if not pieces[piece]:
+            del pieces[piece]
+        if not pieces:
+            del parent._children[len(piece)]
         return parent
 
     def split(self, count: int) -> "Node":
         """Puts a node after the first ``count`` tokens of the edge, and returns it."""
         upper = Node(self.run.head(count), None, self.stamp)
-        self.detach().add(upper)
+        parent = self.detach()
+        parent.add(upper)
         self.run = self.run.tail(count)
         upper.add(self)
         return upper
 
     def merge_only_child(self) -> None:
         """Undoes a split that nothing needs any more: an only child takes this node's place."""
-        children = [child for siblings in self._children.values() for child in siblings]
-        if len(children) == 1:
+        if len(children := self.children) == 1:
             (child,) = children
+            parent = self.detach()
             child.run = joined([self.run, child.run])
-            self.detach().add(child)
+            parent.add(child)
 
 
 @dataclass
@@ -169,6 +183,6 @@ def node_at(root: Node, run: TokenRun, stamp: int) -> Grown:
 
 def _sharing(node: Node, rest: TokenRun) -> Iterator[tuple[Node, int]]:
     """Children that begin with the same tokens, and with how many."""
-    for child in list(node.candidates(rest.text, 0)):
+    for child in node.beginning_as(rest):
         if shared := child.run.shared_with(rest):
             yield child, shared

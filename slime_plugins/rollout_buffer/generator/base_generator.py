@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from slime.utils.grading.boxes import boxed_answer
+
 TASK_TYPE = "math"
 _TIMEOUT_S = 3600.0
 Message = dict[str, Any]
@@ -36,8 +38,6 @@ class BaseGenerator:
         return [*messages, {"role": "assistant", "content": choice["message"]["content"] or ""}]
 
     def reward(self, messages: list[Message], label: Any) -> float:
-        from slime.rollout.rm_hub.answers import boxed_answer
-
         answer = boxed_answer(messages[-1]["content"])
         return float(answer is not None and answer.strip() == str(label).strip())
 

@@ -6,6 +6,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
+from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -67,7 +68,11 @@ def _resumed(checkpoint, rollouts, path, saved_in, loaded_in):
 )
 def test_a_run_goes_on_in_another_layout(checkpoint, rollouts, tmp_path, saved_in, loaded_in):
     """With the optimizer's moments: without them the next steps would be other ones."""
-    (through, weights), (after, resumed) = _resumed(checkpoint, rollouts, tmp_path, saved_in, loaded_in)
+    _check_other_layout(checkpoint, rollouts, tmp_path, saved_in, loaded_in)
+
+
+def _check_other_layout(checkpoint, rollouts, path, saved_in, loaded_in):
+    (through, weights), (after, resumed) = _resumed(checkpoint, rollouts, path, saved_in, loaded_in)
     assert len(through) == 4 and len(after) == 2
     for left, right in zip(through[2:], after, strict=True):
         assert right == pytest.approx(left, rel=1e-4, abs=1e-6)
@@ -75,6 +80,13 @@ def test_a_run_goes_on_in_another_layout(checkpoint, rollouts, tmp_path, saved_i
         torch.testing.assert_close(
             resumed[name], weight, rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3"])
+def test_layers_of_other_families_go_on_in_another_layout_too(rollouts, tmp_path, family):
+    """Norms over the heads of all ranks, projections that each rank has whole, biases of experts."""
+    tiny_family(family, tmp_path / "hf")
+    _check_other_layout(tmp_path / "hf", rollouts, tmp_path / "save", "TP 2, EP 2", "1 process")
 
 
 def test_resuming_with_expert_parallelism_is_bit_exact(checkpoint, rollouts, tmp_path):

@@ -55,6 +55,7 @@ def engine_args(checkpoint: Path) -> Namespace:
         fp16=False,
         fp32=True,
         rollout_engine="embedded",
+        use_slime_router=False,
     )
 
 

@@ -1,0 +1,61 @@
+"""Text through the router and a real engine: the tokens that tokens through the engine give."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+
+import pytest
+
+from slime.backends.sglang_utils.router import RouterProcess, start_router
+from slime.rollout import generation, text_generation
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.types import Sample
+from tests.engines import free_port
+from tests.engines.embedded import Server, make_checkpoint
+from tests.router.conftest import router_args
+from tests.router.test_middleware import RADIX
+
+
+@pytest.fixture
+def args(tmp_path) -> Iterator[Namespace]:
+    """Of a rollout through a router with the middleware, in front of an embedded engine."""
+    make_checkpoint(tmp_path / "model")
+    checkpoint = str(tmp_path / "model")
+    args = router_args(slime_router_middleware_paths=[RADIX], hf_checkpoint=checkpoint)
+    server, router = Server(checkpoint), None
+    try:
+        server.wait_ready()
+        router = _router(args, tmp_path)
+        router.register_worker(server.url)
+        yield Namespace(
+            **vars(args),
+            sglang_model_routers={"default": (args.sglang_router_ip, args.sglang_router_port)},
+            sglang_speculative_algorithm=None,
+            rollout_max_context_len=None,
+            router_policy="consistent_hashing",
+        )
+    finally:
+        if router is not None:
+            router.shutdown()
+        server.stop()
+
+
+def _router(args: Namespace, folder) -> RouterProcess:
+    where = {"host": args.sglang_router_ip, "port": args.sglang_router_port, "prometheus_port": free_port()}
+    return start_router(args, **where, log_path=folder / "router.log")  # type: ignore[arg-type]
+
+
+async def test_text_gives_the_sample_that_tokens_give(args: Namespace, monkeypatch) -> None:
+    tokenizer = load_tokenizer(args.hf_checkpoint, False)
+    encode = lambda sample: tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
+    state = Namespace(tokenizer=tokenizer, encode_prompt=encode)
+    monkeypatch.setattr(generation, "GenerateState", lambda args: state)
+    for index in range(4):
+        params = {"temperature": 1.0, "max_new_tokens": 20, "sampling_seed": index, "no_stop_trim": True}
+        params["skip_special_tokens"] = False
+        by_tokens, by_text = (Sample(index=index, prompt="What is 3 * 4?", session_id="s") for _ in range(2))
+        by_tokens = await generation.generate(args, by_tokens, params)
+        by_text = await text_generation.generate(args, by_text, params)
+        assert by_text.tokens == by_tokens.tokens
+        assert by_text.rollout_log_probs == by_tokens.rollout_log_probs
+        assert by_text.loss_mask == by_tokens.loss_mask and by_text.status == by_tokens.status
+        assert by_text.response == by_tokens.response
