@@ -203,10 +203,11 @@ class AsyncRolloutWorker:
         set_current_rollout_id(work.rollout_id)
         params = GenerateState(self.args).sampling_params
         while True:
-            updates = clock.updates
+            updates, interrupted = clock.updates, clock.updating
             work.result = await generate_and_rm_group(self.args, work.result, params)
             self._sign(work)
-            if clock.updates == updates or not _is_aborted(work.result):
+            interrupted = interrupted or clock.updates != updates
+            if not interrupted or not _is_aborted(work.result):
                 break
             await clock.settled()
             if not self._take_up(work):

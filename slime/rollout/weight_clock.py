@@ -43,6 +43,11 @@ class WeightClock:
         for loop, settled in waiting:
             loop.call_soon_threadsafe(settled.set)
 
+    @property
+    def updating(self) -> bool:
+        """Whether an update has begun and not ended; the pause of the engines may be yet to come."""
+        return self._open
+
     async def settled(self) -> None:
         """Returns when no update is open."""
         settled = asyncio.Event()

@@ -124,6 +124,20 @@ def test_an_update_interrupts_a_group_which_then_goes_on(engine, async_args, mak
     assert max(o.metrics["rollout/fully_async/staleness/max"] for o in outputs) == 1
 
 
+def test_a_group_that_began_before_the_pause_of_an_update_goes_on(engine, async_args, make_source, updates):
+    args = async_args()
+    engine.delay = only_slow(0)
+    clock.begin_update()
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    engine.delay = lambda conversation: 0.0
+    engine.aborts += 1  # only now, as dead engines were replaced first
+    wait_until(lambda: clock._waiting)
+    clock.end_update(2)
+    wait_until(lambda: worker()._counts["resumed"] == 1)
+    assert not source.ledger.dropped
+
+
 def test_requests_wait_for_the_end_of_the_update(engine, async_args, make_source, updates):
     args = async_args()
     engine.delay = only_slow(0)
