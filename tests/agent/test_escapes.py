@@ -178,10 +178,12 @@ os.wait()
 
 
 async def test_other_processes_are_neither_seen_nor_signalled_nor_traced(sandbox):
+    # Not this process's parent: where that is process 1, so is one of the sandbox's own.
+    neighbour = subprocess.Popen(["sleep", "60"])
     code = f"""
 import ctypes, os, signal
 print(sorted(int(name) for name in os.listdir("/proc") if name.isdigit())[0])
-for number in ({os.getpid()}, {os.getppid()}):
+for number in ({os.getpid()}, {neighbour.pid}):
     try:
         os.kill(number, signal.SIGKILL)
         print("killed")
@@ -196,7 +198,12 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
-    _, output = await run(sandbox, code)
+    try:
+        _, output = await run(sandbox, code)
+        assert neighbour.poll() is None
+    finally:
+        neighbour.kill()
+        neighbour.wait()
     assert output.splitlines() == ["1", *["ProcessLookupError"] * 2, "-1", "-1", "PermissionError"]
     assert (await sandbox.exec("echo alive")).output == "alive\n"
 

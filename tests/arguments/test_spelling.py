@@ -30,7 +30,6 @@ def test_a_slip_is_guessed(word, meant):
 
 # Nobody's flags, and ours that are nearest mean something else.
 FOREIGN = [
-    "--post-self-attn-layernorm",
     "--learning-rate",
     "--eval-max-new-tokens",
     "--save-retain-intervals",
