@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slime.arguments.views import RolloutView
-from slime.rollout.attempts import can_go_on, flatten, oldest_version, without_answers
+from slime.rollout.attempts import can_go_on, flatten, oldest_version, was_finished, without_answers
 from slime.rollout.base_types import RolloutError, blame, name_samples
 from slime.rollout.copies import copied
 from slime.rollout.filter_hub.base_types import (
@@ -202,7 +202,7 @@ class AsyncRolloutWorker:
         """Generate a group until it has its fate or is finished, across weight updates."""
         set_current_rollout_id(work.rollout_id)
         params = GenerateState(self.args).sampling_params
-        while True:
+        while not was_finished(work.result):
             updates, interrupted = clock.updates, clock.updating
             work.result = await generate_and_rm_group(self.args, work.result, params)
             self._sign(work)

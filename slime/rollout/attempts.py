@@ -5,6 +5,7 @@ from typing import Any
 from slime.rollout.copies import copied
 from slime.utils.types import Sample
 
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 _FRESH = Sample()
 _OF_THE_ANSWER = (
     *("response", "response_length", "reward", "loss_mask", "weight_versions", "rollout_log_probs"),
@@ -24,6 +25,16 @@ _OF_THE_ANSWER = (
 def flatten(nested: list[Any]) -> list[Sample]:
     """The samples of a group, those of split ones included."""
     return [s for item in nested for s in (flatten(item) if isinstance(item, list) else [item])]
+
+
+def is_finished(group: list[Any]) -> bool:
+    """Whether every sample has its answer and its reward."""
+    return all(sample.status in FINISHED and sample.reward is not None for sample in flatten(group))
+
+
+def was_finished(group: list[Any]) -> bool:
+    """Whether an earlier rollout did; a data source of the user's may bring answers of its own."""
+    return all("start_rollout_id" in sample.metadata for sample in flatten(group)) and is_finished(group)
 
 
 def without_answers(group: list[Sample]) -> list[Sample]:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
+from slime.rollout.attempts import FINISHED
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 GENERATE_RETRIES = 20
-FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
-from slime.rollout.attempts import can_go_on
+from slime.rollout.attempts import can_go_on, flatten, is_finished, was_finished
 from slime.rollout.base_types import (
     RolloutError,
     RolloutFnEvalOutput,
@@ -30,7 +30,6 @@ from slime.rollout.filter_hub.base_types import (
 )
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import (
-    FINISHED,
     generate,
     generate_and_rm,
     generate_and_rm_group,
@@ -163,8 +162,8 @@ class _Collection:
 
     def _begin(self, state: GenerateState, groups: list[list[Any]]) -> None:
         """Use what an earlier rollout finished; generate the others unless that was enough."""
-        ready = [group for group in groups if _was_finished(group)]
-        others = [group for group in groups if not _was_finished(group)]
+        ready = [group for group in groups if was_finished(group)]
+        others = [group for group in groups if not was_finished(group)]
         for position, group in enumerate(ready):
             waiting = len(others) + len(ready) - position
             self._sort_out(group, group, in_flight=len(state.pending) + waiting)
@@ -190,7 +189,7 @@ class _Collection:
         self.finished.append(group)
         path = self.args.dynamic_sampling_filter_path
         dynamic_filter = load_function(path) if path else None
-        with blame(dynamic_filter or call_dynamic_filter, _flatten(group)):
+        with blame(dynamic_filter or call_dynamic_filter, flatten(group)):
             verdict = call_dynamic_filter(dynamic_filter, self.args, group)
         if should_drop_dynamic_filter_output(
             verdict,
@@ -208,7 +207,7 @@ class _Collection:
     def _give_up(self, taken: list[Any], group: list[Any]) -> None:
         """A sample was aborted, though the rollout did not ask for that; another group takes its place."""
         if not self.given_up:
-            logger.warning("%s: a generate function aborted one of them", name_samples(_flatten(group)))
+            logger.warning("%s: a generate function aborted one of them", name_samples(flatten(group)))
         self.given_up += 1
         if self.args.partial_rollout and can_go_on(group):
             self.spare.append((taken, group))
@@ -222,7 +221,7 @@ class _Collection:
 
     def _keep_finished(self, taken: list[Any], group: list[Any]) -> None:
         """Its filter judges it in the rollout that uses it, so once."""
-        for sample in _flatten(group):
+        for sample in flatten(group):
             sample.metadata.setdefault("start_rollout_id", self.rollout_id)
         self.spare.append((taken, group))
 
@@ -234,10 +233,10 @@ class _Collection:
             unfinished: the same, as the abort left them.
         """
         for taken, group in zip(running, unfinished, strict=True):
-            if self.keeps_surplus and _is_finished(group):
+            if self.keeps_surplus and is_finished(group):
                 self._keep_finished(taken, group)
             elif not self.args.partial_rollout:
-                self.account.drop(taken, SURPLUS if _is_finished(group) else ABORTED)
+                self.account.drop(taken, SURPLUS if is_finished(group) else ABORTED)
             elif all(isinstance(sample, Sample) for sample in group):
                 self.spare.append((taken, group))
             else:  # a sample that was split cannot be taken up again
@@ -263,7 +262,7 @@ async def abort(args: RolloutView, rollout_id: int) -> list[list[Any]]:
     groups = [task.result() for task in state.pending]
     state.pending = {}
     if args.partial_rollout:
-        for sample in _flatten(groups):
+        for sample in flatten(groups):
             if sample.response_length:
                 sample.metadata.setdefault("start_rollout_id", rollout_id)
     return groups
@@ -272,32 +271,17 @@ async def abort(args: RolloutView, rollout_id: int) -> list[list[Any]]:
 def _run_batch_hooks(args: RolloutView, groups: list[list[Any]], collection: _Collection) -> None:
     if args.rollout_sample_filter_path:
         sample_filter = load_function(args.rollout_sample_filter_path)
-        with blame(sample_filter, _flatten(groups)):
+        with blame(sample_filter, flatten(groups)):
             sample_filter(args, groups)
     if args.rollout_all_samples_process_path:
         process = load_function(args.rollout_all_samples_process_path)
-        with blame(process, _flatten(collection.finished)):
+        with blame(process, flatten(collection.finished)):
             process(args, collection.finished, collection.account.take_for_hook)
-
-
-def _is_finished(group: list[Any]) -> bool:
-    samples = _flatten(group)
-    return all(sample.status in FINISHED and sample.reward is not None for sample in samples)
-
-
-def _was_finished(group: list[Any]) -> bool:
-    """Whether an earlier rollout did; a data source of the user's may bring answers of its own."""
-    begun = all("start_rollout_id" in sample.metadata for sample in _flatten(group))
-    return begun and _is_finished(group)
-
-
-def _flatten(nested: list[Any]) -> list[Sample]:
-    return [s for item in nested for s in (_flatten(item) if isinstance(item, list) else [item])]
 
 
 def _first_index(group: list[Any]) -> int:
     """Running index of a group's first sample; orders groups as the data source gave them out."""
-    index = _flatten(group)[0].index
+    index = flatten(group)[0].index
     if index is None:
         raise RolloutError("a sample has no index: the data source must number its samples")
     return index

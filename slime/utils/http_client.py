@@ -6,6 +6,7 @@ each of them.
 """
 
 import asyncio
+import atexit
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Sessions:
         loop = asyncio.get_running_loop()
         session = self._by_loop.get(loop)
         if session is None:
-            self._forget_ended_loops()
+            self._forget([loop for loop in self._by_loop if loop.is_closed()])
             session = self._by_loop[loop] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -51,8 +52,12 @@ class Sessions:
             )
         return session
 
-    def _forget_ended_loops(self) -> None:
-        for loop in [loop for loop in self._by_loop if loop.is_closed()]:
+    def end(self) -> None:
+        """For the end of the process: nothing is sent any more, and no loop can be waited for."""
+        self._forget(list(self._by_loop))
+
+    def _forget(self, loops: list[asyncio.AbstractEventLoop]) -> None:
+        for loop in loops:
             session = self._by_loop.pop(loop)
             if session.connector is not None:
                 steps = session.connector.close().__await__()
@@ -62,6 +67,7 @@ class Sessions:
 
 
 _sessions = Sessions()
+atexit.register(_sessions.end)
 
 
 async def send(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:

@@ -115,13 +115,14 @@ def test_an_update_interrupts_a_group_which_then_goes_on(engine, async_args, mak
     generate_rollout_fully_async(args, 0, source)
     engine.delay = lambda conversation: 0.0
     updates.update()
-    outputs = [generate_rollout_fully_async(args, i, source) for i in (1, 2)]
-    (sample,) = next(g for o in outputs for g in o.samples if g[0].group_index == 0)
+    wait_until(lambda: any(work.first_index == 0 for work in worker()._done))
+    output = generate_rollout_fully_async(args, 1, source)
+    (sample,) = output.samples[0]
     assert sample.response == "abcd<|im_end|>"
     assert sample.version_spans == [("1", 2), ("2", 3)]
     assert sample.metadata["start_rollout_id"] == 0
-    assert sum(o.metrics["rollout/fully_async/resumed"] for o in outputs) == 1
-    assert max(o.metrics["rollout/fully_async/staleness/max"] for o in outputs) == 1
+    assert output.metrics["rollout/fully_async/resumed"] == 1
+    assert output.metrics["rollout/fully_async/staleness/max"] == 1
 
 
 def test_a_group_that_began_before_the_pause_of_an_update_goes_on(engine, async_args, make_source, updates):
@@ -310,6 +311,20 @@ def test_the_worker_has_the_original_s_methods(engine, async_args, make_source):
     worker.stop()
     assert worker.queue_size() == 0
     assert balanced(source) and source.ledger.trained == 1
+
+
+def test_groups_that_waited_when_the_worker_stopped_are_not_scored_again(engine, async_args, make_source):
+    plugins.calls.clear()
+    args = async_args(group_rm=True, custom_rm_path=PLUGINS + "group_rm")
+    source = make_source(args)
+    worker = AsyncRolloutWorker(args, source, concurrency=2)
+    worker.start()
+    wait_until(lambda: worker.queue_size() >= 2)
+    worker.stop()
+    waiting = source.get_buffer_length()
+    generate_rollout_fully_async(args, 0, source)
+    scored = [tuple(call) for call in plugins.calls]
+    assert waiting >= 2 and len(scored) == len(set(scored))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
