@@ -1,6 +1,5 @@
 """The fully async rollout against a scripted engine; updates are told as the rollout manager tells them."""
 
-import itertools
 import threading
 import time
 
@@ -71,15 +70,23 @@ def wait_until(condition):
         time.sleep(0.005)
 
 
-def only_slow(*slow, tokens=2):
+class OnlySlow:
     """Answers of these questions stop after some tokens, until the engine is aborted."""
-    counts = {number: itertools.count() for number in slow}
 
-    def delay(conversation):
+    def __init__(self, *slow, tokens=2):
+        self.tokens = tokens
+        self.counts = dict.fromkeys(slow, 0)
+
+    def __call__(self, conversation):
         number = question(conversation)
-        return NEVER if number in counts and next(counts[number]) >= tokens else 0.0
+        if number not in self.counts:
+            return 0.0
+        self.counts[number] += 1
+        return NEVER if self.counts[number] > self.tokens else 0.0
 
-    return delay
+    def wait(self):
+        """Until each of them has stopped; before, another delay would let it go on."""
+        wait_until(lambda: all(count > self.tokens for count in self.counts.values()))
 
 
 def test_rollouts_take_what_is_finished_and_nothing_twice(engine, async_args, make_source):
@@ -97,22 +104,25 @@ def test_rollouts_take_what_is_finished_and_nothing_twice(engine, async_args, ma
 
 def test_a_slow_group_is_not_waited_for_and_not_lost(engine, async_args, make_source):
     args = async_args()
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     assert 0 not in numbers(generate_rollout_fully_async(args, 0, source))
+    slow.wait()
     engine.delay = lambda conversation: 0.0
     engine.aborts += 1  # by nobody who says so: the group is given up
     seen = [numbers(generate_rollout_fully_async(args, i, source)) for i in (1, 2)]
     assert 0 not in [*seen[0], *seen[1]]
+    wait_until(lambda: source.ledger.dropped)
     assert source.ledger.dropped == {"aborted": 1}
 
 
 def test_an_update_interrupts_a_group_which_then_goes_on(engine, async_args, make_source, updates):
     args = async_args()
     engine.answer = lambda conversation: "abcd"
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     generate_rollout_fully_async(args, 0, source)
+    slow.wait()
     engine.delay = lambda conversation: 0.0
     updates.update()
     wait_until(lambda: any(work.first_index == 0 for work in worker()._done))
@@ -127,10 +137,11 @@ def test_an_update_interrupts_a_group_which_then_goes_on(engine, async_args, mak
 
 def test_a_group_that_began_before_the_pause_of_an_update_goes_on(engine, async_args, make_source, updates):
     args = async_args()
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     clock.begin_update()
     source = make_source(args)
     generate_rollout_fully_async(args, 0, source)
+    slow.wait()
     engine.delay = lambda conversation: 0.0
     engine.aborts += 1  # only now, as dead engines were replaced first
     wait_until(lambda: clock._waiting)
@@ -141,9 +152,10 @@ def test_a_group_that_began_before_the_pause_of_an_update_goes_on(engine, async_
 
 def test_requests_wait_for_the_end_of_the_update(engine, async_args, make_source, updates):
     args = async_args()
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     generate_rollout_fully_async(args, 0, source)
+    slow.wait()
     clock.begin_update()
     engine.delay = lambda conversation: 0.0
     before = len([b for b in engine.seen("generate") if len(b["input_ids"]) > 12])
@@ -158,10 +170,11 @@ def test_requests_wait_for_the_end_of_the_update(engine, async_args, make_source
 def test_what_is_too_old_is_generated_again(engine, async_args, make_source, updates):
     args = async_args(max_staleness=0)
     engine.answer = lambda conversation: "abcd"
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     collecting = Rollout(args, 0, source)
     wait_until(lambda: worker().queue_size() == 2)
+    slow.wait()
     updates.update()
     engine.delay = lambda conversation: 0.0
     output = collecting.result()
@@ -174,14 +187,14 @@ def test_what_is_too_old_is_generated_again(engine, async_args, make_source, upd
 
 def test_a_group_that_never_finishes_in_time_is_dropped(engine, async_args, make_source, updates):
     args = async_args(max_staleness=0)
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     engine.answer = lambda conversation: "abcd"
     source = make_source(args)
     collecting = Rollout(args, 0, source)
     for _ in range(2):
-        wait_until(lambda: worker().queue_size() == 2 and engine.running == 1)
-        engine.delay = only_slow(0)
-        time.sleep(0.05)
+        wait_until(lambda: worker().queue_size() == 2)
+        slow.wait()
+        engine.delay = slow = OnlySlow(0)
         updates.update()
     engine.delay = lambda conversation: 0.0
     output = collecting.result()
@@ -247,11 +260,12 @@ def test_an_evaluation_runs_beside_and_no_group_begins(engine, async_args, make_
         n_samples_per_eval_prompt=1,
     )  # fmt: skip
     args = async_args(eval_datasets=[dataset])
-    engine.delay = only_slow(0)
+    engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     assert generate_rollout_fully_async(args, 0, source, evaluation=True).data["arith"]["rewards"]
     generate_rollout_fully_async(args, 0, source)
-    wait_until(lambda: engine.running == 1 and worker().queue_size() >= 4)
+    slow.wait()
+    wait_until(lambda: len(worker()._running) == 1 and worker().queue_size() >= 4)
     issued, asked = source.ledger.issued, len(engine.seen("generate"))
     engine.delay = lambda conversation: NEVER if question(conversation) == 12 else 0.0
     evaluation = Rollout(args, 1, source, evaluation=True)
@@ -287,9 +301,10 @@ def test_a_rollout_that_takes_too_long_says_what_it_waited_for(engine, async_arg
 
 def test_a_restart_loses_no_group_and_repeats_none(engine, async_args, make_source):
     args = async_args()
-    engine.delay = only_slow(1, 4)
+    engine.delay = slow = OnlySlow(1, 4)
     source = make_source(args)
     first = numbers(generate_rollout_fully_async(args, 0, source))
+    slow.wait()
     source.save(0)
     engine.delay = lambda conversation: 0.0
     fully_async_rollout._worker._stopped = True  # this process goes no further
