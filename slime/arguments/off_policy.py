@@ -7,7 +7,7 @@ from typing import Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, flags_of, option_string, path_flag, refused
-from slime.arguments.rollout import is_fully_async
+from slime.arguments.rollout import is_fully_async, keeps_surplus
 
 _LOSSES = "slime.training.losses."
 CORRECTIONS = {
@@ -106,6 +106,9 @@ def notes(args: Namespace) -> Iterator[str]:
         yield from says_how_age_is_corrected(args, "--partial-rollout", masks)
     if is_fully_async(args):
         yield from says_how_age_is_corrected(args, "fully async rollouts")
+    if keeps_surplus(args):
+        cause = "groups finished beyond a batch (without --drop-surplus-groups)"
+        yield from says_how_age_is_corrected(args, cause, ())
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
     for spec in flags_of(OffPolicyArgs):

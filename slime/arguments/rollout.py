@@ -149,6 +149,14 @@ def notes(args: Namespace) -> Iterator[str]:
         )
 
 
+def keeps_surplus(args: Namespace) -> bool:
+    """Whether a rollout may finish more groups than it trains on, and leave them to the next one."""
+    fetched = args.over_sampling_batch_size or args.rollout_batch_size
+    more = fetched > args.rollout_batch_size or args.dynamic_sampling_filter_path
+    masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
+    return generates_by_default(args) and bool(more) and not (masked or args.drop_surplus_groups)
+
+
 def replays(args: Namespace) -> bool:
     """Whether samples are those of ``--load-forge-rollout-data``."""
     return args.rollout_function_path == REPLAY_FUNCTION

@@ -129,6 +129,10 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
             dict(partial_rollout=True, use_tis=True, keep_old_actor=True),
             "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
         ),
+        (
+            dict(over_sampling_batch_size=64),
+            "groups finished beyond a batch (without --drop-surplus-groups): tokens are older",
+        ),
         (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
         (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
         (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),
@@ -157,6 +161,7 @@ def test_what_has_an_effect_gets_no_note(words, notes, own_checkpoint, tmp_path)
     assert notes(words(tensor_model_parallel_size=2, actor_num_gpus_per_node=2, sequence_parallel=True)) == []
     assert notes(words(load=own_checkpoint, save=tmp_path / "out", save_interval=1)) == []
     assert notes(words(load=tmp_path / "run", save=tmp_path / "run", save_interval=1)) == []
+    assert notes(words(over_sampling_batch_size=64, drop_surplus_groups=True)) == []
     assert notes(words(n_samples_per_prompt=1, disable_rewards_normalization=True)) == []
     assert notes(words(advantage_estimator="grpo", gamma=1, kl_coef=0, lambd=1)) == []
 

@@ -66,7 +66,7 @@ def test_an_engine_that_is_lost_costs_no_group(
     assert len(run.rows("train")) == 6
     ages = [row["rollout/staleness/max"] for row in rows.values()]
     if script == "train.py":
-        assert max(ages) == 0
+        assert max(ages) <= 1  # what was finished beyond a batch is trained on in the next
     else:
         assert max(ages) == BOUND
         assert max(row["rollout/fully_async/staleness/max"] for row in rows.values()) == BOUND
