@@ -13,7 +13,7 @@ from tests.e2e.conftest import ROOT
 from tests.families import tiny_family
 from tools.make_tiny_model import make_tokenizer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.test_recovery import VICTIM, _engines
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 3]
 THROUGH_TEXT = [
