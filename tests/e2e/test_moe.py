@@ -13,7 +13,7 @@ from tests.e2e.conftest import ROOT
 from tests.families import tiny_family
 from tools.make_tiny_model import make_tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ def moe_model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.timeout(420)
 def test_grpo_with_expert_parallelism(start, rl_flags, moe_model, tmp_path) -> None:
     """Weights reach the engine under every name, and in the export all of them have learnt."""
     exported = tmp_path / "exported"
@@ -47,6 +48,7 @@ def test_grpo_with_expert_parallelism(start, rl_flags, moe_model, tmp_path) -> N
     assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.timeout(420)
 def test_grpo_of_a_family_that_transformers_serves(start, rl_flags, tmp_path) -> None:
     """Multi-latent attention and biases of experts: engine and trainer agree before and after an update."""
     path = tmp_path / "deepseek_v3"

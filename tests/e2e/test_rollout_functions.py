@@ -13,7 +13,7 @@ from slime.utils.types import Sample
 from tests.e2e.plugins import token_parity_reward
 from tests.e2e.test_recovery import VICTIM, _engines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.e2e
 
 LOSE_AT = 40  # a sample of the third rollout
 SIGNAL = "SLIME_TEST_SIGNAL"
@@ -32,6 +32,7 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
     return await token_parity_reward(args, sample, **kwargs)
 
 
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize(
     ("signum", "script", "flags"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.test_recovery import VICTIM, _engines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.e2e
 
 TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 3]
 THROUGH_TEXT = [
@@ -21,6 +21,7 @@ DEADLY = ["--use-fault-tolerance", "--custom-rm-path", "tests.e2e.test_recovery.
 SAME = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
 
 
+@pytest.mark.timeout(420)
 def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_though_an_engine_dies(
     start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
