@@ -1,6 +1,7 @@
-# DeepSeek-V3 and R1, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+# DeepSeek-V3 and R1, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings,
+# MODEL_ARGS_NUM_LAYERS the number of layers, for checkpoints that hold only the first ones.
 MODEL_ARGS=(
-    --num-layers 61
+    --num-layers "${MODEL_ARGS_NUM_LAYERS:-61}"
     --hidden-size 7168
     --ffn-hidden-size 18432
     --num-attention-heads 128
@@ -24,7 +25,7 @@ MODEL_ARGS=(
     --mscale 1.0
     --mscale-all-dim 1.0
     --num-experts 256
-    --moe-layer-freq "[0]*3+[1]*58"
+    --moe-layer-freq "[0]*3+[1]*$((${MODEL_ARGS_NUM_LAYERS:-61} - 3))"
     --moe-ffn-hidden-size 2048
     --moe-router-topk 8
     --moe-shared-expert-intermediate-size 2048

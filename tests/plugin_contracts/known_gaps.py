@@ -14,7 +14,8 @@ GAPS = {
     "slime.agent.trajectory:*": _LATER + "agents that generate through us",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
     "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
-    "slime.backends.megatron_utils.stateless_adam:*": _LATER + "Adam without moments",
+    "slime.backends.megatron_utils.stateless_adam:*": _OWN_WAY
+    + "the optimizer of that name is in update_rules",
     "slime.utils:routing_replay": _LATER + "routing replay",
     "slime.utils:reloadable_process_group": _OWN_WAY + "process groups outlive an offload",
     "slime.utils.types:ParamInfo": _OWN_WAY + "slime.models.rules describes parameters",
