@@ -4,6 +4,9 @@ import ctypes
 import os
 import platform
 
+NOBODY = 65534
+"""The user and group that root becomes."""
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 

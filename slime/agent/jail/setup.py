@@ -11,7 +11,6 @@ from slime.agent.jail import kernel
 from slime.agent.jail.mounts import WORKSPACE, build_root
 from slime.agent.jail.system_calls import refuse_dangerous_calls
 
-_NOBODY = 65534
 _INSIDE = 1000
 _SPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -82,10 +81,8 @@ def shut(jail: Jail, apart: bool) -> None:
 
 def _build(jail: Jail) -> bool:
     place, readable, disk = (jail.config[key] for key in ("workspace", "readable", "disk_bytes"))
-    for processes_shown in (
-        True,
-        False,
-    ):  # a container may forbid a new /proc, where parts of its own are hidden
+    # A container may forbid a new /proc, where parts of its own are hidden.
+    for processes_shown in (True, False):
         try:
             build_root(place, readable, disk, processes_shown)
             return True
@@ -105,12 +102,12 @@ def _give_up_root(jail: Jail) -> None:
     if os.geteuid() != 0:
         return
     os.setgroups([])
-    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresgid(kernel.NOBODY, kernel.NOBODY, kernel.NOBODY)
+    os.setresuid(kernel.NOBODY, kernel.NOBODY, kernel.NOBODY)
     kernel.set_dumpable(True)  # which the change of user took away; without it the maps cannot be written
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWUSER)
-        _map_users(_NOBODY, _NOBODY)
+        _map_users(kernel.NOBODY, kernel.NOBODY)
 
 
 def _map_users(user: int, group: int) -> None:

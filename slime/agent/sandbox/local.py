@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from slime.agent.jail.kernel import NOBODY
 from slime.agent.sandbox.cgroup import ControlGroup
 from slime.agent.sandbox.limits import Limits
 from slime.agent.sandbox.protocol import ExecResult, SandboxError
@@ -100,7 +101,7 @@ class LocalSandbox:
     async def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="slime-sandbox-")
         if os.geteuid() == 0:
-            os.chmod(self._folder, 0o777)  # the user that root becomes
+            os.chown(self._folder, NOBODY, NOBODY)
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
             stdin=asyncio.subprocess.PIPE,
