@@ -10,15 +10,8 @@ _FRESH = Sample()
 _OF_THE_ANSWER = (
     *("response", "response_length", "reward", "loss_mask", "weight_versions", "rollout_log_probs"),
     *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts", "remove_sample"),
-    *(
-        "teacher_log_probs",
-        "status",
-        "non_generation_time",
-        "spec_info",
-        "prefix_cache_info",
-        "version_spans",
-    ),
-    *("request_times",),
+    *("teacher_log_probs", "status", "non_generation_time", "spec_info", "prefix_cache_info"),
+    *("version_spans", "request_times"),
 )
 
 
