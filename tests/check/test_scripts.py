@@ -1,4 +1,4 @@
-"""Every launch script passes ``--check``, for published models at full size of which only config.json is there."""
+"""Every launch script passes ``--check`` for a published model, of which only config.json is there."""
 
 import json
 import re
@@ -35,6 +35,16 @@ PUBLIC = {
         **{"num_hidden_layers": 36, "hidden_size": 2560, "intermediate_size": 9728},
         **{"num_attention_heads": 32, "tie_word_embeddings": True},
     },
+    "qwen3-8B": _QWEN
+    | {
+        **{"num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288},
+        **{"num_attention_heads": 32, "tie_word_embeddings": False},
+    },
+    "qwen2.5-3B": {
+        **{"model_type": "qwen2", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008},
+        **{"num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "rms_norm_eps": 1e-6},
+        **{"rope_theta": 1000000.0, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    },
     "qwen3-32B": _QWEN
     | {
         **{"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600},
@@ -57,7 +67,14 @@ PUBLIC = {
 }
 # GiB of the GPUs that a script is for, where that is not 80.
 GPUS: dict[str, int] = {}
-EXAMPLE_MODEL = "qwen3-4B"
+# The model that an example's README shows.
+EXAMPLE_MODELS = {
+    "eval_multi_task": "qwen3-4B",
+    "multi_agent": "qwen3-4B",
+    "on_policy_distillation": "qwen3-8B",
+    "search_r1": "qwen2.5-3B",
+    "train_infer_mismatch_helper": "qwen3-4B",
+}
 CHAT = [{"role": "user", "content": "1+1"}]
 CONVERSATION = [*CHAT, {"role": "assistant", "content": "2"}]
 ROWS = 256  # no rollout of an epoch is larger
@@ -126,7 +143,7 @@ def test_an_example_would_start_with_a_real_model(example, tmp_path, monkeypatch
     for name in ("aime-2024/aime-2024", "gpqa_diamond/gpqa_eval", "calculator/eval"):
         write_rows(tmp_path / f"datasets/{name}.jsonl", {"prompt": CHAT, "label": "A"})
     write_rows(given["CORPUS"], {"contents": '"Title"\nText'})
-    found = checked(flags_of(example, tmp_path), PUBLIC[EXAMPLE_MODEL])
+    found = checked(flags_of(example, tmp_path), PUBLIC[EXAMPLE_MODELS[example.parent.name]])
     assert found.misfits == []
 
 
