@@ -48,7 +48,12 @@ class Router(TopKRouter):
     """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
 
     Their gradients enter a step as the mean over its micro-batches, see `router_losses`.
+
+    Attributes:
+        router_replay: who chooses the experts of tokens, if not megatron-core.
     """
+
+    router_replay: Any
 
     def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)

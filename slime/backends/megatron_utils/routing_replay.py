@@ -105,41 +105,28 @@ class RoutingReplay:
         return choice
 
     @contextmanager
-    def old_log_probs(self, chunk: torch.nn.Module, batch: Mapping[str, Any], number: int) -> Iterator[None]:
-        """Around the forward pass of a chunk over micro-batch ``number`` before training."""
-        with self._replaying(chunk, self._of_engine(chunk, batch), training=False):
+    def micro_batch(
+        self, chunk: torch.nn.Module, batch: Mapping[str, Any], number: int, training: bool
+    ) -> Iterator[None]:
+        """Around the forward pass of a chunk over micro-batch ``number``, in training or before it."""
+        choices, routes = self._choices[id(chunk)], None
+        if self.from_engine:
+            routes = self._of_engine(chunk, batch)
+        elif training:
+            routes = [self._recorded[choice.layer, number] for choice in choices]
+        device = next(chunk.parameters()).device
+        with ExitStack() as stack:
+            for i, choice in enumerate(choices):
+                given = None if routes is None else routes[i].to(device, torch.int64)
+                stack.enter_context(choice.forward(given, training))
             yield
-        if not self.from_engine:
-            for choice in self._choices[id(chunk)]:
+        if routes is None:
+            for choice in choices:
                 assert choice.chosen is not None
                 self._recorded[choice.layer, number] = choice.chosen.to("cpu", torch.int16)
 
-    @contextmanager
-    def training(self, chunk: torch.nn.Module, batch: Mapping[str, Any], number: int) -> Iterator[None]:
-        """Around the forward pass of a chunk over micro-batch ``number`` in an optimizer step."""
-        if self.from_engine:
-            routes = self._of_engine(chunk, batch)
-        else:
-            routes = [self._recorded[choice.layer, number] for choice in self._choices[id(chunk)]]
-        with self._replaying(chunk, routes, training=True):
-            yield
-
-    @contextmanager
-    def _replaying(
-        self, chunk: torch.nn.Module, routes: Sequence[torch.Tensor] | None, training: bool
-    ) -> Iterator[None]:
-        choices = self._choices[id(chunk)]
-        device = next(chunk.parameters()).device
-        given = [None if routes is None else routes[i].to(device, torch.int64) for i in range(len(choices))]
-        with ExitStack() as stack:
-            for choice, rows in zip(choices, given, strict=True):
-                stack.enter_context(choice.forward(rows, training))
-            yield
-
-    def _of_engine(self, chunk: torch.nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor] | None:
-        """For each router of the chunk the routes of the tokens that this rank computes; None with R2."""
-        if not self.from_engine:
-            return None
+    def _of_engine(self, chunk: torch.nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+        """For each router of the chunk the routes of the tokens that this rank computes."""
         params = batch["packed_seq_params"]
         rows = packed_routes(batch["rollout_routed_experts"], batch["segment_lengths"], params.row_split)
         if get_model_config(chunk).sequence_parallel:

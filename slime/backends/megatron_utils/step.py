@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -106,11 +106,21 @@ def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
 
 
 def _forward(
-    model: torch.nn.Module, batch: dict[str, Any], routing: AbstractContextManager[None]
-) -> torch.Tensor:
-    """Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it."""
-    with routing:
-        return model(
+    data: DataIterator,
+    model: torch.nn.Module,
+    keys: Sequence[str],
+    context: ParallelContext,
+    replay: RoutingReplay | None,
+    training: bool,
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """The next micro-batch, with ``keys``, and what the model computes of it.
+
+    Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it.
+    """
+    number, fields = data.number, replay.fields if replay else ()
+    batch = get_batch(data, [*keys, *fields], context.pad_multiple, context)
+    with replay.micro_batch(model, batch, number, training) if replay else nullcontext():
+        return batch, model(
             input_ids=batch["tokens"],
             position_ids=None,
             attention_mask=None,
@@ -166,10 +176,8 @@ def forward_only(
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        number = iterator.number
-        batch = get_batch(iterator, replay.fields if replay else (), context.pad_multiple, context)
-        routing = replay.old_log_probs(model, batch, number) if replay else nullcontext()
-        return _forward(model, batch, routing), partial(collect, batch)
+        batch, output = _forward(iterator, model, (), context, replay, training=False)
+        return output, partial(collect, batch)
 
     for chunk in state.model:
         chunk.eval()
@@ -207,29 +215,19 @@ def train_one_step(
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()
     before_step()
-    replay = state.replay
+    settings = view(args, TrainingView)
 
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        number = iterator.number
-        fields = [*keys, *replay.fields] if replay else keys
-        batch = get_batch(iterator, fields, context.pad_multiple, context)
-        routing = replay.training(model, batch, number) if replay else nullcontext()
-        return _forward(model, batch, routing), partial(
-            loss_function,
-            view(args, TrainingView),
-            batch,
-            num_microbatches,
-            step_global_batch_size,
-            loss,
-        )
+        batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
+        return output, partial(loss_function, settings, batch, num_microbatches, step_global_batch_size, loss)
 
     weight = _router_loss_weight(args, data, num_microbatches, context)
     with explained_gradients(state.model), router_losses(state.model, weight):
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
-    if replay:
-        replay.forget_step()
+    if state.replay:
+        state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:
