@@ -26,5 +26,6 @@ run() {
 run ruff check .
 run ruff format --check .
 run mypy
+run shellcheck scripts/*.sh scripts/*/*.sh examples/*/run.sh
 run mkdocs build --quiet --strict
 run python -m pytest "$@"
