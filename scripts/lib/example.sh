@@ -9,7 +9,7 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
-    cd "$REPOSITORY"
+    cd "$REPOSITORY" || exit
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
     if [[ -n "${MODEL:-}" ]]; then

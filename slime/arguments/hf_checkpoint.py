@@ -28,9 +28,7 @@ class HfCheckpointArgs:
     hf_checkpoint: str = flag(
         required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
     )
-    model_name: str | None = refused(
-        help="name of the weight converter", wanted="leave it out, config.json names the model"
-    )
+    model_name: str | None = flag(help="name of the weight converter; config.json names the model")
     trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
     tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
         "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"
@@ -38,6 +36,12 @@ class HfCheckpointArgs:
     tokenizer_model: str | None = refused(
         help="tokenizer directory", wanted="leave it out, --hf-checkpoint has it"
     )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """A second name."""
+    if args.model_name is not None:
+        yield f"--model-name {args.model_name}: has no effect, config.json of --hf-checkpoint names the model"
 
 
 def missing(args: Namespace) -> Iterator[str]:
@@ -78,4 +82,4 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
 
 
-CONCERN = Concern({"model": HfCheckpointArgs}, missing=missing, unusable=unusable)
+CONCERN = Concern({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)

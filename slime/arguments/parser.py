@@ -8,17 +8,13 @@ from typing import Any, NoReturn
 
 from slime.arguments.absent_sglang import take_server_options
 from slime.arguments.custom_config import apply_custom_config
-from slime.arguments.engines import (
-    add_sglang_server_flags,
-    choose_engine,
-    has_sglang,
-    with_current_names,
-)
+from slime.arguments.engines import add_sglang_server_flags, choose_engine, has_sglang
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
+from slime.arguments.sglang_names import refuse_gone, with_current_names
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values
 
@@ -116,6 +112,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag],
     name = word.split("=")[0]
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
+    refuse_gone(name)
     refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
     refused |= {name for entry in foreign_flags() for name in entry.names}
     options = {option for action in parser._actions for option in action.option_strings}
