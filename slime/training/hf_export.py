@@ -10,6 +10,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from slime.models.hf_config import read_hf_config
+from slime.models.quantization import KEYS
 from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3
@@ -92,12 +93,20 @@ def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
     (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Everything of the source checkpoint but its weights; config.json gets the dtype of the new ones."""
+def copy_assets(source: Path, target: Path) -> None:
+    """Copies the files of a checkpoint directory that hold no weights."""
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in _WEIGHT_PATTERNS):
             shutil.copyfile(file, target / file.name)
-    config = read_hf_config(source)
+
+
+def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Everything of the source checkpoint but its weights; config.json gets the dtype of the new ones.
+
+    They are not quantised, even if those of the source are.
+    """
+    copy_assets(source, target)
+    config = {name: value for name, value in read_hf_config(source).items() if name not in KEYS}
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -19,8 +19,10 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
+from slime.models.fill import Cut, fill
 from slime.models.hf_config import read_hf_config
 from slime.models.safetensors_dir import SafetensorReader
+from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
 
 
@@ -187,36 +189,28 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str | Path) -> None:
     """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
+    A rank reads its own part of each tensor, and some megabytes at once. Quantised weights are dequantised.
+
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
 
     Raises:
         ValueError: a tensor is missing, is left over, or has another shape than the model wants.
     """
-    with SafetensorReader(path) as reader:
+    with WeightsReader(path) as reader:
         _refuse_leftovers(args, reader)
         for name, param in named_weights(model):
             if not is_of_value_head(param):
-                param.copy_(_local_value(args, reader, name, param))
+                _fill(args, reader, name, param)
 
 
-def _local_value(args: ModelView, reader: SafetensorReader, name: str, param: torch.Tensor) -> torch.Tensor:
+def _fill(args: ModelView, reader: SafetensorReader, name: str, param: torch.Tensor) -> None:
     weights = family_of(args.model_type).weights
     if name in weights.absent(args):
         # The last pipeline stage's copy of the tied embedding.
         name = "embedding.word_embeddings.weight"
-    rule = weights.rule_for(name)
-    tensors = [reader.read(hf_name) for hf_name in rule.hf_names]
-    value = rule.merge(tensors, args)
-    dim = partition_dim(name, param)
-    if dim is not None:
-        group = shard_group(name)
-        value = rule.shard(value, dim, group.rank(), group.size())
-    if value.shape != param.shape:
-        found = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(rule.hf_names, tensors, strict=True))
-        raise ValueError(
-            f"{reader.path}: {found} give {list(value.shape)} for {name}, wanted {list(param.shape)}"
-        )
-    return value
+    dim, group = partition_dim(name, param), shard_group(name)
+    cut = Cut() if dim is None else Cut(dim, group.rank(), group.size())
+    fill(param, weights.rule_for(name), reader, args, cut, f"for {name}")
 
 
 def _refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
