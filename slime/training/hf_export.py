@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from slime.models.hf_config import read_hf_config
 from slime.models.quantization import KEYS
+from slime.models.safetensors_file import SafetensorFile
 from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3
@@ -72,9 +72,9 @@ def _write_shards(
 
 
 def _write(file: Path, bucket: NamedTensors) -> None:
-    # A clone, as safetensors refuses views of one storage.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in bucket}
-    save_file(tensors, file, metadata={"format": "pt"})
+    with SafetensorFile(file, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket}) as out:
+        for name, tensor in bucket:
+            out.write(name, tensor)
 
 
 def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:

@@ -69,6 +69,7 @@ class HfWeights:
         self._rules = family_of(args.model_type).weights
         absent = self._rules.absent(args)
         self._params = {name: param for name, param in named_weights(model) if name not in absent}
+        self._device = torch.cuda.current_device()
         self._infos = self._all_infos()
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
@@ -132,13 +133,12 @@ class HfWeights:
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()
         own_stage = mpu.get_pipeline_model_parallel_rank()
-        device = next(iter(self._params.values())).device
         shards, waiting = [], []
         for info in bucket:
             if info.stage == own_stage:
                 shard = self._params[info.name].data
             else:
-                shard = torch.empty(info.shape, dtype=info.dtype, device=device)
+                shard = torch.empty(info.shape, dtype=info.dtype, device=self._device)
             shards.append(shard)
             if group.size() > 1:
                 source = dist.get_global_rank(group, info.stage)
@@ -197,24 +197,33 @@ def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str
         ValueError: a tensor is missing, is left over, or has another shape than the model wants.
     """
     with WeightsReader(path) as reader:
-        _refuse_leftovers(args, reader)
+        refuse_leftovers(args, reader)
         for name, param in named_weights(model):
             if not is_of_value_head(param):
-                _fill(args, reader, name, param)
+                fill_param(args, reader, name, param.data, like=param)
 
 
-def _fill(args: ModelView, reader: SafetensorReader, name: str, param: torch.Tensor) -> None:
+def fill_param(
+    args: ModelView, reader: SafetensorReader, name: str, target: torch.Tensor, like: torch.Tensor
+) -> None:
+    """Fills ``target`` with what this rank holds of a parameter; ``like`` is the parameter itself.
+
+    Raises:
+        ValueError: a tensor is missing, or has another shape than the model wants.
+    """
     weights = family_of(args.model_type).weights
     if name in weights.absent(args):
         # The last pipeline stage's copy of the tied embedding.
         name = "embedding.word_embeddings.weight"
-    dim, group = partition_dim(name, param), shard_group(name)
+    dim, group = partition_dim(name, like), shard_group(name)
     cut = Cut() if dim is None else Cut(dim, group.rank(), group.size())
-    fill(param, weights.rule_for(name), reader, args, cut, f"for {name}")
+    fill(target, weights.rule_for(name), reader, args, cut, f"for {name}")
 
 
-def _refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
-    """A checkpoint with tensors that the model has no place for is another model than its config says."""
+def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
+    """Raises ValueError for tensors that the model has no place for.
+
+    A checkpoint with tensors that the model has no place for is another model than its config says."""
     weights = family_of(args.model_type).weights
     names, wanted = set(reader.names()), weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
