@@ -216,6 +216,26 @@ def test_a_finished_group_that_waits_too_long_is_generated_again(engine, async_a
     assert output.metrics["rollout/fully_async/regenerated"] == 3
 
 
+def test_a_crash_while_it_is_generated_again_finds_its_prompt_alone(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=1)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 3)
+    engine.delay = lambda conversation: NEVER
+    updates.update()
+    updates.update()
+    collecting = Rollout(args, 1, source)
+    wait_until(lambda: worker()._counts["regenerated"] == 3)
+    source.save(1)
+    restarted = make_source(args)
+    restarted.load(1)
+    returned = [group[0] for group in restarted.get_samples(3)]
+    assert [(sample.index, sample.response_length) for sample in returned] == [(3, 0), (4, 0), (5, 0)]
+    engine.delay = lambda conversation: 0.0
+    updates.update()
+    collecting.result()
+
+
 def test_nothing_begins_that_would_be_too_old_when_it_is_trained(engine, async_args, make_source, updates):
     args = async_args(max_staleness=1, sglang_server_concurrency=64)
     source = make_source(args)

@@ -155,8 +155,12 @@ class Life:
         """What a save holds of a leased group from now on, whatever becomes of the group itself."""
         if self.held:
             group = self.held[choice % len(self.held)]
-            self.account.restate(group, copy.deepcopy(group))
-            self.restated[group[0].group_index] = list(group[0].tokens)
+            state = copy.deepcopy(group)
+            state[0].tokens.append(choice)
+            state[0].metadata.setdefault("turns", []).append(choice)
+            state[0].spec_info.completion_token_num += 1
+            self.account.restate(group, state)
+            self.restated[group[0].group_index] = list(state[0].tokens)
 
     def no_step(self, choice):
         trained = [number for number, place in self.place.items() if place == "trained"]
