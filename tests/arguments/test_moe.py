@@ -56,6 +56,15 @@ def test_kernels_that_are_not_there_are_a_note(words, experts, notes):
     assert [line.split(":")[0] for line in told] == ["--moe-grouped-gemm", "--moe-permute-fusion"]
 
 
+def test_deepep_moves_the_same_tokens_as_all_to_all_does(words, experts, notes):
+    line = words(hf_checkpoint=experts, moe_token_dispatcher_type="flex", moe_enable_deepep=True)
+    assert [text.split(":")[0] for text in notes(line)] == [
+        "--moe-enable-deepep",
+        "--moe-token-dispatcher-type flex",
+    ]
+    assert validated_args(line).moe_token_dispatcher_type == "alltoall"
+
+
 def test_what_changes_nothing_is_accepted_for_a_dense_model(words):
     harmless = {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall", "num_experts": 0}
     args = validated_args(words(**harmless, moe_router_load_balancing_type="none"))
@@ -130,7 +139,6 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
             {"moe_z_loss_coeff": 0.1, "train_backend": "fsdp"},
             "--moe-z-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
         ),
-        ({"moe_token_dispatcher_type": "flex"}, "--moe-token-dispatcher-type flex: not supported"),
         (
             {"moe_router_score_function": "sigmoid"},
             "--moe-router-score-function sigmoid: config.json of --hf-checkpoint says softmax",
