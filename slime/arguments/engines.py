@@ -79,13 +79,23 @@ class DerivedEngines:
     sglang_tp_size: int
 
 
-def choose_engine(requested: str) -> str:
+def has_sglang() -> bool:
+    """Whether SGLang is installed."""
+    return importlib.util.find_spec("sglang") is not None
+
+
+def choose_engine(requested: str, elsewhere: bool = False) -> str:
     """``sglang`` or ``embedded`` for the value of ``--rollout-engine``.
+
+    Args:
+        elsewhere: the run is one for other machines, which have GPUs and SGLang.
 
     Raises:
         UsageError: SGLang was asked for and is not installed.
     """
-    installed = importlib.util.find_spec("sglang") is not None
+    if elsewhere and requested != "embedded":
+        return "sglang"
+    installed = has_sglang()
     if requested == "sglang" and not installed:
         raise UsageError(
             "--rollout-engine sglang: sglang is not installed (wanted: pip install -e '.[sglang]')"
@@ -146,7 +156,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if not args.served_models:
         return
     yield from bad_models(args)
-    yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
+    if args.rollout_engine == "embedded" or has_sglang():
+        yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
     if args.rollout_engine == "embedded":
         yield from _unreachable_weights(args)
 

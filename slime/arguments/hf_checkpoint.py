@@ -14,7 +14,7 @@ from slime.arguments.checkpoint_files import (
 )
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
-from slime.arguments.records import tokenizer_of
+from slime.arguments.records import has_tokenizer, tokenizer_of
 from slime.models import HfConfigError
 from slime.models.hf_config import read_stop_ids
 
@@ -49,6 +49,8 @@ def missing(args: Namespace) -> Iterator[str]:
     directory = Path(args.hf_checkpoint)
     if (directory / CHECKPOINT_MARKER).is_file():
         yield from bad_checkpoint(args, "hf_checkpoint", None)
+    if args.check:
+        return
     elsewhere = any(path is not None and has_checkpoint(path) for path in (args.load, args.ref_load))
     if not any(directory.glob("*.safetensors")) and not elsewhere:
         yield f"--hf-checkpoint {directory}: holds no .safetensors file"
@@ -61,6 +63,8 @@ def unusable(args: Namespace) -> Iterator[str]:
         read_stop_ids(args.hf_checkpoint)
     except HfConfigError as error:
         yield f"--hf-checkpoint {args.hf_checkpoint}: {error}"
+    if args.check and not has_tokenizer(args.hf_checkpoint):
+        return
     tokenizer_of.cache_clear()  # its files may be others by now
     try:
         tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
