@@ -40,6 +40,11 @@ def _marked(root: Path) -> str | None:
     return marker.read_bytes()[:100].decode(errors="replace").strip() if marker.is_file() else None
 
 
+def _has_weights(path: str | Path) -> bool:
+    """Whether there is more than a config.json; ``--check`` does without."""
+    return (Path(path) / CHECKPOINT_MARKER).is_file() or any(Path(path).glob("*.safetensors"))
+
+
 def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
     """Why the directory that this flag names cannot be loaded; nothing without the flag.
 
@@ -47,7 +52,7 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
         step: the iteration to load; None for the one that the marker names.
     """
     path = getattr(args, name)
-    if path is None:
+    if path is None or (args.check and not _has_weights(path)):
         return
     if not has_checkpoint(path):
         reason: str | None = (

@@ -133,7 +133,7 @@ def missing_models(args: Namespace) -> Iterator[str]:
         where = f"{_origin(args)}: model {model.name}: model_path {directory}"
         if not (directory / "config.json").is_file():
             yield f"{where}: no config.json there (wanted: a local Hugging Face directory)"
-        elif not any(directory.glob("*.safetensors")):
+        elif not (args.check or any(directory.glob("*.safetensors"))):
             yield f"{where}: holds no .safetensors file"
 
 
