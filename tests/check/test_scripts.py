@@ -17,54 +17,6 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = sorted((ROOT / "scripts").rglob("run-*.sh"))
 EXAMPLES = sorted((ROOT / "examples").glob("*/run.sh"))
 
-_QWEN = {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1000000, "vocab_size": 151936}
-_QWEN |= {"max_position_embeddings": 40960, "head_dim": 128, "num_key_value_heads": 8}
-_LLAMA3_ROPE = {
-    **{"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    "original_max_position_embeddings": 8192,
-}
-# What `use_model NAME` of a script means: the published config.json of that name.
-PUBLIC = {
-    "qwen2.5-0.5B": {
-        **{"model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896, "intermediate_size": 4864},
-        **{"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "rms_norm_eps": 1e-6},
-        **{"rope_theta": 1000000.0, "max_position_embeddings": 32768, "tie_word_embeddings": True},
-    },
-    "qwen3-4B": _QWEN
-    | {
-        **{"num_hidden_layers": 36, "hidden_size": 2560, "intermediate_size": 9728},
-        **{"num_attention_heads": 32, "tie_word_embeddings": True},
-    },
-    "qwen3-8B": _QWEN
-    | {
-        **{"num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288},
-        **{"num_attention_heads": 32, "tie_word_embeddings": False},
-    },
-    "qwen2.5-3B": {
-        **{"model_type": "qwen2", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008},
-        **{"num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "rms_norm_eps": 1e-6},
-        **{"rope_theta": 1000000.0, "max_position_embeddings": 32768, "tie_word_embeddings": True},
-    },
-    "qwen3-32B": _QWEN
-    | {
-        **{"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600},
-        **{"num_attention_heads": 64, "tie_word_embeddings": False},
-    },
-    "qwen3-30B-A3B": _QWEN
-    | {
-        **{"model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048},
-        **{"intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4},
-        **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-        **{"norm_topk_prob": True, "decoder_sparse_step": 1, "tie_word_embeddings": False},
-    },
-    "llama3.2-3B-Instruct": {
-        **{"model_type": "llama", "num_hidden_layers": 28, "hidden_size": 3072, "intermediate_size": 8192},
-        **{"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
-        **{"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 131072},
-        **{"tie_word_embeddings": True, "rope_scaling": _LLAMA3_ROPE},
-    },
-    **CONFIGS,
-}
 # GiB of the GPUs that a script is for, where that is not 80.
 GPUS: dict[str, int] = {}
 # The model that an example's README shows.
@@ -128,7 +80,7 @@ def model_of(launcher):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda path: path.stem)
 def test_a_launcher_would_start(launcher, tmp_path):
-    found = checked(flags_of(launcher, tmp_path), PUBLIC[model_of(launcher)], GPUS.get(launcher.stem, 80))
+    found = checked(flags_of(launcher, tmp_path), CONFIGS[model_of(launcher)], GPUS.get(launcher.stem, 80))
     assert found.misfits == []
 
 
@@ -143,10 +95,10 @@ def test_an_example_would_start_with_a_real_model(example, tmp_path, monkeypatch
     for name in ("aime-2024/aime-2024", "gpqa_diamond/gpqa_eval", "calculator/eval"):
         write_rows(tmp_path / f"datasets/{name}.jsonl", {"prompt": CHAT, "label": "A"})
     write_rows(given["CORPUS"], {"contents": '"Title"\nText'})
-    found = checked(flags_of(example, tmp_path), PUBLIC[EXAMPLE_MODELS[example.parent.name]])
+    found = checked(flags_of(example, tmp_path), CONFIGS[EXAMPLE_MODELS[example.parent.name]])
     assert found.misfits == []
 
 
 def test_each_launcher_names_a_published_model():
-    assert {model_of(launcher) for launcher in LAUNCHERS} <= PUBLIC.keys()
+    assert {model_of(launcher) for launcher in LAUNCHERS} <= CONFIGS.keys()
     assert GPUS.keys() <= {launcher.stem for launcher in LAUNCHERS}
