@@ -75,7 +75,7 @@ def test_a_command_line_has_them(monkeypatch):
     line = ["--hf-checkpoint", "x", "--rollout-batch-size", "1", "--rollout-engine", "sglang"]
     args = parse([*line, "--sglang-cuda-graph-max-bs", "64"], None)
     assert args.sglang_cuda_graph_max_bs_decode == "64"
-    with pytest.raises(UsageError, match="has no such option since 0.5.18"):
+    with pytest.raises(UsageError, match=r"has no such option since 0\.5\.18"):
         parse([*line, "--sglang-torchao-config", "int8wo"], None)
 
 
