@@ -108,10 +108,10 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
         or not any(Path(path).glob("*.safetensors"))
     ):
         return
-    from slime.models.safetensors_dir import SafetensorReader  # imports torch
+    from slime.models.weights_dir import WeightsReader  # imports torch
 
     try:
-        with SafetensorReader(path) as reader:
+        with WeightsReader(path) as reader:
             reader.open_all()
             missing = _wanted_names(args) - set(reader.names())
     except (ValueError, OSError) as error:

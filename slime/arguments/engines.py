@@ -14,7 +14,13 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.arguments.errors import UsageError
 from slime.arguments.external_engines import bad_external
 from slime.arguments.flags import Flag, add_flags, flag, flags_of, option_string
-from slime.arguments.fleet_checks import bad_models, bad_overrides, missing_models, unusable_models
+from slime.arguments.fleet_checks import (
+    bad_models,
+    bad_overrides,
+    missing_models,
+    quantized_models,
+    unusable_models,
+)
 from slime.arguments.served_models import ModelConfig, SglangConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
@@ -160,6 +166,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
     if args.rollout_engine == "embedded":
         yield from _unreachable_weights(args)
+    yield from quantized_models(args)
 
 
 def _unreachable_weights(args: Namespace) -> Iterator[str]:

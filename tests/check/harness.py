@@ -7,6 +7,7 @@ found, = run_ranks(states_of_trainers, 1, [args])      # bytes of what a rank ha
 import json
 import weakref
 from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,33 +103,40 @@ def _optimizer_bytes(part: Any, args: Namespace) -> int:
 
 
 class Saved:
-    """Bytes of what autograd keeps, each storage once; weights are not among them."""
+    """Bytes of what autograd keeps, each storage once; weights are not among them.
 
-    def __init__(self, weights: set[int]) -> None:
-        self._weights = weights
+    A storage is known by its address, not by that of its memory, which recomputation may give back meanwhile.
+    """
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
         self._uses: dict[int, int] = {}
-        self.now = self.most = 0
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self.most = 0
+
+    @property
+    def now(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages.values())
 
     def pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place in self._weights or not size:
+        place = storage._cdata
+        if place in self._weights or not storage.nbytes():
             return tensor
-        if not self._uses.get(place):
-            self.now += size
-            self.most = max(self.most, self.now)
+        self._storages[place] = storage
         self._uses[place] = self._uses.get(place, 0) + 1
+        self.most = max(self.most, self.now)
         holder = _Holder(tensor)
-        weakref.finalize(holder, self._drop, place, size)
+        weakref.finalize(holder, self._drop, place)
         return holder
 
     def unpack(self, held: Any) -> torch.Tensor:
         return held.tensor if isinstance(held, _Holder) else held
 
-    def _drop(self, place: int, size: int) -> None:
+    def _drop(self, place: int) -> None:
         self._uses[place] -= 1
         if not self._uses[place]:
-            self.now -= size
+            del self._storages[place]
 
 
 class _Holder:
@@ -156,7 +164,7 @@ def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
     if args.params_dtype != torch.float32:
         model = Float16Module(get_model_config(model), model)
     tokens = torch.randint(args.vocab_size, (1, sum(lengths)), generator=torch.Generator().manual_seed(3))
-    saved = Saved({t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), tokens)})
+    saved = Saved([*model.parameters(), *model.buffers(), tokens])
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         logits = model(
             input_ids=tokens,

@@ -146,6 +146,19 @@ def test_fsdp_shards_everything(checked):
     assert role.stages[0].states.weights == pytest.approx(4 * total / 8)
 
 
+def test_fsdp_counts_models_without_a_family(tmp_path, words):
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    line = words("qwen3-4B", "--train-backend", "fsdp")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    config = Olmo2Config(**sizes, num_attention_heads=4, pad_token_id=None)
+    config.save_pretrained(tmp_path)
+    (role,) = report(validated_args(line)).roles
+    assert sum(role.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
+    assert role.whole["embedding"] == 64 * 32
+    assert role.stages[0].activations is None
+
+
 def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, capsys):
     args = checked("qwen3-4B", "--sglang-mem-fraction-static", "0.5", "--sglang-chunked-thing", "a", "b")
     assert (args.rollout_engine, args.sglang_mem_fraction_static) == ("sglang", 0.5)

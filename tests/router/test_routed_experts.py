@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slime.backends.sglang_utils.router import start_router
-from slime.rollout import generation
+from slime.rollout import generation, sglang_streaming_rollout
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 from tests.backends.embedded_engine.test_routes import IDS, routes_of
@@ -39,7 +39,9 @@ def served(tmp_path_factory) -> Iterator[tuple]:
 @pytest.fixture
 def args(served, monkeypatch) -> Namespace:
     tokenizer = Namespace(decode=lambda *_, **__: "")
-    monkeypatch.setattr(generation, "GenerateState", lambda args: Namespace(tokenizer=tokenizer))
+    for module in (generation, sglang_streaming_rollout):
+        state = Namespace(tokenizer=tokenizer, aborted=False)
+        monkeypatch.setattr(module, "GenerateState", lambda args, state=state: state)
     return served[1]
 
 
@@ -64,6 +66,13 @@ async def test_an_answer_may_bring_the_rows_of_new_tokens_only(served, args) -> 
     request = {"input_ids": sample.tokens, "sampling_params": PARAMS | {"max_new_tokens": 5}}
     request |= generation.wanted_of_tokens(args) | {"routed_experts_start_len": len(IDS) + 4}
     generation.take_answer(args, sample, await post(generation.get_model_url(args), request), PARAMS)
+    expected = routes_of(served[0], sample.tokens)[:-1]
+    assert np.array_equal(np.sort(sample.rollout_routed_experts, -1), expected)
+
+
+async def test_a_stream_brings_the_routes_with_its_end(served, args) -> None:
+    sample = Sample(index=0, tokens=list(IDS))
+    await sglang_streaming_rollout.generate_streaming(args, sample, PARAMS | {"max_new_tokens": 9})
     expected = routes_of(served[0], sample.tokens)[:-1]
     assert np.array_equal(np.sort(sample.rollout_routed_experts, -1), expected)
 

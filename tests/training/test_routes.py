@@ -9,6 +9,7 @@ import torch
 from slime.training.batch import BatchError
 from slime.training.context_parallel import RowSplit
 from slime.training.conversion import samples_to_train_data
+from slime.training.dumps import to_host
 from slime.training.micro_batches import DataIterator, packed_micro_batch
 from slime.training.routes import NO_ROUTE, packed_routes
 from slime.utils.types import Sample
@@ -36,6 +37,13 @@ def test_a_recorded_sample_is_converted_as_the_one_that_was_generated():
     first, second = converted(fresh, recorded)["rollout_routed_experts"]
     assert first.dtype == np.int16 and np.array_equal(first, second)
     assert np.array_equal(first, fresh.rollout_routed_experts)
+
+
+def test_a_dump_of_what_was_trained_can_be_read_without_running_anything(tmp_path):
+    batch = converted(sample())
+    torch.save(to_host(batch["rollout_routed_experts"]), tmp_path / "dump")
+    (routes,) = torch.load(tmp_path / "dump", weights_only=True)
+    assert torch.equal(routes, torch.from_numpy(batch["rollout_routed_experts"][0]))
 
 
 @pytest.mark.parametrize(
