@@ -34,6 +34,7 @@ RATIOS: dict[str, Ratios] = {
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
     "fsdp_step": Ratios("*/ratio_cpu/*"),
     "gae": Ratios("ratio/chunked/cpu_s"),
+    "hf_load": Ratios("ratio/*", higher_is_better=False),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),
     "math_grading": Ratios("*/ratio/*/cpu_s"),
