@@ -35,6 +35,7 @@ RATIOS: dict[str, Ratios] = {
     "fsdp_step": Ratios("*/ratio_cpu/*"),
     "fully_async": Ratios("ratio/*"),
     "gae": Ratios("ratio/chunked/cpu_s"),
+    "hf_load": Ratios("ratio/*", higher_is_better=False),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),
     "math_grading": Ratios("*/ratio/*/cpu_s"),
