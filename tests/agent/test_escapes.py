@@ -251,6 +251,19 @@ async def test_what_goes_on_for_ever_ends_with_its_time(sandbox, cmd):
     assert await sandbox.exec("echo next") == (0, "next\n")
 
 
+async def test_open_files_are_bounded(sandbox):
+    code = """
+import os
+count = 0
+try:
+    while count < 1000:
+        count += bool(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    print(count < 256, error.errno)
+"""
+    assert (await run(sandbox, code)).output == "True 24\n"
+
+
 async def test_processor_time_is_bounded():
     async with LocalSandbox(limits=Limits(cpu_s=1)) as sandbox:
         code, _ = await sandbox.exec("exec python -c 'while True: pass'", timeout=30)
