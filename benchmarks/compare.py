@@ -33,6 +33,7 @@ RATIOS: dict[str, Ratios] = {
     "data_loading": Ratios("ratio/first_batch_s"),
     "engine_throughput": Ratios("sizes/*/ratios/*/cpu"),
     "fsdp_step": Ratios("*/ratio_cpu/*"),
+    "fully_async": Ratios("ratio/*"),
     "gae": Ratios("ratio/chunked/cpu_s"),
     "grpo_step": Ratios("*/wall_s/rest_share", higher_is_better=False),
     "log_probs": Ratios("*/ratio_*/log_softmax", higher_is_better=False),

@@ -18,6 +18,7 @@ import asyncio
 import gc
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import sys
@@ -37,6 +38,7 @@ from slime.rollout.generate_state import GenerateState, params_for_sample  # noq
 from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url  # noqa: E402
 from slime.utils.async_utils import run  # noqa: E402
 from slime.utils.http_utils import init_http_client, post  # noqa: E402
+from slime.utils.misc import spare_collector  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
 from tools.make_tiny_model import make_tokenizer  # noqa: E402
 
@@ -216,6 +218,7 @@ def measure(counts: list[int], rounds: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as checkpoint:
             make_tokenizer().save_pretrained(checkpoint)
             rollout_cost(make_args(checkpoint, port, 64), 64)  # imports, connections
+            spare_collector()  # as the rollout manager does
             results: dict[str, Any] = {}
             for samples in counts:
                 args = make_args(checkpoint, port, samples)
@@ -232,7 +235,7 @@ def measure(counts: list[int], rounds: int) -> dict[str, Any]:
     first, last = (results[str(count)]["cpu_us_per_sample"] for count in (min(counts), max(counts)))
     shares = [row["cpu_us_per_sample"] / row["http_us_per_request"] for row in results.values()]
     ratio = {"largest_over_smallest": last / first, "over_bare_http": statistics.median(shares)}
-    return {"samples": results, "rounds": rounds, "ratio": ratio}
+    return {"samples": results, "rounds": rounds, "load_average": os.getloadavg()[0], "ratio": ratio}
 
 
 def main() -> None:

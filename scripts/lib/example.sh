@@ -10,7 +10,7 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
-    cd "$REPOSITORY"
+    cd "$REPOSITORY" || exit
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
     local layout=("${@:2}")
@@ -24,6 +24,9 @@ example() {
             --n-samples-per-prompt 8
             --rollout-max-response-len 2048
             --lr 1e-6
+            --recompute-granularity full
+            --recompute-method uniform
+            --recompute-num-layers 1
             --save "$OUTPUT/checkpoints"
             --save-interval 20
         )
