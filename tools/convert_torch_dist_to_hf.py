@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from slime.arguments import UsageError
 from slime.arguments.model_only import model_args
 
-SHARD_BYTES = 2 * 1024**3
+SHARD_BYTES = 1024**3
 
 
 def main(argv: Sequence[str] | None = None) -> int:

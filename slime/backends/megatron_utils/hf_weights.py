@@ -151,7 +151,7 @@ def _gather_parts(bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[l
     """The shards of all ranks of a parameter's group, in their order; one where there is no group."""
     gathered, waiting = [], []
     for info, shard in zip(bucket, shards, strict=True):
-        if info.group is None:
+        if info.group is None or info.group.size() == 1:
             gathered.append([shard])
             continue
         out = shard.new_empty(info.group.size() * shard.size(0), *shard.shape[1:])

@@ -188,6 +188,7 @@ class StoredHfWeights(HfWeights):
 
     def _gather(self, bucket: list[ParamInfo]) -> NamedTensors:
         own = mpu.get_pipeline_model_parallel_rank()
+        self._params = {}  # not two buckets at a time
         self._params = self._read([info.name for info in bucket if info.stage == own])
         return super()._gather(bucket)
 
