@@ -26,6 +26,10 @@ _LATENT = {
     **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
     **{"v_head_dim": 24, "num_key_value_heads": 8},
 }
+_DELTA_NETS = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
+}
 # A name: the class in transformers, and what its config has that the others have not.
 FAMILIES = {
     "glm4": ("Glm4", {"attention_bias": True}),
@@ -68,6 +72,13 @@ FAMILIES = {
     ),
     "kimi_k2": ("DeepseekV3", {**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8}),
     "glm4_moe_lite": ("Glm4MoeLite", {**_DEEPSEEK_EXPERTS, **_LATENT}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **{**_DELTA_NETS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            **{"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        },
+    ),
 }
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
@@ -76,6 +87,7 @@ _UNTRAINED = {
     "mimo": "model.mtp_layers.0.input_proj.weight",
     "deepseek_v3": "model.layers.4.eh_proj.weight",
     "glm4_moe": "model.layers.4.eh_proj.weight",
+    "qwen3_next": "mtp.fc.weight",
 }
 
 

@@ -58,6 +58,11 @@ class ModelShapeArgs:
     )
     post_self_attn_layernorm: bool | None = flag(const=True, help="norm after attention")
     post_mlp_layernorm: bool | None = flag(const=True, help="norm after the MLP")
+    attention_output_gate: bool | None = flag(
+        names=("--attention-output-gate", "--use-gated-attention"),
+        const=True,
+        help="a sigmoid weighs what each head attends to",
+    )
     untie_embeddings_and_output_weights: bool | None = flag(
         const=True, help="the output layer has its own weights"
     )
@@ -76,6 +81,17 @@ class LatentAttentionArgs:
     v_head_dim: int | None = flag(above=0, help="features of a value head")
     mscale: float | None = flag(at_least=0, help="YaRN's factor of the attention's temperature")
     mscale_all_dim: float | None = flag(at_least=0, help="the same, over all features")
+
+
+@dataclass(frozen=True)
+class LinearAttentionArgs:
+    """What config.json says of gated delta nets too."""
+
+    linear_conv_kernel_dim: int | None = flag(above=0, help="tokens of the convolution before a delta net")
+    linear_key_head_dim: int | None = flag(above=0, help="features of a delta net's query or key head")
+    linear_value_head_dim: int | None = flag(above=0, help="features of its value head")
+    linear_num_key_heads: int | None = flag(above=0, help="its query and key heads")
+    linear_num_value_heads: int | None = flag(above=0, help="its value heads")
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,7 @@ class DerivedModelShape(ShapeArgs):
         rope, local_rope: the rotary embedding, and that of layers with a window where it is another one.
         qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
         activation: of the MLPs, under its name in transformers.
+        attention_output_gate: see `ModelShape`.
     """
 
     group_query_attention: bool
@@ -142,6 +159,7 @@ class DerivedModelShape(ShapeArgs):
     embedding_factor: float
     activation: Literal["silu", "gelu_pytorch_tanh"]
     multi_latent_attention: bool
+    attention_output_gate: bool
 
 
 # What all supported families share.
@@ -222,6 +240,7 @@ CONCERN = Concern(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,
+        "linear attention": LinearAttentionArgs,
         "layer variants": LayerVariantArgs,
         "vocabulary": VocabularyArgs,
     },

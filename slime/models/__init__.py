@@ -21,6 +21,7 @@ from slime.models import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    qwen3_next,
 )
 from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
@@ -55,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.KIMI_K2,
     "glm4_moe_lite": glm4_moe_lite.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

@@ -73,6 +73,28 @@ class QkvRule(Rule):
 
 
 @dataclass(frozen=True)
+class GatedQkvRule(Rule):
+    """The same where the projection of queries has, for each head, its query and then its output gate.
+
+    Per query group the rows are [its query heads, their gates, its key, its value].
+    """
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        rest, groups = tensors[0].shape[1:], shape.num_query_groups
+        heads = tensors[0].reshape(groups, -1, 2, shape.kv_channels, *rest)
+        parts = [heads[:, :, 0], heads[:, :, 1], *tensors[1:]]
+        return torch.cat([part.reshape(groups, -1, *rest) for part in parts], dim=1).reshape(-1, *rest)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        rest, groups, head = param.shape[1:], shape.num_query_groups, shape.kv_channels
+        rows = shape.num_attention_heads // groups * head
+        parts = param.reshape(groups, -1, *rest).split([rows, rows, head, head], dim=1)
+        query, gate = (part.reshape(shape.num_attention_heads, 1, head, *rest) for part in parts[:2])
+        both = torch.cat([query, gate], dim=1)
+        return [part.reshape(-1, *rest) for part in (both, *parts[2:])]
+
+
+@dataclass(frozen=True)
 class GateUpRule(Rule):
     """Gate over up. Each tensor-parallel rank holds its part of both, so each is sharded on its own."""
 
@@ -146,6 +168,7 @@ class WeightMap:
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
+        linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
             nor saved, as those that predict further tokens (MTP).
     """
@@ -155,6 +178,7 @@ class WeightMap:
     of_layer: Mapping[str, Rule]
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
+    linear: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
 
     def rule_for(self, name: str) -> Rule:
@@ -170,13 +194,17 @@ class WeightMap:
         return rule.under(self.layer_prefix.format(match[1])) if match else rule
 
     def _in_layer(self, name: str) -> Rule | None:
-        return self.of_layer.get(name) or (self.experts.rule_for(name) if self.experts else None)
+        rule = self.of_layer.get(name) or (self.linear or {}).get(name)
+        return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
-        if self.experts is None or not shape.moe_layer_freq[layer]:
-            return [*self.of_layer]
-        dense = [name for name in self.of_layer if not name.startswith("mlp.")]
-        return dense + self.experts.names(shape.num_experts)
+        names = [*self.of_layer]
+        if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
+            names = [name for name in names if not name.startswith("self_attention.")] + [*self.linear]
+        if self.experts and shape.moe_layer_freq[layer]:
+            dense = [name for name in names if not name.startswith("mlp.")]
+            names = dense + self.experts.names(shape.num_experts)
+        return names
 
     def hf_names(self, shape: ShapeArgs) -> set[str]:
         """The names of all tensors of a model."""

@@ -54,6 +54,22 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class LinearShape:
+    """The layers with a gated delta net (Yang et al. 2024, arXiv:2412.06464) in the place of attention.
+
+    ``linear_attention_freq`` has a 1 for each such layer and a 0 for each with attention. A causal convolution
+    of ``linear_conv_kernel_dim`` tokens precedes it. Each key head serves the same number of value heads.
+    """
+
+    linear_attention_freq: tuple[int, ...]
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder. ``kv_channels`` is the size of a head, ``num_query_groups`` counts key/value heads.
 
@@ -62,7 +78,8 @@ class ModelShape:
     With ``layernorm_zero_centered_gamma`` norms multiply by 1 + weight. Scores of attention are multiplied by
     ``softmax_scale``, None standing for 1 / sqrt(kv_channels). ``attention_windows`` has for each layer how
     many tokens one sees, None for all; layers with a number are rotated by ``local_rope``, if there is one.
-    Embeddings are multiplied by ``embedding_factor``.
+    Embeddings are multiplied by ``embedding_factor``. With ``attention_output_gate`` the projection of queries
+    gives a gate too, whose sigmoid weighs what each head attends to.
     """
 
     model_type: str
@@ -90,16 +107,18 @@ class ModelShape:
     local_rope: Rope | None = None
     embedding_factor: float = 1.0
     activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    attention_output_gate: bool = False
     moe: MoeShape | None = None
     latent: LatentShape | None = None
+    linear: LinearShape | None = None
 
 
 @dataclass(frozen=True)
 class ShapeArgs:
     """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
 
-    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent attention None for
-    others, see `LatentShape`.
+    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent and about linear
+    attention None for others, see `LatentShape` and `LinearShape`.
     """
 
     model_type: str
@@ -124,6 +143,12 @@ class ShapeArgs:
     qk_head_dim: int | None
     qk_pos_emb_head_dim: int | None
     v_head_dim: int | None
+    linear_attention_freq: Sequence[int] | None
+    linear_conv_kernel_dim: int | None
+    linear_key_head_dim: int | None
+    linear_value_head_dim: int | None
+    linear_num_key_heads: int | None
+    linear_num_value_heads: int | None
 
 
 def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
@@ -145,6 +170,7 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
         **values,
         **(vars(shape.moe) if shape.moe else {}),
         **(vars(shape.latent) if shape.latent else dict.fromkeys(_LATENT_FIELDS)),
+        **(vars(shape.linear) if shape.linear else dict.fromkeys(_LINEAR_FIELDS)),
         "multi_latent_attention": shape.latent is not None,
         "swiglu": shape.activation == "silu",
         "layernorm_epsilon": shape.norm_epsilon,
@@ -159,8 +185,9 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     }
 
 
-_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent"})
+_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent", "linear"})
 _LATENT_FIELDS = [field.name for field in fields(LatentShape)]
+_LINEAR_FIELDS = [field.name for field in fields(LinearShape)]
 
 
 def pad_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: int) -> int:

@@ -98,6 +98,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8},
         **{"moe_intermediate_size": 1536, "norm_topk_prob": True, "decoder_sparse_step": 1},
     },
+    "qwen3-next-80B-A3B": _QWEN
+    | {
+        **{"model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048},
+        **{"intermediate_size": 5120, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256},
+        **{"max_position_embeddings": 262144, "num_experts": 512, "num_experts_per_tok": 10},
+        **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": [], "rope_theta": 10000000},
+        **{"partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+        **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16},
+        **{"linear_num_value_heads": 32, "attention_bias": False, "use_sliding_window": False},
+    },
     "qwen1.5-MoE-A2.7B": _QWEN
     | {
         **{"model_type": "qwen2_moe", "num_hidden_layers": 24, "hidden_size": 2048},

@@ -69,6 +69,10 @@ def test_fields_carry_megatron_names(tmp_path):
         "activation": "silu",
         "swiglu": True,
         "multi_latent_attention": False,
+        "attention_output_gate": False,
+        "linear_attention_freq": None,
+        **dict.fromkeys(f"linear_{part}" for part in ("conv_kernel_dim", "key_head_dim", "value_head_dim")),
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads")),
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")),
     }
 

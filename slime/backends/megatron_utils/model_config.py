@@ -79,9 +79,14 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
 
 
 def _attention_values(args: Namespace) -> dict[str, Any]:
-    """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients."""
+    """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients.
+
+    megatron-core's checkpoints tell layers apart where a list says that they are of several kinds.
+    """
     if args.qk_norm_over_heads:
         return {"qk_layernorm": False}
+    if args.linear_attention_freq:
+        return {"linear_attention_freq": list(args.linear_attention_freq)}
     if not args.multi_latent_attention:
         return {}
     rotary = {"rope_type": "rope", "rotary_percent": 1.0, "rotary_interleaved": False}

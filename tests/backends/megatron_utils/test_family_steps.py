@@ -23,6 +23,8 @@ CASES = {
     "deepseek_v3, TP 2, EP 2": ("deepseek_v3", TP2 | EP2),
     "deepseek_v3, CP 2": ("deepseek_v3", CP2),
     "moonlight, TP 2": ("moonlight", TP2),
+    "qwen3_next, TP 2": ("qwen3_next", TP2),
+    "qwen3_next, CP 2": ("qwen3_next", CP2),
 }
 ROUTER = {
     **{"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]},
