@@ -79,6 +79,13 @@ FAMILIES = {
             **{"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+            **{"swiglu_limit": 0.3, "rope_parameters": {**_YARN, "truncate": False}},
+        },
+    ),
 }
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
@@ -128,7 +135,11 @@ def _stir(model: torch.nn.Module, generator: torch.Generator) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if "norm" in name:
             tensor.add_(0.3 * noise)
+        elif "sinks" in name:
+            tensor.copy_(noise)
         elif "bias" in name:
             tensor.add_(0.1 * noise)
+        elif "conv" in name:
+            tensor.copy_(0.5 * noise)
         else:
             tensor.copy_(0.06 * noise)

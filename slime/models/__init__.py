@@ -13,6 +13,7 @@ from slime.models import (
     glm4,
     glm4_moe,
     glm4_moe_lite,
+    gpt_oss,
     llama,
     mimo,
     minimax_m2,
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": deepseek_v3.KIMI_K2,
     "glm4_moe_lite": glm4_moe_lite.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

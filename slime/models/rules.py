@@ -26,6 +26,11 @@ class Rule:
 
     hf_names: tuple[str, ...]
 
+    @property
+    def expert(self) -> int | None:
+        """Whose part of the HF tensors it is about, where they hold those of all experts of a layer."""
+        return None
+
     def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
         return tensors[0]
 
@@ -124,6 +129,30 @@ class FusedGateUpRule(GateUpRule):
 
 
 @dataclass(frozen=True)
+class StackedRule(Rule):
+    """That of one expert, for its part of tensors [experts, ...]."""
+
+    of_one: Rule
+    number: int
+
+    @property
+    def expert(self) -> int:
+        return self.number
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        return self.of_one.merge(tensors, shape)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return self.of_one.split(param, shape)
+
+    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+        return self.of_one.shard(full, dim, rank, size)
+
+    def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
+        return self.of_one.unshard(shards, dim)
+
+
+@dataclass(frozen=True)
 class ExpertRules:
     """What a layer has in the place of its dense MLP.
 
@@ -131,11 +160,13 @@ class ExpertRules:
         of_layer: by the parameter's name within the layer.
         of_expert: by its name within an expert.
         prefix: what HF puts before the names of an expert, {} standing for its number.
+        stacked: whether HF has one tensor for all experts of a layer, whose first dimension counts them.
     """
 
     of_layer: Mapping[str, Rule]
     of_expert: Mapping[str, Rule]
     prefix: str
+    stacked: bool = False
 
     def names(self, num_experts: int) -> list[str]:
         """Of all parameters within a layer."""
@@ -150,7 +181,10 @@ class ExpertRules:
         if match is None:
             return self.of_layer.get(name)
         rule = self.of_expert.get(match[2])
-        return rule and rule.under(self.prefix.format(match[1]))
+        if rule is None:
+            return None
+        named = rule.under(self.prefix.format(match[1]))
+        return StackedRule(named.hf_names, named, int(match[1])) if self.stacked else named
 
 
 def behind_last_layer(name: str, num_layers: int) -> bool:

@@ -55,15 +55,22 @@ class SafetensorReader:
         """All tensors one by one, so that only one is in memory beside the model."""
         return ((name, self.read(name)) for name in self._file_of)
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor ``name`` on the CPU, as it is stored.
+    def read(self, name: str, index: int | None = None) -> torch.Tensor:
+        """The tensor ``name`` on the CPU, as it is stored; with an ``index`` only that part of it.
 
         Raises:
             ValueError: the checkpoint has no such tensor.
         """
         if name not in self._file_of:
             raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
-        return self._handle(self._file_of[name]).get_tensor(name)
+        handle = self._handle(self._file_of[name])
+        if index is None:
+            return handle.get_tensor(name)
+        whole = handle.get_slice(name)
+        if index >= whole.get_shape()[0]:
+            raise ValueError(f"{self.path}: {name} {whole.get_shape()} has no part {index}")
+        part: torch.Tensor = whole[index]
+        return part
 
     def open_all(self) -> None:
         """Reads the header of every file, which tells whether the file is whole.

@@ -26,9 +26,9 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """What each token reads of a state that its own segment's tokens have written.
 
-    A state S [K, V] of a head starts at zero with each segment. A token with key k (of length 1), value v,
-    decay a = exp(log_decay) and strength b makes S' = a S + b k (v - a S^T k)^T of it and reads S'^T q / sqrt(K),
-    its query q having length 1 too.
+    A state S [K, V] of a head starts at zero with each segment. A token with key k, value v, decay
+    a = exp(log_decay) and strength b makes S' = a S + b k (v - a S^T k)^T of it and reads S'^T q / sqrt(K),
+    its query q and its key having been scaled to length 1.
 
     Args:
         query, key: [rows, key heads, K].

@@ -25,7 +25,7 @@ from slime_plugins.models.delta_rule import gated_delta_rule
 
 
 class CausalConv(torch.nn.Module):
-    """A convolution over the last tokens of a segment, each feature by itself; this rank has its own heads'."""
+    """A convolution over the last tokens of a segment, each feature of this rank's heads by itself."""
 
     def __init__(self, config: TransformerConfig, features: int, kernel: int) -> None:
         super().__init__()
@@ -54,9 +54,7 @@ class GatedNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Both [rows, heads, width]."""
-        weight = copy_to_tensor_model_parallel_region(
-            self.weight
-        )  # other ranks have gradients of other heads
+        weight = copy_to_tensor_model_parallel_region(self.weight)  # others have other heads
         normed = weight * F.rms_norm(x.float(), weight.shape, None, self._eps).type_as(x)
         return (normed * F.silu(gate.float())).type_as(x)
 

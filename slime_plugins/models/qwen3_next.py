@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from dataclasses import replace
+from typing import cast
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -10,6 +11,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from slime.backends.megatron_utils.layer_spec import layer_spec
 from slime.models.linear_attention import DeltaNetSizes
+from slime.models.shape import ShapeArgs
 from slime_plugins.models.gated_delta_net import GatedDeltaNet
 
 
@@ -20,7 +22,7 @@ def get_qwen3_next_spec(
     block = layer_spec(args, config, vp_stage)
     first = get_transformer_layer_offset(config, vp_stage)
     linear = args.linear_attention_freq[first : first + len(block.layer_specs)]
-    delta_net = ModuleSpec(module=GatedDeltaNet, params={"sizes": DeltaNetSizes.of(args)})
+    delta_net = ModuleSpec(module=GatedDeltaNet, params={"sizes": DeltaNetSizes.of(cast(ShapeArgs, args))})
     block.layer_specs = [
         _with_delta_net(layer, delta_net) if is_linear else layer
         for layer, is_linear in zip(block.layer_specs, linear, strict=True)

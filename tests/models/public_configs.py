@@ -37,6 +37,18 @@ _GLM_MOE = {
     **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_group": 1, "use_qk_norm": False},
     **{"routed_scaling_factor": 1.0, "norm_topk_prob": True, "num_nextn_predict_layers": 1},
 }
+_GPT_OSS = {
+    **{"model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880, "intermediate_size": 2880},
+    **{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088},
+    **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000},
+    **{"attention_bias": True, "tie_word_embeddings": False, "num_local_experts": 32},
+    **{"num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0},
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "rope_scaling": {
+        **{"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    },
+}
 _QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "vocab_size": 151936, "tie_word_embeddings": False}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -82,6 +94,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151680},
         **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 640000},
         **{"attention_bias": True, "num_nextn_predict_layers": 1, "tie_word_embeddings": False},
+    },
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-120b": _GPT_OSS
+    | {
+        **{"num_hidden_layers": 36, "num_local_experts": 128},
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
     },
     "minimax-m2": {
         **{"model_type": "minimax_m2", "num_hidden_layers": 62, "hidden_size": 3072},

@@ -26,9 +26,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     """
     hf_config = _hf_config(path, config)
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            hf_config, dtype=config.dtype, attn_implementation="sdpa"
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=config.dtype)
     model.tie_weights()
     for module in model.modules():
         bias = getattr(module, _FLOAT32_BUFFER, None)
