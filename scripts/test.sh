@@ -7,10 +7,11 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
+# By file: what the tests of a module share is made once.
+TWO_AT_A_TIME=(-n 2 --dist loadfile)
 if [[ "${1:-}" == --fast ]]; then
     shift
-    # By file: what the tests of a module share is made once.
-    set -- -m "not cluster and not slow" -n 2 --dist loadfile "$@"
+    set -- "${TWO_AT_A_TIME[@]}" -m "not cluster and not slow" "$@"
 fi
 
 use_environment dev docs test
@@ -27,4 +28,9 @@ run ruff check .
 run ruff format --check .
 run mypy
 run mkdocs build --quiet --strict
-run python -m pytest "$@"
+if (($#)); then
+    run python -m pytest "$@"
+else # two at a time what starts no Ray; a cluster wants both cores
+    run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster"
+    run python -m pytest -m cluster
+fi

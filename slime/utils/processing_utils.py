@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _MODALITIES = ("audio_kwargs", "images_kwargs", "videos_kwargs")
@@ -30,6 +30,8 @@ def load_processor(name_or_path: str, trust_remote_code: bool = False, **kwargs:
     """The processor of a HF checkpoint directory for text and other inputs; None if it is for text alone."""
     if not any((Path(name_or_path) / name).is_file() for name in _PROCESSOR_FILES):
         return None
+    from transformers import AutoProcessor  # two seconds, which every start would pay
+
     return AutoProcessor.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **kwargs)
 
 
