@@ -48,7 +48,8 @@ def hybrid_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
 _IN_PROJ = ByKeyHead(("in_proj_qkvz.weight", "in_proj_ba.weight"), ((0, 1, 2, 3), (4, 5)), grouped=True)
 
 
-def _untrained(name: str, num_layers: int) -> bool:
+def is_of_mtp(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to the layers for further tokens."""
     del num_layers
     return name.startswith("mtp.")
 
@@ -60,7 +61,7 @@ FAMILY = Family(
         of_layer=GATED_LAYER,
         linear=delta_net_rules(_IN_PROJ),
         experts=GATED_SHARED_EXPERTS,
-        untrained=_untrained,
+        untrained=is_of_mtp,
     ),
     layer_spec="slime_plugins.models.qwen3_next.get_qwen3_next_spec",
     forward_flops=hybrid_moe_flops,

@@ -16,6 +16,14 @@ _DEEPSEEK: dict[str, Any] = {
         **{"beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
 }
+_DEEPSEEK_V2 = _DEEPSEEK | {
+    **{"model_type": "deepseek_v2", "num_hidden_layers": 60, "hidden_size": 5120, "vocab_size": 102400},
+    **{"intermediate_size": 12288, "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    **{"moe_intermediate_size": 1536, "first_k_dense_replace": 1, "topk_group": 3},
+    **{"routed_scaling_factor": 16.0, "norm_topk_prob": False, "scoring_func": "softmax"},
+    **{"topk_method": "group_limited_greedy", "num_nextn_predict_layers": 0},
+    "rope_scaling": _DEEPSEEK["rope_scaling"] | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
 _KIMI = _DEEPSEEK | {
     **{"model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
     **{"rope_theta": 50000.0, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1},
@@ -55,6 +63,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek-v3": _DEEPSEEK,
     "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
     "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
+    "deepseek-v2": _DEEPSEEK_V2,
+    "deepseek-v2-lite": _DEEPSEEK_V2
+    | {
+        **{"num_hidden_layers": 27, "hidden_size": 2048, "intermediate_size": 10944, "q_lora_rank": None},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 64},
+        **{"moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+        "routed_scaling_factor": 1.0,
+    },
     "kimi-k2": _KIMI,
     "kimi-k2-thinking": _KIMI
     | {"rms_norm_eps": 1e-5, "rope_scaling": _KIMI["rope_scaling"] | {"factor": 64.0}},

@@ -22,6 +22,7 @@ CASES = {
     "minimax_m2, TP 2": ("minimax_m2", TP2),
     "deepseek_v3, TP 2, EP 2": ("deepseek_v3", TP2 | EP2),
     "deepseek_v3, CP 2": ("deepseek_v3", CP2),
+    "deepseek_v2, TP 2": ("deepseek_v2", TP2),
     "moonlight, TP 2": ("moonlight", TP2),
     "qwen3_next, TP 2": ("qwen3_next", TP2),
     "qwen3_next, CP 2": ("qwen3_next", CP2),
