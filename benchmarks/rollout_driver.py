@@ -37,6 +37,7 @@ from slime.rollout.generate_state import GenerateState, params_for_sample  # noq
 from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url  # noqa: E402
 from slime.utils.async_utils import run  # noqa: E402
 from slime.utils.http_utils import init_http_client, post  # noqa: E402
+from slime.utils.misc import spare_collector  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
 from tools.make_tiny_model import make_tokenizer  # noqa: E402
 
@@ -216,6 +217,7 @@ def measure(counts: list[int], rounds: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as checkpoint:
             make_tokenizer().save_pretrained(checkpoint)
             rollout_cost(make_args(checkpoint, port, 64), 64)  # imports, connections
+            spare_collector()  # as the rollout manager does
             results: dict[str, Any] = {}
             for samples in counts:
                 args = make_args(checkpoint, port, samples)

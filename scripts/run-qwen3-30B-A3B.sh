@@ -1,40 +1,10 @@
 #!/usr/bin/env bash
 # GRPO of Qwen3-30B-A3B on mathematics, on one node of 8 GPUs shared by trainer and engines.
-# Needs $MODELS/Qwen3-30B-A3B, $DATASETS/dapo-math-17k/dapo-math-17k.jsonl and $DATASETS/aime-2024/aime-2024.jsonl.
+# Needs $MODELS/Qwen3-30B-A3B and the mathematics of scripts/README.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model qwen3-30B-A3B
-
-CKPT_ARGS=(
-    --hf-checkpoint "$MODELS/Qwen3-30B-A3B"
-    --load "$RUNS/qwen3-30B-A3B"
-    --save "$RUNS/qwen3-30B-A3B"
-    --save-interval 20
-)
-
-ROLLOUT_ARGS=(
-    --prompt-data "$DATASETS/dapo-math-17k/dapo-math-17k.jsonl"
-    --input-key prompt
-    --label-key label
-    --apply-chat-template
-    --rollout-shuffle
-    --rm-type math
-    --num-rollout 3000
-    --rollout-batch-size 32
-    --n-samples-per-prompt 8
-    --rollout-max-response-len 8192
-    --rollout-temperature 1.0
-    --global-batch-size 256
-    --balance-data
-)
-
-EVAL_ARGS=(
-    --eval-interval 20
-    --eval-prompt-data aime "$DATASETS/aime-2024/aime-2024.jsonl"
-    --n-samples-per-eval-prompt 16
-    --eval-max-response-len 16384
-    --eval-top-p 1.0
-)
+grpo_on_mathematics qwen3-30B-A3B Qwen3-30B-A3B
 
 PERF_ARGS=(
     --actor-num-nodes 1
@@ -42,37 +12,9 @@ PERF_ARGS=(
     --colocate
     --tensor-model-parallel-size 4
     --sequence-parallel
-    --pipeline-model-parallel-size 1
     --expert-model-parallel-size 8
     --expert-tensor-parallel-size 1
-    --recompute-granularity full
-    --recompute-method uniform
-    --recompute-num-layers 1
-    --use-dynamic-batch-size
     --max-tokens-per-gpu 20480
-)
-
-GRPO_ARGS=(
-    --advantage-estimator grpo
-    --use-kl-loss
-    --kl-loss-coef 0.0
-    --kl-loss-type low_var_kl
-    --entropy-coef 0.0
-    --eps-clip 0.2
-    --eps-clip-high 0.28
-)
-
-OPTIMIZER_ARGS=(
-    --optimizer adam
-    --lr 1e-6
-    --lr-decay-style constant
-    --weight-decay 0.1
-    --adam-beta1 0.9
-    --adam-beta2 0.98
-)
-
-WANDB_ARGS=(
-    # --use-wandb --wandb-project slime --wandb-group qwen3-30B-A3B
 )
 
 SGLANG_ARGS=(
@@ -80,12 +22,4 @@ SGLANG_ARGS=(
     --sglang-mem-fraction-static 0.7
 )
 
-MISC_ARGS=(
-    --attention-dropout 0.0
-    --hidden-dropout 0.0
-    --accumulate-allreduce-grads-in-fp32
-    --attention-softmax-in-fp32
-)
-
-launch "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${EVAL_ARGS[@]}" "${PERF_ARGS[@]}" \
-    "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${WANDB_ARGS[@]}" "${SGLANG_ARGS[@]}" "${MISC_ARGS[@]}" "$@"
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"

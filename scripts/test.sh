@@ -27,6 +27,7 @@ run() {
 run ruff check .
 run ruff format --check .
 run mypy
+run shellcheck scripts/*.sh scripts/*/*.sh examples/*/run.sh
 run mkdocs build --quiet --strict
 if (($#)); then
     run python -m pytest "$@"

@@ -128,27 +128,43 @@ def tolerance(name: str) -> float:
     return 5e-5 if "linear_num_key_heads" in FAMILIES[name][1] else 1e-5
 
 
-def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
-    """Writes a checkpoint whose every tensor matters to the logits, but for a stray one of MTP layers."""
+def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
+    """What ``transformers`` knows the family's model by."""
     prefix, own = FAMILIES[name]
     sizes = {**_SIZES, **own, **changes}
     if prefix in ("Qwen2", "Glm4MoeLite"):
         sizes.pop("head_dim")
     if prefix == "Qwen3_5MoeText":
         sizes.pop("intermediate_size")
+    return getattr(transformers, f"{prefix}Config")(**sizes)
+
+
+def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
+    """Writes a checkpoint whose every tensor matters to the logits, but for a stray one of MTP layers."""
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{prefix}Config")(**sizes)
-    model_class = prefix.removesuffix("Text") + "ForCausalLM"
+    config = tiny_config(name, **changes)
+    model_class = FAMILIES[name][0].removesuffix("Text") + "ForCausalLM"
     model = getattr(transformers, model_class)(config).float().eval()
     _stir(model, torch.Generator().manual_seed(seed + 1))
     model.save_pretrained(path)
-    if name in _RENAMED:
-        file = path / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": _RENAMED[name]}))
+    _rename(name, path)
     if name in _UNTRAINED:
         file = path / "model.safetensors"
         save_file(load_file(file) | {_UNTRAINED[name]: torch.ones(2, 2)}, file, {"format": "pt"})
     return model
+
+
+def save_tiny_config(name: str, path: Path, **changes: Any) -> Path:
+    """Writes the family's config.json and nothing else."""
+    tiny_config(name, **changes).save_pretrained(path)
+    _rename(name, path)
+    return path
+
+
+def _rename(name: str, path: Path) -> None:
+    if name in _RENAMED:
+        file = path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": _RENAMED[name]}))
 
 
 def stored_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:

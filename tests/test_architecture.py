@@ -19,7 +19,7 @@ Tree = dict[str, str]
 
 ROOMS = (
     *("ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
-    *("arguments", "models", "processes", "utils"),
+    *("check", "arguments", "models", "processes", "utils"),
 )
 """From top to bottom: a room imports those below it."""
 FACES = frozenset(
@@ -237,6 +237,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "weight_sync",
         "models",
         "observability",
+        "check",
         "arguments",
         "processes",
         "rollout",

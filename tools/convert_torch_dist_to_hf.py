@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from slime.arguments import UsageError
 from slime.arguments.model_only import model_args
 
-SHARD_BYTES = 5 * 1024**3
+SHARD_BYTES = 2 * 1024**3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--origin-hf-dir", type=Path, required=True, help="has config and tokenizer")
     parser.add_argument("--model-name", help="checked against config.json, which names the model")
     parser.add_argument("--vocab-size", type=int, help="checked against config.json, which has it")
-    parser.add_argument("--chunk-size", type=int, default=SHARD_BYTES, help="most bytes of a file")
+    parser.add_argument(
+        "--chunk-size", type=int, default=SHARD_BYTES, help="most bytes of a file, which are held in memory"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="write over an export that is there")
     return parser
 

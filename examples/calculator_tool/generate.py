@@ -10,6 +10,7 @@ from argparse import Namespace
 from typing import Any
 
 from examples.calculator_tool.calculator import answer_call
+from slime.rollout.generation import wanted_of_tokens
 from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -27,7 +28,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     start_over(sample, state)
     turns: list[str] = []
     while True:
-        payload = {"input_ids": sample.tokens, "sampling_params": sampling_params, "return_logprob": True}
+        payload = {"input_ids": sample.tokens, "sampling_params": sampling_params, **wanted_of_tokens(args)}
         output = await post(get_model_url(args), payload)
         triples = output["meta_info"]["output_token_logprobs"]
         sample.append_response_tokens(

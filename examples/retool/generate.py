@@ -14,6 +14,7 @@ from typing import Any
 
 from examples.retool.calls import ENDS_OF_CODE, INVALID_ACTION, find_code, has_answer, render_result
 from examples.retool.interpreter import Interpreter
+from slime.rollout.generation import wanted_of_tokens
 from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -52,7 +53,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
 
 
 async def _speak(args: Namespace, sample: Sample, params: dict[str, Any]) -> str:
-    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    payload = {"input_ids": sample.tokens, "sampling_params": params, **wanted_of_tokens(args)}
     output = await post(get_model_url(args), payload)
     triples = output["meta_info"].get("output_token_logprobs") or []
     sample.append_response_tokens(

@@ -18,6 +18,7 @@ from typing import Any
 from examples.calculator_tool.generate import start_over
 from examples.search_r1.bm25 import BM25Index
 from examples.search_r1.exact_match import is_exact_match, targets_of
+from slime.rollout.generation import wanted_of_tokens
 from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -64,7 +65,7 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
 
 
 async def _speak(args: Namespace, sample: Sample, params: dict[str, Any]) -> str:
-    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    payload = {"input_ids": sample.tokens, "sampling_params": params, **wanted_of_tokens(args)}
     output = await post(get_model_url(args), payload)
     triples = output["meta_info"].get("output_token_logprobs") or []
     sample.append_response_tokens(

@@ -3,24 +3,30 @@
 # MODEL   a Hugging Face directory; without it a random tiny model on the CPU shows that all parts fit
 # OUTPUT  where data and checkpoints go (default: outputs/examples/NAME)
 #
-# Sets OUTPUT, MODEL and SIZE_ARGS, which are the model and how much is done with it. Needs the environment:
+# Sets OUTPUT, MODEL and SIZE_ARGS, which are the model and how much is done with it. Further words of `example`
+# say who has which GPUs; without them trainer and engines share all. Needs the environment:
 # `. .venv/bin/activate`.
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
-    cd "$REPOSITORY"
+    cd "$REPOSITORY" || exit
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
+    local layout=("${@:2}")
+    ((${#layout[@]})) || layout=(--colocate)
     if [[ -n "${MODEL:-}" ]]; then
         SIZE_ARGS=(
             --hf-checkpoint "$MODEL"
-            --colocate
+            "${layout[@]}"
             --num-rollout 200
             --rollout-batch-size 32
             --n-samples-per-prompt 8
             --rollout-max-response-len 2048
             --lr 1e-6
+            --recompute-granularity full
+            --recompute-method uniform
+            --recompute-num-layers 1
             --save "$OUTPUT/checkpoints"
             --save-interval 20
         )
@@ -33,9 +39,9 @@ example() {
     SIZE_ARGS=(
         --hf-checkpoint "$MODEL"
         --fp32
-        --num-gpus-per-node 1
+        --num-gpus-per-node 2
         --actor-num-gpus-per-node 1
-        --colocate
+        "${layout[@]}"
         --num-rollout 2
         --rollout-batch-size 4
         --n-samples-per-prompt 4

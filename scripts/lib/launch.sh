@@ -2,18 +2,18 @@
 
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 : "${MODELS:=/root/models}" "${DATASETS:=/root/datasets}" "${RUNS:=$REPOSITORY/outputs}"
+source "$REPOSITORY/scripts/lib/recipes.sh"
 
 # Sets MODEL_ARGS from scripts/models/NAME.sh. The shape is in the checkpoint's config.json as well; giving
 # it here makes a wrong checkpoint an error before any GPU is taken.
 use_model() {
-    # shellcheck disable=SC1090
     source "$REPOSITORY/scripts/models/$1.sh"
 }
 
-# Runs train.py on this machine, or on the cluster that RAY_ADDRESS names (on several nodes, first
-# `ray start --head` on one and `ray start --address` on the others).
+# Runs train.py on this machine, or on the cluster that RAY_ADDRESS names (scripts/ray-cluster.sh makes one of several
+# nodes). A cluster that is too small for the flags is refused at once.
 launch() {
-    cd "$REPOSITORY"
+    cd "$REPOSITORY" || exit
     export PYTHONUNBUFFERED=1
     exec python train.py "$@"
 }

@@ -9,7 +9,7 @@ users' hooks receive it.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from slime.arguments.errors import UsageError
@@ -22,7 +22,9 @@ __all__ = ["UsageError", "parse_args", "validated_args"]
 
 
 def parse_args(
-    argv: Sequence[str] | None = None, add_custom_arguments: "AddArguments | None" = None
+    argv: Sequence[str] | None = None,
+    add_custom_arguments: "AddArguments | None" = None,
+    show: Callable[[Namespace], None] = lambda args: None,
 ) -> Namespace:
     """The run's flags, checked; on bad input prints one line and exits with status 2.
 
@@ -32,9 +34,10 @@ def parse_args(
     Args:
         argv: words of the command line; default ``sys.argv``.
         add_custom_arguments: registers options of the user's own on the parser.
+        show: called with flags that do not contradict each other, before what they point to is looked at.
     """
     try:
-        args, notes = _checked(argv, add_custom_arguments)
+        args, notes = _checked(argv, add_custom_arguments, show)
     except UsageError as error:
         print(f"error: {_one_line(str(error))}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -51,20 +54,25 @@ def validated_args(
     Raises:
         UsageError: with the first thing that is wrong.
     """
-    return _checked(argv, add_custom_arguments)[0]
+    return _checked(argv, add_custom_arguments, lambda args: None)[0]
 
 
 def _checked(
-    argv: Sequence[str] | None, add_custom_arguments: "AddArguments | None"
+    argv: Sequence[str] | None,
+    add_custom_arguments: "AddArguments | None",
+    show: Callable[[Namespace], None],
 ) -> tuple[Namespace, list[str]]:
     from slime.arguments.parser import parse
-    from slime.arguments.registry import derive, findings, notes
+    from slime.arguments.registry import contradictions, derive, findings, notes
 
     try:
         told: list[str] = []
         args = parse(argv, add_custom_arguments, told)
         told += notes(args)
         derive(args)
+        for message in contradictions(args):
+            raise UsageError(message)
+        show(args)
         for message in findings(args):
             raise UsageError(message)
     except OSError as error:  # a place that cannot be looked at: no permission, a broken file system

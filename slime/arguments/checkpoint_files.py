@@ -40,6 +40,11 @@ def _marked(root: Path) -> str | None:
     return marker.read_bytes()[:100].decode(errors="replace").strip() if marker.is_file() else None
 
 
+def _has_weights(path: str | Path) -> bool:
+    """Whether there is more than a config.json; ``--check`` does without."""
+    return (Path(path) / CHECKPOINT_MARKER).is_file() or any(Path(path).glob("*.safetensors"))
+
+
 def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
     """Why the directory that this flag names cannot be loaded; nothing without the flag.
 
@@ -47,7 +52,7 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
         step: the iteration to load; None for the one that the marker names.
     """
     path = getattr(args, name)
-    if path is None:
+    if path is None or (args.check and not _has_weights(path)):
         return
     if not has_checkpoint(path):
         reason: str | None = (
@@ -103,10 +108,10 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
         or not any(Path(path).glob("*.safetensors"))
     ):
         return
-    from slime.models.safetensors_dir import SafetensorReader  # imports torch
+    from slime.models.weights_dir import WeightsReader  # imports torch
 
     try:
-        with SafetensorReader(path) as reader:
+        with WeightsReader(path) as reader:
             reader.open_all()
             missing = _wanted_names(args) - set(reader.names())
     except (ValueError, OSError) as error:

@@ -88,6 +88,8 @@ def missing(args: Namespace) -> Iterator[str]:
         yield f"--load {args.load}: is no directory"
     elif args.load is not None and has_checkpoint(args.load):
         yield from bad_checkpoint(args, "load", args.ckpt_step)
+    elif args.check:
+        pass  # weights may be elsewhere
     elif args.load is not None and args.exit_on_missing_checkpoint:
         yield f"--load {args.load}: no checkpoint there (--exit-on-missing-checkpoint)"
     elif args.ckpt_step is not None:

@@ -14,10 +14,7 @@ class ComputeArgs:
     """How a layer is computed."""
 
     transformer_impl: Literal["local", "transformer_engine"] = flag(
-        "local",
-        supported=("local",),
-        help="who implements the layers",
-        wanted="local, or leave it out: TransformerEngine's kernels are not used",
+        "local", help="who implements the layers; transformer_engine is taken as local"
     )
     attention_backend: Literal["auto", "flash", "fused", "unfused", "local"] = flag(
         "auto",
@@ -42,7 +39,8 @@ class ComputeArgs:
 
 
 def derive(args: Namespace) -> None:
-    """Two names for one thing."""
+    """Several names for one thing."""
+    args.transformer_impl = "local"
     if args.recompute_activations and args.recompute_granularity is None:
         args.recompute_granularity = "selective"
 
@@ -51,7 +49,9 @@ _MODULES = ("core_attn", "layernorm", "mlp", "moe")
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """What belongs to a granularity that was not asked for."""
+    """Layers of somebody else's, and what belongs to a granularity that was not asked for."""
+    if args.transformer_impl != "local":
+        yield f"--transformer-impl {args.transformer_impl}: is taken as local, with the kernels of torch"
     if args.train_backend == "fsdp":
         return
     kind = "selective" if args.recompute_activations else args.recompute_granularity

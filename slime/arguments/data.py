@@ -72,9 +72,12 @@ def notes(args: Namespace) -> Iterator[str]:
 
 
 def derive(args: Namespace) -> None:
-    """The positive name of a switch that says what is not; SFT gets conversations as they are."""
-    brings_samples = replays(args) and args.prompt_data is None
-    args.rollout_global_dataset = not (args.disable_rollout_global_dataset or brings_samples)
+    """The positive name of a switch that says what is not; SFT gets conversations as they are.
+
+    A replay brings its samples, and a run that only evaluates wants none: there prompts may be left out.
+    """
+    needs_none = args.prompt_data is None and (replays(args) or args.num_rollout == 0)
+    args.rollout_global_dataset = not (args.disable_rollout_global_dataset or needs_none)
     if imitates(args) and args.eval_interval is None:
         args.apply_chat_template = False
 
@@ -93,7 +96,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     unlabelled = args.label_key is None and _reads_prompt_data(args) and not args.rollout_sample_hook_path
     if unlabelled and args.num_rollout != 0 and scores_by_type(args) and compares_with_label(args.rm_type):
         yield f"--rm-type {args.rm_type}: compares with a label (wanted: --label-key)"
-    if args.prompt_data is not None or args.load_debug_rollout_data is not None or args.num_rollout == 0:
+    if args.prompt_data is not None or args.load_debug_rollout_data is not None:
         return
     if _reads_prompt_data(args):
         yield "--prompt-data: missing (wanted: a .jsonl or .parquet file)"

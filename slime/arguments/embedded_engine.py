@@ -54,6 +54,9 @@ class EmbeddedServerArgs:
     )
     enable_memory_saver: bool = flag(False, help="free memory on /release_memory_occupation")
     enable_weights_cpu_backup: bool = flag(False, help="keep weights over a release of their memory")
+    enable_return_routed_experts: bool = flag(
+        False, help="record which experts tokens are routed to, for requests with return_routed_experts"
+    )
     skip_tokenizer_init: bool = flag(False, help="load no tokenizer: ids in, ids out")
     enable_metrics: bool = flag(False, help="serve /metrics")
     stream_interval: int = flag(1, above=0, help="tokens between two messages of a stream")

@@ -4,7 +4,7 @@ import argparse
 import copy
 import importlib.util
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,13 @@ from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.arguments.errors import UsageError
 from slime.arguments.external_engines import bad_external
 from slime.arguments.flags import Flag, add_flags, flag, flags_of, option_string
-from slime.arguments.fleet_checks import bad_models, bad_overrides, missing_models, unusable_models
+from slime.arguments.fleet_checks import (
+    bad_models,
+    bad_overrides,
+    missing_models,
+    quantized_models,
+    unusable_models,
+)
 from slime.arguments.served_models import ModelConfig, SglangConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
@@ -38,14 +44,6 @@ LAUNCHER_OWNED = frozenset(
         "enable_return_routed_experts",
     }
 )
-
-# What the options of older versions of SGLang's server are called today.
-RENAMED = {
-    "--sglang-cuda-graph-bs": "--sglang-cuda-graph-bs-decode",
-    "--sglang-cuda-graph-max-bs": "--sglang-cuda-graph-max-bs-decode",
-    "--sglang-disable-piecewise-cuda-graph": "--sglang-disable-prefill-cuda-graph",
-    "--sglang-mamba-scheduler-strategy": "--sglang-mamba-radix-cache-strategy",
-}
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,23 @@ class DerivedEngines:
     sglang_tp_size: int
 
 
-def choose_engine(requested: str) -> str:
+def has_sglang() -> bool:
+    """Whether SGLang is installed."""
+    return importlib.util.find_spec("sglang") is not None
+
+
+def choose_engine(requested: str, elsewhere: bool = False) -> str:
     """``sglang`` or ``embedded`` for the value of ``--rollout-engine``.
+
+    Args:
+        elsewhere: the run is one for other machines, which have GPUs and SGLang.
 
     Raises:
         UsageError: SGLang was asked for and is not installed.
     """
-    installed = importlib.util.find_spec("sglang") is not None
+    if elsewhere and requested != "embedded":
+        return "sglang"
+    installed = has_sglang()
     if requested == "sglang" and not installed:
         raise UsageError(
             "--rollout-engine sglang: sglang is not installed (wanted: pip install -e '.[sglang]')"
@@ -154,9 +162,11 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if not args.served_models:
         return
     yield from bad_models(args)
-    yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
+    if args.rollout_engine == "embedded" or has_sglang():
+        yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
     if args.rollout_engine == "embedded":
         yield from _unreachable_weights(args)
+    yield from quantized_models(args)
 
 
 def _unreachable_weights(args: Namespace) -> Iterator[str]:
@@ -190,23 +200,6 @@ def embedded_server_flags() -> list[Flag]:
 
 def _field(dest: str) -> str:
     return dest.removeprefix("sglang_")
-
-
-def with_current_names(words: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line with SGLang's names of today, and a note for each that was another one.
-
-    Args:
-        options: the option strings that the installed server has.
-    """
-    current, notes = [], []
-    for word in words:
-        name, equals, value = word.partition("=")
-        new = RENAMED.get(name, name)
-        if new != name and name not in options and new in options:
-            notes.append(f"{name}: is called {new} by this version of SGLang, and taken as that")
-            word = f"{new}{equals}{value}"
-        current.append(word)
-    return current, notes
 
 
 def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:

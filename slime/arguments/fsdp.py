@@ -75,6 +75,7 @@ _IDLE = frozenset(
         "ckpt_format",
         "make_vocab_size_divisible_by",
         "moe_router_dtype",
+        "moe_enable_deepep",
         "moe_token_dispatcher_type",
         "no_ckpt_fully_parallel_save",
         "recompute_activations",

@@ -14,7 +14,7 @@ from slime.arguments.checkpoint_files import (
 )
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
-from slime.arguments.records import tokenizer_of
+from slime.arguments.records import has_tokenizer, tokenizer_of
 from slime.models import HfConfigError
 from slime.models.hf_config import read_stop_ids
 
@@ -28,9 +28,7 @@ class HfCheckpointArgs:
     hf_checkpoint: str = flag(
         required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
     )
-    model_name: str | None = refused(
-        help="name of the weight converter", wanted="leave it out, config.json names the model"
-    )
+    model_name: str | None = flag(help="name of the weight converter; config.json names the model")
     trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
     tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
         "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"
@@ -40,11 +38,19 @@ class HfCheckpointArgs:
     )
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """A second name."""
+    if args.model_name is not None:
+        yield f"--model-name {args.model_name}: has no effect, config.json of --hf-checkpoint names the model"
+
+
 def missing(args: Namespace) -> Iterator[str]:
     """Weights to start from; its config.json was read for the shape."""
     directory = Path(args.hf_checkpoint)
     if (directory / CHECKPOINT_MARKER).is_file():
         yield from bad_checkpoint(args, "hf_checkpoint", None)
+    if args.check:
+        return
     elsewhere = any(path is not None and has_checkpoint(path) for path in (args.load, args.ref_load))
     if not any(directory.glob("*.safetensors")) and not elsewhere:
         yield f"--hf-checkpoint {directory}: holds no .safetensors file"
@@ -57,6 +63,8 @@ def unusable(args: Namespace) -> Iterator[str]:
         read_stop_ids(args.hf_checkpoint)
     except HfConfigError as error:
         yield f"--hf-checkpoint {args.hf_checkpoint}: {error}"
+    if args.check and not has_tokenizer(args.hf_checkpoint):
+        return
     tokenizer_of.cache_clear()  # its files may be others by now
     try:
         tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
@@ -74,4 +82,4 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
 
 
-CONCERN = Concern({"model": HfCheckpointArgs}, missing=missing, unusable=unusable)
+CONCERN = Concern({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)

@@ -81,8 +81,7 @@ _NO_FAMILY = "leave it out: no supported family has it"
 # What to do without a refused flag, or why it is refused.
 INSTEAD = {
     "moe_apply_probs_on_input": _OTHER_MODEL,
-    "moe_enable_deepep": _NO_KERNEL,
-    "moe_enable_routing_replay": "leave it out: engines do not tell which experts they chose",
+    "moe_enable_routing_replay": "--use-routing-replay or --use-rollout-routing-replay",
     "moe_expert_capacity_factor": _OTHER_MODEL,
     "moe_input_jitter_eps": _OTHER_MODEL,
     "moe_latent_size": _NO_FAMILY,

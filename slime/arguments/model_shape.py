@@ -104,8 +104,8 @@ class LinearAttentionArgs:
 class LayerVariantArgs:
     """Kinds of layers that no supported family has, and a layer spec in the place of the family's."""
 
-    mtp_num_layers: int | None = refused(
-        help="multi-token prediction layers", same_as_default=(0,), wanted="0"
+    mtp_num_layers: int | None = flag(
+        at_least=0, same_as_default=(0,), help="multi-token prediction layers; they are left out"
     )
     mtp_loss_scaling_factor: float = refused(
         0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
@@ -228,6 +228,15 @@ def _agrees(given: Any, value: Any) -> bool:
     return given == value
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """Layers that nothing trains."""
+    if args.mtp_num_layers:
+        yield (
+            f"--mtp-num-layers {args.mtp_num_layers}: has no effect, layers for further tokens are neither "
+            "built nor saved"
+        )
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
     """A vocabulary that has no room for its tokens, a layer spec that is none."""
     if args.padded_vocab_size < args.vocab_size:
@@ -257,6 +266,7 @@ CONCERN = Concern(
     },
     derived=DerivedModelShape,
     derive=derive,
+    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, flags_of
+from slime.arguments.flags import flag, flags_of, option_string
 
 _MOST_LAYERS = 100_000
 
@@ -56,8 +56,9 @@ class ExpertArgs:
         help="ranks that each expert is split over; default that of attention, or 1 for those with biases",
     )
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag(
-        "allgather", supported=("allgather", "alltoall"), help="how tokens travel to their experts"
+        "allgather", help="how tokens travel to their experts; flex is taken as alltoall"
     )
+    moe_enable_deepep: bool = flag(False, help="DeepEP's kernels for --moe-token-dispatcher-type flex")
     moe_router_dtype: Literal["fp32", "fp64"] | None = flag(help="number format of the router's scores")
     moe_router_load_balancing_type: list[str] | None = flag(
         same_as_default=(["aux_loss"],), help="how the router balances experts: aux_loss (default) or none"
@@ -117,13 +118,14 @@ def _list(value: Any) -> list[int]:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Kernels of TransformerEngine, which only change how fast the same is computed."""
-    for name, given in (
-        ("--moe-grouped-gemm", args.moe_grouped_gemm),
-        ("--moe-permute-fusion", args.moe_permute_fusion),
-    ):
-        if given:
-            yield f"{name}: has no effect: TransformerEngine's kernels are not used"
+    """Kernels of TransformerEngine and DeepEP, which only change how fast the same is computed."""
+    for name in ("moe_grouped_gemm", "moe_permute_fusion"):
+        if getattr(args, name):
+            yield f"{option_string(name)}: has no effect: TransformerEngine's kernels are not used"
+    if args.moe_enable_deepep:
+        yield "--moe-enable-deepep: has no effect: DeepEP's kernels are not used"
+    if args.moe_token_dispatcher_type == "flex":
+        yield "--moe-token-dispatcher-type flex: is taken as alltoall, since DeepEP's kernels are not used"
 
 
 def derive(args: Namespace) -> None:
@@ -134,6 +136,8 @@ def derive(args: Namespace) -> None:
         args.num_experts = args.moe_router_topk = args.moe_ffn_hidden_size = 0
         args.moe_layer_freq = (0,) * args.num_layers
         return
+    if args.moe_token_dispatcher_type == "flex":
+        args.moe_token_dispatcher_type = "alltoall"
     if args.expert_tensor_parallel_size is None:
         # Each rank would add the biases of an expert that is split.
         args.expert_tensor_parallel_size = 1 if args.add_bias_linear else args.tensor_model_parallel_size

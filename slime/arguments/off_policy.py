@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, flags_of, option_string, path_flag, refused
+from slime.arguments.flags import flag, flags_of, option_string, path_flag
 from slime.arguments.rollout import is_fully_async, keeps_surplus
 
 _LOSSES = "slime.training.losses."
@@ -62,8 +62,12 @@ class OffPolicyArgs:
     use_opsm: bool = flag(False, help="mask sequences that drifted and have a negative advantage")
     opsm_delta: float = flag(1e-4, at_least=0, help="sequence KL above which --use-opsm masks")
     reset_optimizer_states: bool = flag(False, help="zero Adam's moments before each rollout's steps")
-    use_routing_replay: bool = refused(False, help="replay the trainer's MoE routing")
-    use_rollout_routing_replay: bool = refused(False, help="replay the engine's MoE routing")
+    use_routing_replay: bool = flag(
+        False, help="train with the experts that the pass of old log-probs chose for each token (R2)"
+    )
+    use_rollout_routing_replay: bool = flag(
+        False, help="compute log-probs and train with the experts that the engine chose for each token (R3)"
+    )
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class DerivedOffPolicy:
     Attributes:
         tis_function_path: dotted path; see ``slime.training.losses.corrections``.
         tis_needs_mean: whether the mean weight of each optimizer step is to be known before it.
+        records_routes: whether the pass of old log-probs records routes, as with R2 alone.
     """
 
     tis_lower_bound: float
@@ -80,6 +85,7 @@ class DerivedOffPolicy:
     rs_upper_bound: float
     tis_function_path: str
     tis_needs_mean: bool
+    records_routes: bool
 
 
 def derive(args: Namespace) -> None:
@@ -91,6 +97,8 @@ def derive(args: Namespace) -> None:
             setattr(args, f"{kind}_lower_bound", 1 / getattr(args, f"{kind}_upper_bound"))
     args.tis_function_path = args.custom_tis_function_path or CORRECTIONS[args.tis_type or "tis"]
     args.tis_needs_mean = args.tis_batch_normalize and _corrects_by_mis(args) and args.use_tis
+    args.use_routing_replay = args.use_routing_replay or args.use_rollout_routing_replay
+    args.records_routes = args.use_routing_replay and not args.use_rollout_routing_replay
 
 
 def _corrects_by_mis(args: Namespace) -> bool:
@@ -148,6 +156,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.keep_old_actor and args.debug_train_only:
         yield "--keep-old-actor: without engines no weights are sent, so that none would become the old ones"
     yield from _empty_ranges(args)
+    yield from _bad_replay(args)
     if args.rs_veto_threshold is not None and not args.use_rs:
         yield f"--rs-veto-threshold {args.rs_veto_threshold}: needs --use-rs"
     if args.tis_needs_mean and not args.compute_advantages_and_returns:
@@ -155,6 +164,34 @@ def contradictions(args: Namespace) -> Iterator[str]:
     no_pass = args.use_rollout_logprobs and not args.get_mismatch_metrics
     if args.loss_type == "policy_loss" and args.use_rollout_entropy and no_pass:
         yield "--use-rollout-entropy: --use-rollout-logprobs leaves out the pass that would compute it"
+
+
+def _bad_replay(args: Namespace) -> Iterator[str]:
+    """Routing replay without routes, or without what could replay or carry them."""
+    if not args.use_routing_replay:
+        return
+    name = "--use-routing-replay" if args.records_routes else "--use-rollout-routing-replay"
+    if not args.num_experts:
+        yield f"{name}: config.json of --hf-checkpoint describes a model without experts"
+    if args.train_backend == "fsdp":
+        yield f"{name}: not supported with --train-backend fsdp (leave it out)"
+    if not args.records_routes:
+        yield from _loses_routes(args)
+    elif not args.compute_advantages_and_returns:
+        yield f"{name}: without advantages there is no pass that records routes"
+    elif args.use_rollout_logprobs and not args.get_mismatch_metrics:
+        yield f"{name}: --use-rollout-logprobs leaves out the pass that would record routes"
+
+
+def _loses_routes(args: Namespace) -> Iterator[str]:
+    """What stands between the engine's routes and the trainer."""
+    if args.loss_type == "sft_loss":
+        yield "--use-rollout-routing-replay: no engine makes the tokens of --loss-type sft_loss"
+    elif not (args.use_slime_router or args.debug_train_only):
+        yield (
+            "--use-rollout-routing-replay: sglang-router drops return_routed_experts from requests "
+            "(wanted: --use-slime-router)"
+        )
 
 
 def _empty_ranges(args: Namespace) -> Iterator[str]:

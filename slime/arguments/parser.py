@@ -6,13 +6,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from slime.arguments.absent_sglang import take_server_options
 from slime.arguments.custom_config import apply_custom_config
-from slime.arguments.engines import add_sglang_server_flags, choose_engine, with_current_names
+from slime.arguments.engines import add_sglang_server_flags, choose_engine, has_sglang
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
+from slime.arguments.sglang_names import refuse_gone, with_current_names
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values
 
@@ -54,12 +56,15 @@ def parse(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     engine = _engine_of(words)
-    parser, specs = build_parser(engine, add_custom_arguments)
+    parser, specs = build_parser(engine if has_sglang() else "embedded", add_custom_arguments)
     words, told = with_current_names(words, parser._option_string_actions)
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False  # a misspelt flag is named as such before the one that it leaves missing
     args, unknown = parser.parse_known_args(words)
+    if engine == "sglang" and not has_sglang():
+        unknown, not_read = take_server_options(args, unknown)
+        told += not_read
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
     told += judge(args)
@@ -72,7 +77,7 @@ def parse(
     for message in _bad(args, parser, specs):
         raise UsageError(message)
     _forget_what_changes_nothing(args, specs)
-    if choose_engine(args.rollout_engine) != engine:
+    if choose_engine(args.rollout_engine, args.check) != engine:
         raise UsageError(
             f"--custom-config-path {args.custom_config_path}: rollout_engine is {args.rollout_engine!r}, but "
             f"flags were read for {engine!r} (wanted: --rollout-engine {args.rollout_engine})"
@@ -85,11 +90,14 @@ def _engine_of(words: list[str]) -> str:
     """Which server's options to offer has to be known before the rest can be parsed."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--rollout-engine", default="auto")
+    early.add_argument("--check", action="store_true")
     try:
-        requested = early.parse_known_args(words)[0].rollout_engine
+        found = early.parse_known_args(words)[0]
     except argparse.ArgumentError as error:
         raise UsageError(str(error).removeprefix("argument ")) from error
-    return choose_engine(requested) if requested in ("auto", "sglang", "embedded") else "embedded"
+    requested = found.rollout_engine
+    known = requested in ("auto", "sglang", "embedded")
+    return choose_engine(requested, found.check) if known else "embedded"
 
 
 def _bad(args: Namespace, parser: argparse.ArgumentParser, specs: dict[str, Flag]) -> Iterator[str]:
@@ -104,6 +112,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag],
     name = word.split("=")[0]
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
+    refuse_gone(name)
     refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
     refused |= {name for entry in foreign_flags() for name in entry.names}
     options = {option for action in parser._actions for option in action.option_strings}

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.arguments.rewards import bad_reward_type
@@ -54,17 +55,26 @@ def tokenizer_of(path: str, trust_remote_code: bool) -> "PreTrainedTokenizerBase
     return load_tokenizer(path, trust_remote_code)
 
 
+def has_tokenizer(path: str) -> bool:
+    """Whether a directory holds what a tokenizer is made of; ``--check`` goes without."""
+    files = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
+    return any((Path(path) / file).is_file() for file in files)
+
+
 def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     """The first record that cannot be used, or what is wrong with all of them."""
     from slime.utils.data import DataError, RecordKeys, read_rows  # imports transformers and pyarrow
 
     count, fits, teaches = 0, records.longest is None, not records.conversations
+    readable = not args.check or has_tokenizer(args.hf_checkpoint)
     try:
         for count, row in enumerate(read_rows(records.path, RecordKeys(*records.keys)), 1):
             for problem in _problems(args, records, row):
                 yield f"{records.where}: {row.where}: {problem}"
             teaches = teaches or _has_answer(row)
-            if count == 1 or not fits:
+            if not readable:
+                fits = True
+            elif count == 1 or not fits:
                 length = _length(args, records, row)
                 fits = records.longest is None or length <= records.longest
     except (DataError, OSError) as error:

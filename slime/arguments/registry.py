@@ -8,6 +8,7 @@ from functools import cache
 from slime.arguments import (
     advantages,
     batches,
+    check,
     checkpoints,
     cluster,
     compute,
@@ -78,6 +79,7 @@ CONCERNS: tuple[Concern, ...] = (
     weight_sync.CONCERN,
     tracking.CONCERN,
     debug.CONCERN,
+    check.CONCERN,
     custom_config.CONCERN,
     overwrites.CONCERN,
 )
@@ -141,10 +143,14 @@ def notes(args: Namespace) -> Iterator[str]:
         yield from concern.notes(args)
 
 
-def findings(args: Namespace) -> Iterator[str]:
-    """Everything wrong, one line each, the cheaper looks first."""
+def contradictions(args: Namespace) -> Iterator[str]:
+    """What is wrong with the flags themselves, one line each."""
     for concern in CONCERNS:
         yield from concern.contradictions(args)
+
+
+def findings(args: Namespace) -> Iterator[str]:
+    """What is wrong with what they point to, one line each, the cheaper looks first."""
     for concern in CONCERNS:
         yield from concern.missing(args)
     for concern in CONCERNS:

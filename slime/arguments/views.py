@@ -123,6 +123,7 @@ class RolloutView(
     BatchArgs,
     HfCheckpointArgs,
     CheckpointArgs,
+    OffPolicyArgs,
     DebugArgs,
     DerivedCluster,
     ClusterArgs,

@@ -30,6 +30,7 @@ from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.quantization import read_quantization
 from slime.models.shape import ModelShape, ShapeArgs, trained_shape
 
 __all__ = [
@@ -93,9 +94,11 @@ def read_shape(path: str | Path) -> ModelShape:
     """The shape that the ``config.json`` of a checkpoint directory describes.
 
     Raises:
-        HfConfigError: the file cannot be read, or describes what its family does not compute.
+        HfConfigError: the file cannot be read, or describes what its family does not compute, or weights that
+            are quantised in a way that is not read.
     """
     config = HfConfig.read(path)
+    read_quantization(config)
     return family_of(config.get("model_type"), config.origin).shape(config)
 
 

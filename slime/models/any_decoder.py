@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from slime.models.hf_config import HfConfigError
+from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.quantization import read_quantization
 
 
 def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -12,8 +13,10 @@ def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str,
     What an architecture has not, as heads where there is no attention, is 1 or 0.
 
     Raises:
-        HfConfigError: ``transformers`` does not know it, or it is no language model.
+        HfConfigError: ``transformers`` does not know it, it is no language model, or its weights are
+            quantised in a way that is not read.
     """
+    read_quantization(HfConfig.read(path))
     from transformers import AutoConfig  # takes seconds, which a known family need not wait for
 
     try:

@@ -1,13 +1,13 @@
 """How megatron-core parameters correspond to Hugging Face tensors: one kind of table for both directions.
 
-A rule belongs to one megatron-core parameter and names the HF tensors that it holds. ``merge`` makes the full
-parameter (before tensor-parallel sharding) from them, ``split`` gives them back.
+A rule belongs to one megatron-core parameter and names the HF tensors that it holds. ``layout`` says which of
+their rows make up the full parameter (before tensor-parallel sharding), ``split`` gives the tensors back.
 
 Names are global and without wrappers: ``decoder.layers.<layer of the whole model>.mlp.linear_fc1.weight``.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,6 +21,18 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Neighbouring rows of a full parameter: ``count`` rows of tensor ``source`` from ``start`` on.
+
+    Without a ``source`` they are zeros.
+    """
+
+    source: int | None
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Rule:
     """One to one."""
 
@@ -31,15 +43,28 @@ class Rule:
         """Whose part of the HF tensors it is about, where they hold those of all experts of a layer."""
         return None
 
+    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+        """What the rows of the full parameter are, in order; ``rows`` counts those of each HF tensor."""
+        return [Segment(0, 0, rows[0])]
+
     def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
-        return tensors[0]
+        """The full parameter; a rule that rows do not describe overrides this, and is read whole."""
+        rest = tensors[0].shape[1:]
+        parts = [
+            tensors[0].new_zeros(part.count, *rest)
+            if part.source is None
+            else tensors[part.source][part.start : part.start + part.count]
+            for part in self.layout([len(tensor) for tensor in tensors], shape)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def ranges(self, rows: int, rank: int, size: int) -> list[range]:
+        """The rows of a full parameter of so many that tensor-parallel rank ``rank`` of ``size`` holds."""
+        part = -(-rows // size)
+        return [range(min(rank * part, rows), min((rank + 1) * part, rows))]
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         return [param]
-
-    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
-        """The part of tensor-parallel rank ``rank`` of ``size``, cut along ``dim``."""
-        return full.chunk(size, dim)[rank]
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
         return torch.cat(shards, dim)
@@ -53,9 +78,8 @@ class Rule:
 class VocabRule(Rule):
     """Embedding and head: megatron-core's have padding rows at the end, which are zero here."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
-        rows, width = tensors[0].shape
-        return torch.cat([tensors[0], tensors[0].new_zeros(max(0, shape.padded_vocab_size - rows), width)])
+    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+        return [Segment(0, 0, rows[0]), Segment(None, 0, max(0, shape.padded_vocab_size - rows[0]))]
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         return [param[: shape.vocab_size]]
@@ -65,10 +89,13 @@ class VocabRule(Rule):
 class QkvRule(Rule):
     """Query, key and value in one; per query group the rows are [its query heads, its key, its value]."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
-        rest = tensors[0].shape[1:]
-        grouped = [t.reshape(shape.num_query_groups, -1, *rest) for t in tensors]
-        return torch.cat(grouped, dim=1).reshape(-1, *rest)
+    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+        counts = [count // shape.num_query_groups for count in rows]
+        return [
+            Segment(source, group * count, count)
+            for group in range(shape.num_query_groups)
+            for source, count in enumerate(counts)
+        ]
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         rest, head = param.shape[1:], shape.kv_channels
@@ -103,14 +130,16 @@ class GatedQkvRule(Rule):
 class GateUpRule(Rule):
     """Gate over up. Each tensor-parallel rank holds its part of both, so each is sharded on its own."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
-        return torch.cat(tensors)
+    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+        return [Segment(source, 0, count) for source, count in enumerate(rows)]
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         return list(param.chunk(2))
 
-    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
-        return torch.cat([half.chunk(size, dim)[rank] for half in full.chunk(2, dim)], dim)
+    def ranges(self, rows: int, rank: int, size: int) -> list[range]:
+        half = rows // 2
+        (part,) = super().ranges(half, rank, size)
+        return [part, range(half + part.start, half + part.stop)]
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
         halves = [shard.chunk(2, dim) for shard in shards]
@@ -121,8 +150,8 @@ class GateUpRule(Rule):
 class FusedGateUpRule(GateUpRule):
     """Gate over up, as in the checkpoint."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
-        return tensors[0]
+    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+        return [Segment(0, 0, rows[0])]
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         return [param]
@@ -145,8 +174,8 @@ class StackedRule(Rule):
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         return self.of_one.split(param, shape)
 
-    def shard(self, full: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
-        return self.of_one.shard(full, dim, rank, size)
+    def ranges(self, rows: int, rank: int, size: int) -> list[range]:
+        return self.of_one.ranges(rows, rank, size)
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
         return self.of_one.unshard(shards, dim)

@@ -1,14 +1,18 @@
-"""Reads tensors by name from the safetensors files of a checkpoint directory."""
+"""Reads tensors, or parts of them, by name from the safetensors files of a checkpoint directory."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 _INDEX = "model.safetensors.index.json"
+# Pages of a mapped file count as memory of the process until the mapping ends.
+_MAPPED_BYTES = 32 * 1024**2
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -37,9 +41,10 @@ class SafetensorReader:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._open: dict[Path, safe_open] = {}
+        self._given: dict[Path, int] = {}
         self._file_of = self._index()
 
-    def __enter__(self) -> "SafetensorReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -55,22 +60,44 @@ class SafetensorReader:
         """All tensors one by one, so that only one is in memory beside the model."""
         return ((name, self.read(name)) for name in self._file_of)
 
-    def read(self, name: str, index: int | None = None) -> torch.Tensor:
-        """The tensor ``name`` on the CPU, as it is stored; with an ``index`` only that part of it.
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor ``name`` on the CPU, as it is stored.
 
         Raises:
             ValueError: the checkpoint has no such tensor.
         """
-        if name not in self._file_of:
-            raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
-        handle = self._handle(self._file_of[name])
-        if index is None:
-            return handle.get_tensor(name)
-        whole = handle.get_slice(name)
-        if index >= whole.get_shape()[0]:
-            raise ValueError(f"{self.path}: {name} {whole.get_shape()} has no part {index}")
-        part: torch.Tensor = whole[index]
-        return part
+        whole = self._holder(name).get_tensor(name)
+        return self._given_out(name, whole, whole.nbytes)
+
+    def read_part(self, name: str, box: Sequence[slice]) -> torch.Tensor:
+        """The part of a tensor that ``box`` cuts out, of which alone pages are read.
+
+        Raises:
+            ValueError: the checkpoint has no such tensor.
+        """
+        stored = self._holder(name).get_slice(name)
+        part = stored[tuple(box)]
+        # Of a row that is cut every page may be touched.
+        whole_rows = len(part) * math.prod(stored.get_shape()[1:]) * part.itemsize
+        return self._given_out(name, part, whole_rows)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the tensor ``name``; reads nothing but the header.
+
+        Raises:
+            ValueError: the checkpoint has no such tensor.
+        """
+        return tuple(self._holder(name).get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The format in which the tensor ``name`` is stored."""
+        if not self.shape(name):
+            return self.read(name).dtype
+        return self.read_part(name, [slice(0, 0)]).dtype
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that has the tensor ``name``."""
+        return self._file_of[name].name
 
     def open_all(self) -> None:
         """Reads the header of every file, which tells whether the file is whole.
@@ -96,6 +123,20 @@ class SafetensorReader:
         if not files:
             raise ValueError(f"{self.path}: no *.safetensors files (wanted: a Hugging Face checkpoint)")
         return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
+
+    def _holder(self, name: str) -> safe_open:
+        if name not in self._file_of:
+            raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
+        return self._handle(self._file_of[name])
+
+    def _given_out(self, name: str, tensor: torch.Tensor, touched: int) -> torch.Tensor:
+        """``tensor``, which keeps its mapping alive; once enough bytes are touched others get a new one."""
+        file = self._file_of[name]
+        self._given[file] = self._given.get(file, 0) + touched
+        if self._given[file] > _MAPPED_BYTES:
+            self._given[file] = 0
+            del self._open[file]
+        return tensor
 
     def _handle(self, file: Path) -> safe_open:
         if file not in self._open:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope
 
 
@@ -171,10 +171,6 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     for name, switch in (("attention_bias", shape.add_output_bias), ("mlp_bias", shape.add_mlp_bias)):
         if switch:
             raise config.unsupported(name, True, False)
-    if config.get("quantization_config"):
-        raise HfConfigError(
-            f"{config.origin}: quantization_config is not supported (wanted: unquantised weights)"
-        )
     values = {name: value for name, value in vars(shape).items() if name not in _NOT_FLAGS}
     return {
         **values,

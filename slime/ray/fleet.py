@@ -22,7 +22,7 @@ from slime.utils.types import EngineEndpoint
 END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
-MOST_RESTARTS = 5  # of an engine that waits for no weight update, between two of these
+MOST_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
 
 Answer = TypeVar("Answer")
 
@@ -97,6 +97,7 @@ class Fleet:
     def serving(self) -> Iterator[None]:
         """While engines generate they must also answer, not only live; raises a failure found before."""
         self.check()
+        self._restarts.clear()
         self._watch.resume()
         try:
             yield
@@ -118,7 +119,6 @@ class Fleet:
         self._await_a_death(patience)
         self._await_ends()
         self.check()
-        self._restarts.clear()
         for model in self.models.values():
             self._replace_gone(model)
         self._left = {engine for model in self._updated for engine in model.dead}
@@ -197,7 +197,7 @@ class Fleet:
             return
         self._restarts[engine.rank] += 1
         if self._restarts[engine.rank] > MOST_RESTARTS:
-            self._watch.fail(f"{engine} died {MOST_RESTARTS + 1} times since the last weight update")
+            self._watch.fail(f"{engine} died {MOST_RESTARTS + 1} times in one rollout")
             return
         try:
             self._replace_gone(model)

@@ -41,7 +41,8 @@ def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
             model.name,
             groups[model.name],
             partial(_start_router, args, model.name, halves=model.has_pd_disaggregation),
-            takes_updates=bool(model.update_weights),
+            # Without a trainer no update comes that a dead engine's successor could wait for.
+            takes_updates=bool(model.update_weights) and not args.debug_rollout_only,
         )
         for model in args.served_models
     ]

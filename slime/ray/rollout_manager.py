@@ -31,7 +31,7 @@ from slime.training.conversion import (
 )
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
-from slime.utils.misc import load_function, should_run_periodic_action
+from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class RolloutManager:
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+        spare_collector()
 
     def whereabouts(self) -> Whereabouts:
         return whereabouts()

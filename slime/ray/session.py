@@ -31,16 +31,20 @@ def main(
     Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
     cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C, 143 after SIGTERM).
 
+    With ``--check`` it prints what the run would need instead, and exits with 0 if it would start.
+
     Args:
         refuse: says in one line why this loop cannot run with these flags, or None; exits with 2.
         notes: lines about what this loop does with these flags.
     """
-    args = parse_args()
+    args = parse_args(show=_show_if_checked)
     if message := refuse(args):
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(2)
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
+    if args.check:
+        raise SystemExit(_fits(args))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, exit_on_signal)
     try:
@@ -48,6 +52,24 @@ def main(
     except SystemExit as exit_:
         status = exit_status(exit_)
     _leave(status)
+
+
+def _show_if_checked(args: Namespace) -> None:
+    """The page of ``--check``: also where data is missing it says what the run would need."""
+    if args.check:
+        from slime.check import page, report
+
+        print(page(report(args)), flush=True)
+
+
+def _fits(args: Namespace) -> int:
+    """Exit status of ``--check`` for flags that are in order: 0, or 1 if a GPU is too small."""
+    from slime.check import report
+
+    misfits = report(args).misfits
+    for line in misfits[:1]:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if misfits else 0
 
 
 def _run(args: FleetView, loop: Loop) -> int:

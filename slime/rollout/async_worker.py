@@ -45,15 +45,15 @@ class _Work:
         regenerated: whether it has begun again before.
     """
 
-    leased: list[Sample]
-    begun: list[Sample]
+    leased: list[Any]
+    begun: list[Any]
     result: list[Any]
     rollout_id: int
     regenerated: bool = False
 
     @property
     def first_index(self) -> int:
-        return self.begun[0].index or 0
+        return flatten(self.begun)[0].index or 0
 
 
 class AsyncRolloutWorker:
@@ -242,10 +242,12 @@ class AsyncRolloutWorker:
 
     def _again(self, work: _Work, reason: str) -> bool:
         """Let a group begin again with its prompts alone, or drop it if it has done so before."""
-        if work.regenerated:
+        # What came back from an earlier run may have been split in it: its prompt is not known any more.
+        if work.regenerated or not can_go_on(work.begun):
             self.account.drop(work.leased, reason)
             return False
         work.regenerated, work.result = True, without_answers(work.begun)
+        self.account.restate(work.leased, work.begun)
         self._counts["regenerated"] += 1
         return True
 
@@ -270,6 +272,8 @@ class AsyncRolloutWorker:
             self._drops.on_dynamic_filter_drop(verdict.reason)
         else:
             self._done.append(work)
+            if self.account.keeps_finished:
+                self.account.restate(work.leased, group)
 
     def _renew(self) -> None:
         """Let finished groups that have become too old while they waited begin again."""

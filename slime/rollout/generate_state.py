@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from slime.arguments.views import RolloutView
+from slime.utils.async_utils import Slots
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -30,7 +31,7 @@ class GenerateState(metaclass=SingletonMeta):
     def __init__(self, args: RolloutView) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-        self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * get_rollout_num_engines(args))
+        self.semaphore = Slots(args.sglang_server_concurrency * get_rollout_num_engines(args))
         self.sampling_params = training_sampling_params(args)
         self._encoded: dict[str, list[int]] = {}
         self.reset()

@@ -75,7 +75,13 @@ def prepare_request(
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return None
-    return {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    return {"input_ids": sample.tokens, "sampling_params": params, **wanted_of_tokens(args, evaluation)}
+
+
+def wanted_of_tokens(args: RolloutView, evaluation: bool = False) -> dict[str, bool]:
+    """The part of a request that asks for what training needs to know of each token."""
+    routes = args.use_rollout_routing_replay and not evaluation
+    return {"return_logprob": True, **({"return_routed_experts": True} if routes else {})}
 
 
 def take_answer(

@@ -13,9 +13,10 @@ the data source, and each group has one life::
 ``group`` is the very list that ``take`` returned, whatever generation has made of its samples. An account may
 be used by another thread than the one that saves the data source.
 
-What is leased when the state is saved is saved as it was when it was given out. After a restart it comes
-first, in the order in which it had been given out. Code that calls ``data_source.get_samples`` itself has no
-account: the groups that it holds are counted as leased until somebody hands them back, and don't come back.
+What is leased when the state is saved is saved as it was when it was given out, or as ``restate`` has said
+since. After a restart it comes first, in the order in which it had been given out. Code that calls
+``data_source.get_samples`` itself has no account: the groups that it holds are counted as leased until
+somebody hands them back, and don't come back.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ class Ledger:
         dropped: groups by reason.
         buffered: groups that wait in the data source.
         leased: groups that are out.
-        records: of the leases of accounts, in the order of their numbers, the group as it was given out.
+        records: of the leases of accounts, in the order of their numbers, the group as it would be saved.
         lock: held while groups move, so that a state that is saved meanwhile has each of them once.
     """
 
@@ -173,6 +174,11 @@ class RolloutAccount:
             self.drop(group, HOOK)
         return groups
 
+    def restate(self, group: list[Any], state: list[Any]) -> None:
+        """From now on a state that is saved holds the group like this, so nobody may change ``state`` now."""
+        with self._ledger.lock:
+            self._ledger.records[self._number(group)] = state
+
     def train(self, group: list[Any]) -> None:
         """The group goes into a batch."""
         with self._ledger.lock:
@@ -237,10 +243,13 @@ class RolloutAccount:
         self._ledger.leased -= 1
 
     def _strike(self, group: list[Any]) -> None:
+        del self._ledger.records[self._number(group)]
+        del self._open[id(group)]
+
+    def _number(self, group: list[Any]) -> int:
         if id(group) not in self._open:
             raise LedgerError(f"{_name(group)} is not leased here: it has its fate already, or was not taken")
-        _, number = self._open.pop(id(group))
-        del self._ledger.records[number]
+        return self._open[id(group)][1]
 
     @property
     def _promised(self) -> bool:

@@ -28,7 +28,7 @@ from slime.rollout.filter_hub.base_types import (
     call_dynamic_filter,
     should_drop_dynamic_filter_output,
 )
-from slime.rollout.generate_state import GenerateState
+from slime.rollout.generate_state import GenerateState, Task
 from slime.rollout.generation import (
     generate,
     generate_and_rm,
@@ -135,6 +135,8 @@ class _Collection:
     spare: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
     given_up: int = 0
     metrics: MetricGatherer = field(default_factory=MetricGatherer)
+    _done: list[Task] = field(default_factory=list)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def full(self) -> bool:
@@ -154,8 +156,11 @@ class _Collection:
                 self._begin(state, self.account.take(self.args.over_sampling_batch_size))
             if self.full:
                 return
-            done, _ = await asyncio.wait(state.pending, return_when=asyncio.FIRST_COMPLETED)
-            # By index: the order in which a set iterates must not decide which groups are trained on.
+            # Not asyncio.wait, which looks at every pending task each time.
+            await self._arrived.wait()
+            self._arrived.clear()
+            done, self._done = self._done, []
+            # By index: the order in which they come in must not decide which groups are trained on.
             for task in sorted(done, key=lambda task: _first_index(state.pending[task])):
                 self._sort_out(state.pending[task], task.result(), in_flight=len(state.pending))
                 del state.pending[task]
@@ -172,7 +177,12 @@ class _Collection:
             return
         for group in others:
             task = asyncio.create_task(generate_and_rm_group(self.args, group, state.sampling_params))
+            task.add_done_callback(self._take_in)
             state.pending[task] = group
+
+    def _take_in(self, task: Task) -> None:
+        self._done.append(task)
+        self._arrived.set()
 
     def _sort_out(self, taken: list[Any], group: list[Any], in_flight: int) -> None:
         if len(group) != self.args.n_samples_per_prompt:

@@ -5,12 +5,11 @@ samples as the default one. What differs is when: a sample holds its tokens from
 that an abort or a connection that breaks loses none of them.
 """
 
+import asyncio
 import copy
 from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
-
-import httpx
 
 from slime.arguments.views import RolloutView
 from slime.rollout.generate_state import GenerateState
@@ -21,7 +20,7 @@ from slime.rollout.generation import (
     routing_headers,
     take_answer,
 )
-from slime.utils.http_utils import HttpStatusError, stream
+from slime.utils.http_utils import RETRY_PAUSE_S, BrokenAnswer, HttpStatusError, stream
 from slime.utils.types import Sample
 
 _ABORT = {"type": "abort"}
@@ -65,13 +64,16 @@ async def _stream_answer(
                     return True
                 if state.aborted:
                     break
-    except (httpx.TransportError, HttpStatusError) as error:
+    except BrokenAnswer:
+        pass
+    except HttpStatusError as error:
         # Without a single token there is nothing to go on from, and whoever opened it has tried again.
-        if chunk is None or (isinstance(error, HttpStatusError) and not error.retryable):
+        if chunk is None or not error.retryable:
             raise
     before.restore()
     if chunk is None:
         sample.status = Sample.Status.ABORTED
+        await asyncio.sleep(0 if state.aborted else RETRY_PAUSE_S)  # its engine may be listed for a while yet
     else:
         meta = {**chunk["meta_info"], "finish_reason": _ABORT}
         take_answer(args, sample, {**chunk, "meta_info": meta}, sampling_params)

@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slime.router.admin import AdminRequest, AdminServer, is_own
-from slime.router.connections import Reply
 from slime.router.front import NO_TREE, is_allowed
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
+from slime.utils.http_connection import HttpConnection
 
 
 class RouterParts(Protocol):
@@ -33,9 +33,11 @@ class Gatekeeper:
         self._app, self._api_key = app, api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_allowed(self._api_key, scope["path"], Request(scope).headers):
-            await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            shown = Request(scope).headers.get("authorization", "").encode("latin-1")
+            if not is_allowed(self._api_key, scope["path"], shown):
+                await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
@@ -83,17 +85,17 @@ class ProxyApp:
             return _error(400, "bad_request", f"{error} (wanted: {{text, prompt_characters}})")
 
     async def _proxy(self, scope: Scope, body: bytes, send: Send) -> None:
-        target = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        method, target = scope["method"].encode(), scope.get("raw_path", scope["path"].encode())
         if scope["query_string"]:
-            target += "?" + scope["query_string"].decode("latin-1")
+            target += b"?" + scope["query_string"]
         upstream, counts = self._router.upstream, self._router.counts
         started = False
         try:
-            async with upstream.answer(scope["method"], target, scope["headers"], body) as reply:
+            async with upstream.answer(method, target, scope["headers"], body) as reply:
                 counts[f"requests/{reply.status}"] += 1
                 await send({"type": "http.response.start", "status": reply.status, "headers": _raw(reply)})
                 started = True
-                async for chunk in reply.content.iter_any():
+                async for chunk in reply.parts():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except RefusedError as error:
             if started:
@@ -146,11 +148,10 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-def _raw(reply: Reply) -> list[tuple[bytes, bytes]]:
-    headers = end_to_end(reply.headers)
-    if reply.content_length is not None:
-        headers["Content-Length"] = str(reply.content_length)
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+def _raw(reply: HttpConnection) -> list[tuple[bytes, bytes]]:
+    headers = [(name.lower(), value) for name, value in end_to_end(reply.headers)]
+    length = reply.content_length
+    return headers if length is None else [*headers, (b"content-length", b"%d" % length)]
 
 
 def _error(status: int, kind: str, message: str) -> Response:

@@ -1,19 +1,15 @@
-"""The server without middleware: as few steps as possible between a client and a worker."""
+"""The router without middleware: as few steps as possible between a client and a worker."""
 
-import asyncio
 import hmac
-from collections.abc import Mapping
+from urllib.parse import parse_qsl
 
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler
+import orjson
 
 from slime.router.admin import OPEN_PATHS, AdminRequest, AdminServer, is_own
-from slime.router.connections import HEADER_BYTES, Reply
+from slime.router.http_server import ClientConnection, Request
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
+from slime.utils.http_connection import HttpConnection
 
 WHOLE_BYTES = 2**20
 """Answers up to this length are handed on in one piece, others as they come."""
@@ -33,83 +29,57 @@ class Front:
     def __init__(self, upstream: Upstream, admin: AdminServer, counts: Counts, api_key: str | None) -> None:
         self._upstream, self._admin, self._counts, self._api_key = upstream, admin, counts, api_key
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.rel_url.raw_path
-        if not is_allowed(self._api_key, path, request.headers):
-            return _json(401, {"error": "Unauthorized"})
-        if is_own(path):
-            body = (await request.read()).decode(errors="replace")
-            answer = await self._admin.answer(AdminRequest(request.method, path, dict(request.query), body))
-            return web.Response(status=answer.status, body=answer.content, content_type=answer.content_type)
-        if path == "/retrieve_from_text":
-            return _json(404, {"error": {"type": "no_radix_tree", "message": NO_TREE}})
-        response = await self._forward(request)
-        self._counts[f"requests/{response.status}"] += 1
-        return response
+    async def handle(self, request: Request, client: ClientConnection) -> None:
+        """Answers one request of a client."""
+        raw_path, _, query = request.target.partition(b"?")
+        path = raw_path.decode("latin-1")
+        if not is_allowed(self._api_key, path, request.header(b"authorization")):
+            _respond_json(client, 401, {"error": "Unauthorized"})
+        elif is_own(path):
+            await self._answer_itself(request, path, query, client)
+        elif path == "/retrieve_from_text":
+            _respond_json(client, 404, {"error": {"type": "no_radix_tree", "message": NO_TREE}})
+        else:
+            await self._forward(request, client)
+            self._counts[f"requests/{client.status}"] += 1
 
-    async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await request.read() if request.body_exists else b""
-        started: list[web.StreamResponse] = []
+    async def _answer_itself(
+        self, request: Request, path: str, query: bytes, client: ClientConnection
+    ) -> None:
+        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+        body = request.body.decode(errors="replace")
+        answer = await self._admin.answer(AdminRequest(request.method.decode(), path, asked, body))
+        client.respond(answer.status, [(b"Content-Type", answer.content_type.encode())], answer.content)
+
+    async def _forward(self, request: Request, client: ClientConnection) -> None:
         try:
-            asked = self._upstream.answer(request.method, request.raw_path, request.raw_headers, body)
+            asked = self._upstream.answer(request.method, request.target, request.headers, request.body)
             async with asked as reply:
-                return await self._deliver(request, reply, started)
+                await _deliver(reply, client)
         except RefusedError as error:
-            if not started:
-                return _json(error.status, error.body)
-            # The client must not take what it has for the whole.
-            if request.transport is not None:
-                request.transport.abort()
-            return started[0]
-
-    async def _deliver(
-        self, request: web.BaseRequest, reply: Reply, started: list[web.StreamResponse]
-    ) -> web.StreamResponse:
-        headers, length = end_to_end(reply.headers), reply.content_length
-        if length is not None and length <= WHOLE_BYTES:
-            whole = await reply.content.read()
-            return web.Response(status=reply.status, reason=reply.reason, headers=headers, body=whole)
-        response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=headers)
-        response.content_length = length
-        started.append(response)
-        await response.prepare(request)
-        async for chunk in reply.content.iter_any():
-            await response.write(chunk)
-        await response.write_eof()
-        return response
+            if client.status:
+                client.abort()
+            else:
+                _respond_json(client, error.status, error.body)
 
 
-def is_allowed(api_key: str | None, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request shows the key, or needs none."""
+async def _deliver(reply: HttpConnection, client: ClientConnection) -> None:
+    headers, length = end_to_end(reply.headers), reply.content_length
+    if length is not None and length <= WHOLE_BYTES and client.expects_body:
+        client.respond(reply.status, headers, await reply.read())
+        return
+    client.begin(reply.status, headers, length)
+    async for part in reply.parts():
+        await client.write(part)
+    client.end()
+
+
+def is_allowed(api_key: str | None, path: str, shown: bytes) -> bool:
+    """Whether a request shows the key in ``Authorization``, or needs none."""
     if api_key is None or path in OPEN_PATHS:
         return True
-    shown = headers.get("Authorization", "")
-    return hmac.compare_digest(shown.encode(), f"Bearer {api_key}".encode())
+    return hmac.compare_digest(shown, f"Bearer {api_key}".encode())
 
 
-def _json(status: int, body: object) -> web.Response:
-    return web.json_response(body, status=status)
-
-
-def http_server(front: Front) -> web.Server:
-    """A server that leaves bodies compressed, has no limit to them, and stops when the client goes away."""
-
-    def request(
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: "asyncio.Task[None]",
-    ) -> web.BaseRequest:
-        loop = asyncio.get_running_loop()
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=0)
-
-    return web.Server(
-        front.handle,
-        request_factory=request,
-        handler_cancellation=True,
-        auto_decompress=False,
-        access_log=None,
-        max_line_size=HEADER_BYTES,
-        max_field_size=HEADER_BYTES,
-    )
+def _respond_json(client: ClientConnection, status: int, body: object) -> None:
+    client.respond(status, [(b"Content-Type", b"application/json")], orjson.dumps(body))

@@ -5,9 +5,9 @@ import signal
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
-from aiohttp import web
-
-from slime.router.front import Front, http_server
+from slime.router.front import Front
+from slime.router.http_server import ClientConnection
+from slime.utils.async_utils import cancel_all
 
 GRACE_S = 0.5
 BACKLOG = 2048
@@ -20,13 +20,29 @@ async def listening(front: Front, host: str, port: int, *, shared: bool = False)
     Args:
         shared: other processes listen on the same port, and the kernel spreads connections over them.
     """
-    runner = web.ServerRunner(http_server(front), shutdown_timeout=GRACE_S)
-    await runner.setup()
+    clients: set[ClientConnection] = set()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ClientConnection(front.handle, clients),
+        host,
+        port,
+        backlog=BACKLOG,
+        reuse_port=shared or None,
+    )
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=shared or None).start()
         yield
     finally:
-        await runner.cleanup()
+        server.close()
+        await _end(clients)
+
+
+async def _end(clients: set[ClientConnection]) -> None:
+    """Lets running requests finish for a moment."""
+    running = [client.task for client in clients if client.task is not None]
+    if running:
+        await asyncio.wait(running, timeout=GRACE_S)
+    for client in list(clients):
+        client.abort()
+    await cancel_all(running)
 
 
 def stop_signal() -> asyncio.Event:

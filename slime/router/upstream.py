@@ -8,25 +8,21 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
-from multidict import CIMultiDict, CIMultiDictProxy
-
-from slime.router.connections import CannotConnect, Connections, Reply
+from slime.router.connections import Connections
 from slime.router.metrics import Counts
 from slime.router.pool import Worker, WorkerPool
 from slime.router.settings import RouterSettings
+from slime.utils.http_connection import CannotConnect, HttpConnection
 
 ROUTING_KEY = b"x-smg-routing-key"
 """Requests with the same value of this header go to the same worker."""
 
 _OF_ONE_HOP = frozenset(
     [
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "host", "content-length", "expect"),
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect"),
     ]
 )
-_OF_ONE_HOP_BYTES = frozenset(name.encode() for name in _OF_ONE_HOP)
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
@@ -68,8 +64,8 @@ class Upstream:
 
     @asynccontextmanager
     async def answer(
-        self, method: str, target: str, headers: RawHeaders, body: bytes
-    ) -> AsyncIterator[Reply]:
+        self, method: bytes, target: bytes, headers: RawHeaders, body: bytes
+    ) -> AsyncIterator[HttpConnection]:
         """The answer of a worker, whose body may be still to come.
 
         Args:
@@ -89,11 +85,13 @@ class Upstream:
         except TimeoutError as error:
             message = f"no answer within {self._timeout} s (--slime-router-timeout)"
             raise RefusedError(504, "worker_timeout", message) from error
-        except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
+        except OSError as error:
             self._counts["broken"] += 1
             raise BrokenOff(error) from error
 
-    async def _send(self, method: str, target: str, headers: RawHeaders, body: bytes) -> tuple[Worker, Reply]:
+    async def _send(
+        self, method: bytes, target: bytes, headers: RawHeaders, body: bytes
+    ) -> tuple[Worker, HttpConnection]:
         """The worker's request is counted as in flight from here on."""
         passed, session = _passed(headers)
         tried: list[Worker] = []
@@ -119,7 +117,7 @@ def _passed(headers: RawHeaders) -> tuple[list[tuple[bytes, bytes]], str | None]
     passed, session = [], None
     for name, value in headers:
         lowered = name.lower()
-        if lowered not in _OF_ONE_HOP_BYTES:
+        if lowered not in _OF_ONE_HOP:
             passed.append((name, value))
             if lowered == ROUTING_KEY:
                 session = value.decode("latin-1")
@@ -131,6 +129,6 @@ def _with_key(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> list[tupl
     return [*others, (b"Authorization", f"Bearer {api_key}".encode())]
 
 
-def end_to_end(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that are meant for the client."""
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_HOP)
+    return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_HOP]

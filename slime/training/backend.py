@@ -94,7 +94,10 @@ class TrainBackend(Protocol):
         """What splitting a rollout over the ranks needs to know, and this rank's share (``dp_rank``)."""
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
-        """Values of all samples of this rank's shard without gradients, ``prefix`` before their names."""
+        """Values of all samples of this rank's shard without gradients, ``prefix`` before their names.
+
+        With ``--use-routing-replay`` those without a prefix record the routes that are replayed in training.
+        """
 
     def training(self) -> AbstractContextManager[None]:
         """Around the optimizer steps of a rollout."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime.training.routes import compact
 from slime.utils.types import RolloutBatch, Sample
 
 
@@ -70,6 +71,16 @@ def _no_versions(sample: Sample) -> list[int]:
     return [-1] * sample.response_length
 
 
+def _routes(sample: Sample) -> np.ndarray | None:
+    return compact(sample.rollout_routed_experts)
+
+
+def _routes_of_nothing(sample: Sample) -> np.ndarray | None:
+    """Of an answer of which no token is trained on."""
+    trained = sample.effective_response_length and not sample.remove_sample
+    return None if trained else np.zeros((0, 0, 0), dtype=np.int16)
+
+
 def _log_probs_of_nothing(sample: Sample) -> list[float] | None:
     """Of an answer without tokens, which records none."""
     return None if sample.response_length else []
@@ -108,7 +119,7 @@ FIELDS: dict[str, Field] = {
     ),
     "rollout_top_p_token_ids": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_ids),
     "rollout_top_p_token_offsets": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_offsets),
-    "rollout_routed_experts": Field(Axis.SAMPLE, lambda sample: sample.rollout_routed_experts),
+    "rollout_routed_experts": Field(Axis.SAMPLE, _routes, _routes_of_nothing),
     "teacher_log_probs": _response(read=lambda sample: sample.teacher_log_probs, dtype=torch.float32),
     "token_versions": Field(Axis.RESPONSE, _token_versions, _no_versions, dtype=torch.long),
     "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),

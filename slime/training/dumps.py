@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,7 +27,12 @@ def dump_batch(args: TrainingView, rollout_id: int, batch: RolloutBatch, context
 
 
 def to_host(value: Any) -> Any:
-    """Tensors, also those in lists, detached and in host memory; anything else as it is."""
+    """Tensors and arrays of numbers, also those in lists, as tensors in host memory; anything else as it is.
+
+    ``torch.load(weights_only=True)`` reads no arrays.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.tensor(value)
     return [to_host(item) for item in value] if isinstance(value, list) else value

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from slime.models.hf_config import read_hf_config
+from slime.models.quantization import KEYS
+from slime.models.safetensors_file import SafetensorFile
 from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3
@@ -71,9 +72,9 @@ def _write_shards(
 
 
 def _write(file: Path, bucket: NamedTensors) -> None:
-    # A clone, as safetensors refuses views of one storage.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in bucket}
-    save_file(tensors, file, metadata={"format": "pt"})
+    with SafetensorFile(file, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket}) as out:
+        for name, tensor in bucket:
+            out.write(name, tensor)
 
 
 def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
@@ -92,12 +93,20 @@ def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
     (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Everything of the source checkpoint but its weights; config.json gets the dtype of the new ones."""
+def copy_assets(source: Path, target: Path) -> None:
+    """Copies the files of a checkpoint directory that hold no weights."""
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in _WEIGHT_PATTERNS):
             shutil.copyfile(file, target / file.name)
-    config = read_hf_config(source)
+
+
+def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Everything of the source checkpoint but its weights; config.json gets the dtype of the new ones.
+
+    They are not quantised, even if those of the source are.
+    """
+    copy_assets(source, target)
+    config = {name: value for name, value in read_hf_config(source).items() if name not in KEYS}
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")

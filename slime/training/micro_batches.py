@@ -66,6 +66,11 @@ class DataIterator:
     def __init__(self, batch: RolloutBatch, micro_batch_indices: Sequence[Sequence[int]]) -> None:
         self._batch, self._indices, self._next = batch, micro_batch_indices, 0
 
+    @property
+    def number(self) -> int:
+        """Of the next micro-batch, from 0."""
+        return self._next
+
     def get_next(self, keys: Sequence[str]) -> dict[str, Any]:
         """The next micro-batch, with those of ``keys`` that the shard has."""
         indices = self._indices[self._next]

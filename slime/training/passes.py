@@ -90,6 +90,7 @@ def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
         and not args.tis_needs_mean
         and not args.use_opd
         and not args.keep_old_actor
+        and not args.records_routes
         and not args.use_rollout_entropy
         and not args.ci_test
         and not args.custom_advantage_function_path

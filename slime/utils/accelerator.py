@@ -128,3 +128,8 @@ def has_packed_attention(query: torch.Tensor) -> bool:
 def chunk_elements() -> int:
     """Elements at a time of work that can be cut: they stay in a CPU's cache, and keep a GPU busy."""
     return 1 << 25 if has_gpu() else 1 << 19
+
+
+def gpu_memory() -> int | None:
+    """Bytes of this machine's first GPU; None without one."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if has_gpu() else None

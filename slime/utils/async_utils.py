@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -40,6 +41,49 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+class Slots:
+    """A semaphore that hands a slot on to whoever has waited longest; with ten thousand who wait, too.
+
+    ``asyncio.Semaphore`` looks, at each release, at all that it has woken and that have not run yet.
+    """
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def locked(self) -> bool:
+        """Whether ``acquire`` would have to wait."""
+        return self._value == 0
+
+    async def acquire(self) -> Literal[True]:
+        if self._value:
+            self._value -= 1
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # it had been handed a slot
+                self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._value += 1
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release()
 
 
 async def gather_or_cancel(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -1,23 +1,25 @@
-"""The HTTP client below ``http_utils``: a session per event loop, and errors that name the URL.
+"""The HTTP client below ``http_utils``: a pool of connections per event loop, and errors that name the URL.
 
-aiohttp sends; its errors become httpx's, which rollout code and its plug-ins know. With a thousand requests
-in flight a request of aiohttp takes a tenth of httpx's CPU time, whose pool looks at every connection for
-each of them.
+Errors are httpx's, which rollout code and its plug-ins know. Proxy variables are not looked at, as engines
+are never behind a proxy. Connections have no limit: a request must never wait for one, least of all an abort
+behind generations. An answer may take arbitrarily long.
 """
 
 import asyncio
-import atexit
+import base64
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
-import aiohttp
 import httpx
-from yarl import URL
+
+from slime.utils.http_connection import BrokenOff, CannotConnect, HttpConnection
+from slime.utils.http_pool import KEEPALIVE_S, ConnectionPool, Origin
+
+__all__ = ["KEEPALIVE_S", "Answer", "send", "stream_lines"]
 
 CONNECT_TIMEOUT_S = 30.0
-KEEPALIVE_S = 2.0
-"""Idle connections are dropped before uvicorn, after 5 s, drops them while a request is on its way."""
+_DEFAULTS = {"User-Agent": "slime", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True)
@@ -29,45 +31,40 @@ class Answer:
     body: bytes
 
 
-class Sessions:
-    """The sessions of this process, one for each event loop that sends.
+@dataclass(frozen=True)
+class Target:
+    """What a URL says: the server, and what stands in a request to it."""
 
-    They ignore proxy variables, as engines are never behind a proxy. Connections have no limit: a request
-    must never wait for one, least of all an abort behind generations. An answer may take arbitrarily long.
-    """
+    origin: Origin
+    path: str
+    headers: tuple[tuple[str, str], ...]
 
-    def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(url: str) -> "Target":
+        """Of a URL, whose user and password become a header.
 
-    def current(self) -> aiohttp.ClientSession:
-        """The running loop's."""
-        loop = asyncio.get_running_loop()
-        session = self._by_loop.get(loop)
-        if session is None:
-            self._forget([loop for loop in self._by_loop if loop.is_closed()])
-            session = self._by_loop[loop] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return session
-
-    def end(self) -> None:
-        """For the end of the process: nothing is sent any more, and no loop can be waited for."""
-        self._forget(list(self._by_loop))
-
-    def _forget(self, loops: list[asyncio.AbstractEventLoop]) -> None:
-        for loop in loops:
-            session = self._by_loop.pop(loop)
-            if session.connector is not None:
-                steps = session.connector.close().__await__()
-                with suppress(StopIteration):
-                    next(steps)  # lets go of the connections; nothing can be awaited any more
-            session.detach()
+        Raises:
+            ValueError, httpx.InvalidURL: it names no server.
+        """
+        parsed = httpx.URL(url)
+        headers = {"Host": parsed.netloc.decode()}
+        if parsed.userinfo:
+            headers["Authorization"] = f"Basic {base64.b64encode(parsed.userinfo).decode()}"
+        return Target(Origin.of(url), parsed.raw_path.decode(), tuple(headers.items()))
 
 
-_sessions = Sessions()
-atexit.register(_sessions.end)
+_pools: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
+
+
+def _pool() -> ConnectionPool:
+    """The running loop's."""
+    loop = asyncio.get_running_loop()
+    if loop not in _pools:
+        for ended in [loop for loop in _pools if loop.is_closed()]:
+            del _pools[ended]
+        _pools[loop] = ConnectionPool(CONNECT_TIMEOUT_S)
+    return _pools[loop]
 
 
 async def send(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
@@ -77,11 +74,16 @@ async def send(method: str, url: str, content: bytes | None, headers: Mapping[st
         httpx.TransportError: there was no answer; the message names the URL.
     """
     try:
-        async with _sessions.current().request(
-            method, URL(url), data=content, headers=headers, allow_redirects=False
-        ) as response:
-            return Answer(response.status, response.headers.get("content-type", ""), await response.read())
-    except (aiohttp.ClientError, OSError, ValueError) as error:
+        target = Target.of(url)
+        request = _request(method, target, content, headers)
+        pool = _pool()
+        connection = await pool.take(target.origin)
+        try:
+            connection.send(request)
+            return _answer(connection, await connection.read())
+        finally:
+            pool.give_back(target.origin, connection)
+    except (httpx.InvalidURL, OSError, ValueError) as error:
         raise _transport_error(method, url, error) from error
 
 
@@ -94,33 +96,65 @@ async def stream_lines(
         httpx.TransportError: the connection failed; the message names the URL.
     """
     try:
-        async with _sessions.current().request(
-            method, URL(url), data=content, headers=headers, allow_redirects=False
-        ) as response:
-            if response.status >= 400:
-                kind = response.headers.get("content-type", "")
-                yield Answer(response.status, kind, await response.read())
+        target = Target.of(url)
+        request = _request(method, target, content, headers)
+        pool = _pool()
+        connection = await pool.take(target.origin)
+        try:
+            await connection.ask(request)
+            if connection.status >= 400:
+                yield _answer(connection, await connection.read())
                 return
+            _check_coding(connection)
             yield b""  # it has begun
             rest = b""
-            async for part in response.content.iter_any():
+            async for part in connection.parts():
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
                     yield line.removesuffix(b"\r")
             yield rest
-    except (aiohttp.ClientError, OSError) as error:
+        finally:
+            pool.give_back(target.origin, connection)
+    except (httpx.InvalidURL, OSError, ValueError) as error:
         raise _transport_error(method, url, error) from error
+
+
+def _request(method: str, target: Target, content: bytes | None, headers: Mapping[str, str]) -> bytes:
+    """The bytes of a request.
+
+    Raises:
+        ValueError: a header holds the end of a line.
+    """
+    fields = {**_DEFAULTS, **dict(target.headers), **headers}
+    if content is not None or method not in ("GET", "HEAD"):
+        fields["Content-Length"] = str(len(content or b""))
+    lines = [f"{method} {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(fields) or head.count("\r") != len(fields) or "\0" in head:
+        raise ValueError("a header holds the end of a line")
+    return head.encode("latin-1") + b"\r\n\r\n" + (content or b"")
+
+
+def _answer(connection: HttpConnection, body: bytes) -> Answer:
+    _check_coding(connection)
+    content_type = connection.header(b"content-type") or b""
+    return Answer(connection.status, content_type.decode("latin-1"), body)
+
+
+def _check_coding(connection: HttpConnection) -> None:
+    coding = connection.header(b"content-encoding") or b"identity"
+    if coding != b"identity":
+        raise ValueError(f"the answer is encoded as {coding.decode('latin-1')} (wanted: identity)")
 
 
 def _transport_error(method: str, url: str, error: Exception) -> httpx.TransportError:
     """The one of httpx's errors that says the same; what is no address of a server is never tried again."""
     kind: type[httpx.TransportError] = httpx.ReadError
-    if isinstance(error, aiohttp.InvalidURL | ValueError):
+    if isinstance(error, httpx.InvalidURL | ValueError):
         kind = httpx.UnsupportedProtocol
-    elif isinstance(error, TimeoutError):
-        kind = httpx.ConnectTimeout
-    elif isinstance(error, aiohttp.ClientConnectorError):
-        kind = httpx.ConnectError
-    elif isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+    elif isinstance(error, CannotConnect):
+        timed_out = isinstance(error.__cause__, TimeoutError)
+        kind = httpx.ConnectTimeout if timed_out else httpx.ConnectError
+    elif isinstance(error, BrokenOff):
         kind = httpx.RemoteProtocolError
     return kind(f"{method} {url}: {str(error) or type(error).__name__}")

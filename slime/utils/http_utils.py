@@ -52,6 +52,10 @@ class HttpStatusError(RuntimeError):
         return self.status >= 500 or self.status == 429
 
 
+class BrokenAnswer(httpx.RemoteProtocolError):
+    """An answer that had begun did not come to its end."""
+
+
 @dataclass
 class _ClientSettings:
     """What requests of this process carry.
@@ -144,17 +148,26 @@ async def stream(
 
     Raises:
         HttpStatusError: as for :func:`post`.
-        httpx.TransportError: the server could not be reached, or the connection broke; it names the URL.
+        BrokenAnswer: the connection broke after the answer had begun, perhaps before its first event.
+        httpx.TransportError: the server could not be reached. Both name the URL.
     """
     content, all_headers = _encoded(payload), _headers_for(url, headers)
     lines = await _retried(max_retries, lambda: _begun(url, content, all_headers))
     async with aclosing(lines):
-        async for line in lines:
+        async for line in _named_if_broken(lines):
             if isinstance(line, bytes) and line.startswith(_EVENT):
                 data = line.removeprefix(_EVENT).strip()
                 if data == _LAST_EVENT:
                     return
                 yield orjson.loads(data)
+
+
+async def _named_if_broken(lines: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    try:
+        async for line in lines:
+            yield line
+    except httpx.TransportError as error:
+        raise BrokenAnswer(str(error)) from error
 
 
 async def _begun(

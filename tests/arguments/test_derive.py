@@ -185,7 +185,7 @@ def test_keys_of_ones_own_may_be_like_flags(words, notes, tmp_path):
         ("a: [", "not valid YAML"),
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),
-        ("use_routing_replay: true\n", "--use-routing-replay: not supported"),
+        ("use_distributed_post: true\n", "--use-distributed-post: not supported"),
         ("advantage_estimator: grop\n", "advantage_estimator is 'grop' \\(wanted: grpo or "),
         ("custom_rm_path: [a.b]\n", r"custom_rm_path is \['a.b'\] \(wanted: str\)"),
         ("eval_prompt_data: dapo\n", "eval_prompt_data is 'dapo' \\(wanted: list of str\\)"),

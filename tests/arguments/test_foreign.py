@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import UsageError, validated_args
-from slime.arguments.engines import with_current_names
 from slime.arguments.foreign import foreign_flags
 from slime.arguments.parser import build_parser, parse
 
@@ -95,17 +94,6 @@ def test_what_is_not_done_is_refused_with_the_reason(words, message):
 def test_a_default_that_is_spelt_out_changes_nothing(words):
     assert outcome(*words) == []
     assert vars(parse([*REQUIRED, *words], None)) == vars(parse(REQUIRED, None))
-
-
-def test_an_earlier_name_of_sglangs_is_taken_for_todays():
-    options = {"--sglang-cuda-graph-bs-decode", "--sglang-mamba-scheduler-strategy"}
-    words = ["--sglang-cuda-graph-bs", "1", "2", "--sglang-mamba-scheduler-strategy=auto", "--lr", "1"]
-    current, notes = with_current_names(words, options)
-    assert current == ["--sglang-cuda-graph-bs-decode", *words[1:]]
-    assert notes == [
-        "--sglang-cuda-graph-bs: is called --sglang-cuda-graph-bs-decode by this version of SGLang, and "
-        "taken as that"
-    ]
 
 
 def test_the_three_optimizer_flags_of_the_originals_scripts_start(words, notes):

@@ -39,11 +39,7 @@ def test_a_size_of_one_or_a_weight_of_zero_means_the_default(words):
     ("words", "message"),
     [
         (["--attention-dropout", "0.1"], "--attention-dropout 0.1: not supported (wanted: 0.0)"),
-        (["--mtp-num-layers", "1"], "--mtp-num-layers 1: not supported (wanted: 0)"),
-        (
-            ["--transformer-impl", "transformer_engine"],
-            "--transformer-impl transformer_engine: not supported (wanted: local, or leave it out",
-        ),
+        (["--hidden-dropout", "0.1"], "--hidden-dropout 0.1: not supported (wanted: 0.0)"),
     ],
 )
 def test_a_value_that_changes_something_is_refused(words, message):

@@ -77,6 +77,15 @@ def test_kernels_that_are_not_there_are_a_note(words, experts, notes):
     assert [line.split(":")[0] for line in told] == ["--moe-grouped-gemm", "--moe-permute-fusion"]
 
 
+def test_deepep_moves_the_same_tokens_as_all_to_all_does(words, experts, notes):
+    line = words(hf_checkpoint=experts, moe_token_dispatcher_type="flex", moe_enable_deepep=True)
+    assert [text.split(":")[0] for text in notes(line)] == [
+        "--moe-enable-deepep",
+        "--moe-token-dispatcher-type flex",
+    ]
+    assert validated_args(line).moe_token_dispatcher_type == "alltoall"
+
+
 def test_what_changes_nothing_is_accepted_for_a_dense_model(words):
     harmless = {"expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall", "num_experts": 0}
     args = validated_args(words(**harmless, moe_router_load_balancing_type="none"))
@@ -151,7 +160,6 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
             {"moe_z_loss_coeff": 0.1, "train_backend": "fsdp"},
             "--moe-z-loss-coeff: not supported with --train-backend fsdp (wanted: 0)",
         ),
-        ({"moe_token_dispatcher_type": "flex"}, "--moe-token-dispatcher-type flex: not supported"),
         (
             {"moe_router_score_function": "sigmoid"},
             "--moe-router-score-function sigmoid: config.json of --hf-checkpoint says softmax",
@@ -188,3 +196,54 @@ def test_a_dense_model_has_no_use_for_them(words, refusal, flags):
     message = refusal(words(**flags))
     assert message.startswith(name)
     assert message.endswith("config.json of --hf-checkpoint describes a model without experts")
+
+
+def test_replaying_the_engines_routes_implies_replay(words, experts):
+    args = validated_args(
+        words(hf_checkpoint=experts, use_rollout_routing_replay=True, use_slime_router=True)
+    )
+    assert (args.use_routing_replay, args.records_routes) == (True, False)
+    args = validated_args(words(hf_checkpoint=experts, use_routing_replay=True))
+    assert (args.use_routing_replay, args.records_routes) == (True, True)
+    assert validated_args(words(hf_checkpoint=experts)).records_routes is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"use_rollout_routing_replay": True},
+            "--use-rollout-routing-replay: sglang-router drops return_routed_experts from requests "
+            "(wanted: --use-slime-router)",
+        ),
+        (
+            {"use_routing_replay": True, "use_rollout_logprobs": True},
+            "--use-routing-replay: --use-rollout-logprobs leaves out the pass that would record routes",
+        ),
+        (
+            {
+                "use_routing_replay": True,
+                "loss_type": "sft_loss",
+                "disable_compute_advantages_and_returns": True,
+            },
+            "--use-routing-replay: without advantages there is no pass that records routes",
+        ),
+        (
+            {"use_rollout_routing_replay": True, "use_slime_router": True, "loss_type": "sft_loss"},
+            "--use-rollout-routing-replay: no engine makes the tokens of --loss-type sft_loss",
+        ),
+        (
+            {"use_routing_replay": True, "train_backend": "fsdp"},
+            "--use-routing-replay: not supported with --train-backend fsdp (leave it out)",
+        ),
+    ],
+)
+def test_replay_without_routes_is_refused(words, experts, refusal, flags, message):
+    assert refusal(words(hf_checkpoint=experts, **flags)) == message
+
+
+def test_a_dense_model_has_no_routes_to_replay(words, refusal):
+    message = refusal(words(use_rollout_routing_replay=True, use_slime_router=True))
+    assert message == (
+        "--use-rollout-routing-replay: config.json of --hf-checkpoint describes a model without experts"
+    )

@@ -63,7 +63,7 @@ def test_a_refused_flag_is_named_when_it_has_another_value(spec):
     ("words", "message"),
     [
         (["--optimizer", "muon"], "--optimizer muon: not supported (wanted: adam"),
-        (["--use-routing-replay"], "--use-routing-replay: not supported (wanted: leave it out"),
+        (["--use-distributed-post"], "--use-distributed-post: not supported (wanted: leave it out"),
         (["--ckpt-format", "zarr"], "--ckpt-format zarr: not supported (wanted: torch_dist)"),
         (
             ["--moe-layer-recompute"],

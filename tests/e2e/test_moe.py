@@ -1,4 +1,4 @@
-"""A mixture of experts through the loop, its experts dealt out to two trainer ranks."""
+"""A mixture of experts through the loop: experts on two ranks, routes of the engine replayed."""
 
 import math
 import subprocess
@@ -15,6 +15,8 @@ from tools.make_tiny_model import make_tokenizer
 
 pytestmark = pytest.mark.e2e
 
+R3 = ("--use-rollout-routing-replay", "--use-slime-router")
+
 
 @pytest.fixture
 def moe_model(tmp_path: Path) -> Path:
@@ -29,7 +31,7 @@ def test_grpo_with_expert_parallelism(start, rl_flags, moe_model, tmp_path) -> N
     """Weights reach the engine under every name, and in the export all of them have learnt."""
     exported = tmp_path / "exported"
     layout = [
-        *("--hf-checkpoint", moe_model, "--colocate", "--actor-num-gpus-per-node", 2),
+        *("--hf-checkpoint", moe_model, "--colocate", "--actor-num-gpus-per-node", 2, *R3),
         *("--expert-model-parallel-size", 2, "--expert-tensor-parallel-size", 1),
         *("--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", 0.01),
         *("--save", tmp_path / "save", "--save-interval", 2, "--save-hf", exported),
@@ -56,7 +58,7 @@ def test_grpo_of_a_family_that_transformers_serves(start, rl_flags, tmp_path) ->
     tiny_family("deepseek_v3", path, vocab_size=320, eos_token_id=tokenizer.eos_token_id)
     tokenizer.save_pretrained(path)
     layout = [
-        *("--hf-checkpoint", path, "--colocate", "--actor-num-gpus-per-node", 2),
+        *("--hf-checkpoint", path, "--colocate", "--actor-num-gpus-per-node", 2, *R3),
         *("--expert-model-parallel-size", 2, "--expert-tensor-parallel-size", 1),
         *("--moe-token-dispatcher-type", "alltoall", "--moe-router-bias-update-rate", 0.01),
     ]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.models.public_dense_configs import DENSE_CONFIGS
+
 _DEEPSEEK: dict[str, Any] = {
     **{"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432},
     **{"num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280, "rms_norm_eps": 1e-6},
@@ -59,7 +61,30 @@ _GPT_OSS = {
 }
 _QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "vocab_size": 151936, "tie_word_embeddings": False}
 
+_QWEN3_MOE = _QWEN | {
+    **{"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True, "head_dim": 128},
+    **{"max_position_embeddings": 40960, "decoder_sparse_step": 1, "num_experts": 128},
+}
+_QWEN3_30B = _QWEN3_MOE | {
+    **{"num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32},
+    **{"num_key_value_heads": 4, "moe_intermediate_size": 768},
+}
+_QWEN3_235B = _QWEN3_MOE | {
+    **{"num_hidden_layers": 94, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 64},
+    **{"num_key_value_heads": 4, "moe_intermediate_size": 1536},
+}
+_QWEN2_MOE = _QWEN | {
+    **{"model_type": "qwen2_moe", "norm_topk_prob": False, "decoder_sparse_step": 1},
+    "use_sliding_window": False,
+}
+_MIXTRAL = {
+    **{"model_type": "mixtral", "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_local_experts": 8},
+    **{"num_experts_per_tok": 2, "sliding_window": None, "tie_word_embeddings": False},
+    "num_key_value_heads": 8,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
+    **DENSE_CONFIGS,
     "deepseek-v3": _DEEPSEEK,
     "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
     "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
@@ -125,12 +150,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True},
         **{"qk_norm_type": "per_layer", "shared_intermediate_size": 0, "tie_word_embeddings": False},
     },
-    "qwen3-235B-A22B": _QWEN
+    "qwen3-30B-A3B": _QWEN3_30B,
+    "qwen3-30B-A3B-Instruct-2507": _QWEN3_30B | {"rope_theta": 10000000, "max_position_embeddings": 262144},
+    "qwen3-235B-A22B": _QWEN3_235B,
+    "qwen3-235B-A22B-Instruct-2507": _QWEN3_235B | {"rope_theta": 5000000, "max_position_embeddings": 262144},
+    "qwen3-coder-480B-A35B": _QWEN3_MOE
     | {
-        **{"model_type": "qwen3_moe", "num_hidden_layers": 94, "hidden_size": 4096},
-        **{"intermediate_size": 12288, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128},
-        **{"max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8},
-        **{"moe_intermediate_size": 1536, "norm_topk_prob": True, "decoder_sparse_step": 1},
+        **{"num_hidden_layers": 62, "hidden_size": 6144, "intermediate_size": 8192, "num_experts": 160},
+        **{"num_attention_heads": 96, "num_key_value_heads": 8, "moe_intermediate_size": 2560},
+        **{"rope_theta": 10000000, "max_position_embeddings": 262144},
     },
     "qwen3-next-80B-A3B": _QWEN
     | {
@@ -143,19 +171,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16},
         **{"linear_num_value_heads": 32, "attention_bias": False, "use_sliding_window": False},
     },
-    "qwen1.5-MoE-A2.7B": _QWEN
+    "qwen1.5-MoE-A2.7B": _QWEN2_MOE
     | {
-        **{"model_type": "qwen2_moe", "num_hidden_layers": 24, "hidden_size": 2048},
-        **{"intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16},
-        **{"max_position_embeddings": 8192, "num_experts": 60, "num_experts_per_tok": 4},
+        **{"num_hidden_layers": 24, "hidden_size": 2048, "intermediate_size": 5632, "num_experts": 60},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "num_experts_per_tok": 4},
         **{"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
-        **{"norm_topk_prob": False, "decoder_sparse_step": 1, "use_sliding_window": False},
+        "max_position_embeddings": 8192,
     },
-    "mixtral-8x7B": {
-        **{"model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
-        **{"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
-        **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0},
-        **{"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
-        "tie_word_embeddings": False,
+    "qwen2-57B-A14B-Instruct": _QWEN2_MOE
+    | {
+        **{"num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_experts": 64},
+        **{"num_attention_heads": 28, "num_key_value_heads": 4, "num_experts_per_tok": 8},
+        **{"moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480},
+        "max_position_embeddings": 32768,
+    },
+    "mixtral-8x7B": _MIXTRAL
+    | {
+        **{"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000},
+        **{"num_attention_heads": 32, "max_position_embeddings": 32768},
+    },
+    "mixtral-8x22B": _MIXTRAL
+    | {
+        **{"num_hidden_layers": 56, "hidden_size": 6144, "intermediate_size": 16384, "vocab_size": 32768},
+        **{"num_attention_heads": 48, "max_position_embeddings": 65536},
     },
 }

@@ -113,7 +113,6 @@ def test_variants(change, field, value):
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE type 'longrope'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "RoPE original_max_position_embeddings: missing"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

@@ -16,7 +16,7 @@ GAPS = {
     "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
     "slime.backends.megatron_utils.stateless_adam:*": _OWN_WAY
     + "the optimizer of that name is in update_rules",
-    "slime.utils:routing_replay": _LATER + "routing replay",
+    "slime.utils:routing_replay": _OWN_WAY + "slime.backends.megatron_utils.routing_replay",
     "slime.utils:reloadable_process_group": _OWN_WAY + "process groups outlive an offload",
     "slime.utils.types:ParamInfo": _OWN_WAY + "slime.models.rules describes parameters",
     "slime.utils.types:MultimodalTypes": _LATER + "images and other inputs beside text",

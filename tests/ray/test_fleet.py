@@ -341,7 +341,7 @@ def test_a_frozen_engine_that_dies_again_and_again_ends_the_run(make) -> None:
     cluster.on_register = die_again
     cluster.ended[3] = "out of memory"
     wait_until(lambda: failed(fleet))
-    with pytest.raises(EngineFailure, match=r"engine 3 .* died 6 times since the last weight update"):
+    with pytest.raises(EngineFailure, match=r"engine 3 .* died 6 times in one rollout"):
         fleet.check()
     assert cluster.stopped == [3] * 6
 

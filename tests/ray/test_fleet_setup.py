@@ -29,6 +29,7 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         router_prometheus_port=29000,
         offload_rollout=False,
         colocate=False,
+        debug_rollout_only=False,
         use_fault_tolerance=True,
         engine_startup_timeout=5,
         num_gpus_per_node=8,
@@ -69,12 +70,14 @@ def test_each_group_gets_its_own_slots_and_options(sources: list[dict[str, Any]]
         "policy": True,
         "judge": False,
     }
-    assert [(one["gpus"], one["first"], one["trainer"]) for one in sources] == [
+    alone = fleet_of(flags(POLICY, debug_rollout_only=True), SLOTS, trainer_gpus=0)
+    assert not alone.models["policy"].takes_updates
+    assert [(one["gpus"], one["first"], one["trainer"]) for one in sources[:3]] == [
         ((0, 1), 0, 4),
         ((3,), 3, 4),
         ((4, 5), 4, 4),
     ]
-    assert [one["shape"].num_gpus for one in sources] == [2, 1, 1]
+    assert [one["shape"].num_gpus for one in sources[:3]] == [2, 1, 1]
     assert sources[2]["shape"].overrides == {"model_path": "m", "context_length": 64}
 
 

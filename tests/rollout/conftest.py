@@ -89,6 +89,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             sglang_router_ip="127.0.0.1",
             sglang_router_port=port,
             router_policy=None,
+            use_rollout_routing_replay=False,
             custom_generate_function_path=None,
             rollout_sample_hook_path=[],
             dynamic_sampling_filter_path=None,

@@ -8,6 +8,7 @@ import threading
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate as stock_generate
 from slime.rollout.weight_clock import clock
 from slime.utils.types import Sample
@@ -214,6 +215,16 @@ async def instant_split_generate(args, sample, sampling_params):
     sample = await instant_generate(args, sample, sampling_params)
     sample.rollout_id = sample.index
     return [sample, copy.deepcopy(sample)]
+
+
+async def slow_first_generate(args, sample, sampling_params):
+    """The first group gets no further than a token before the others are enough."""
+    state = GenerateState(args)
+    while sample.group_index == 0 and not state.aborted:
+        await asyncio.sleep(0.001)
+    sample = await instant_generate(args, sample, sampling_params)
+    sample.status = Sample.Status.ABORTED if sample.group_index == 0 else sample.status
+    return sample
 
 
 async def hanging_generate(args, sample, sampling_params):

@@ -216,6 +216,26 @@ def test_a_finished_group_that_waits_too_long_is_generated_again(engine, async_a
     assert output.metrics["rollout/fully_async/regenerated"] == 3
 
 
+def test_a_crash_while_it_is_generated_again_finds_its_prompt_alone(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=1)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 3)
+    engine.delay = lambda conversation: NEVER
+    updates.update()
+    updates.update()
+    collecting = Rollout(args, 1, source)
+    wait_until(lambda: worker()._counts["regenerated"] == 3)
+    source.save(1)
+    restarted = make_source(args)
+    restarted.load(1)
+    returned = [group[0] for group in restarted.get_samples(3)]
+    assert [(sample.index, sample.response_length) for sample in returned] == [(3, 0), (4, 0), (5, 0)]
+    engine.delay = lambda conversation: 0.0
+    updates.update()
+    collecting.result()
+
+
 def test_nothing_begins_that_would_be_too_old_when_it_is_trained(engine, async_args, make_source, updates):
     args = async_args(max_staleness=1, sglang_server_concurrency=64)
     source = make_source(args)
@@ -312,6 +332,74 @@ def test_a_restart_loses_no_group_and_repeats_none(engine, async_args, make_sour
     restarted.load(0)
     later = [numbers(generate_rollout_fully_async(args, i, restarted)) for i in range(1, 5)]
     assert sorted(sum(later, first)) == list(range(15))
+
+
+def abandon():
+    """This process goes no further."""
+    fully_async_rollout._worker._stopped = True
+
+
+def test_what_was_finished_at_a_crash_is_not_generated_again(engine, async_args, make_source):
+    args = async_args(rollout_batch_size=1, group_rm=True, custom_rm_path=PLUGINS + "group_rm")
+    source = make_source(args)
+    (first,) = numbers(generate_rollout_fully_async(args, 0, source))
+    wait_until(lambda: not worker()._running)
+    finished = {work.first_index: work.result[0].to_dict() for work in worker()._done}
+    source.save(0)
+    abandon()
+    asked, scored = len(engine.seen("generate")), len(plugins.calls)
+    restarted = make_source(args)
+    restarted.load(0)
+    assert restarted.ledger.buffered == len(finished) >= 4 and restarted.ledger.leased == 0
+    engine.delay = lambda conversation: NEVER  # of those that begin now, none comes back
+    later = [generate_rollout_fully_async(args, i, restarted).samples[0][0] for i in finished]
+    assert {sample.index: sample.to_dict() for sample in later} == finished
+    wait_until(lambda: engine.running == 4)
+    assert len(engine.seen("generate")) == asked + 4 and len(plugins.calls) == scored
+    assert first not in finished
+    engine.aborts += 1
+
+
+def test_what_was_finished_at_a_crash_and_is_too_old_after_it_begins_again(
+    engine, async_args, make_source, updates
+):
+    args = async_args(max_staleness=1)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 3)
+    source.save(0)
+    abandon()
+    updates.update()
+    updates.update()
+    restarted = make_source(args)
+    restarted.load(0)
+    outputs = [generate_rollout_fully_async(args, i, restarted) for i in (1, 2)]
+    assert sorted(numbers(outputs[0]) + numbers(outputs[1])) == [3, 4, 5, 6, 7, 8]
+    assert {version for output in outputs for (s,) in output.samples for version, _ in s.version_spans} == {
+        "3"
+    }
+    assert sum(output.metrics["rollout/fully_async/regenerated"] for output in outputs) == 3
+
+
+def test_a_split_group_that_is_too_old_after_a_crash_is_dropped(engine, async_args, make_source, updates):
+    """Its prompt is not known any more: the function that split it may have made others of it."""
+    own = {
+        "custom_generate_function_path": PLUGINS + "split_generate",
+        "custom_rm_path": PLUGINS + "split_rm",
+    }
+    args = async_args(max_staleness=1, **own)
+    source = make_source(args)
+    generate_rollout_fully_async(args, 0, source)
+    wait_until(lambda: worker().queue_size() == 3)
+    source.save(0)
+    abandon()
+    updates.update()
+    updates.update()
+    restarted = make_source(args)
+    restarted.load(0)
+    output = generate_rollout_fully_async(args, 1, restarted)
+    assert [group[0][0].group_index for group in output.samples] == [6, 7, 8]
+    assert restarted.ledger.dropped == {"stale": 3} and restarted.ledger.balanced
 
 
 def test_the_worker_has_the_original_s_methods(engine, async_args, make_source):

@@ -63,6 +63,7 @@ class Life:
         self.place, self.progress = {}, {}
         self.source, self.account = kind(args), None
         self.held, self.direct, self.coming = [], [], []
+        self.restated = {}
         self.account = RolloutAccount(self.source)
         self.told = {}
         self.save(0)
@@ -150,6 +151,17 @@ class Life:
             self.account.give_back([state], [group])
             self.wait(state)
 
+    def restate(self, choice):
+        """What a save holds of a leased group from now on, whatever becomes of the group itself."""
+        if self.held:
+            group = self.held[choice % len(self.held)]
+            state = copy.deepcopy(group)
+            state[0].tokens.append(choice)
+            state[0].metadata.setdefault("turns", []).append(choice)
+            state[0].spec_info.completion_token_num += 1
+            self.account.restate(group, state)
+            self.restated[group[0].group_index] = list(state[0].tokens)
+
     def no_step(self, choice):
         trained = [number for number, place in self.place.items() if place == "trained"]
         if trained:
@@ -170,14 +182,15 @@ class Life:
     def save(self, _):
         leased = [group[0].group_index for group in self.held] + self.coming
         state = self.source.state_dict()
-        self.saved = pickle.dumps((state, self.place, self.progress, leased))
+        progress = self.progress | {n: self.restated[n] for n in leased if n in self.restated}
+        self.saved = pickle.dumps((state, self.place, progress, leased))
 
     def crash(self, _):
         state, self.place, self.progress, self.coming = pickle.loads(self.saved)  # noqa: S301
         self.source = self.kind(self.args)
         self.source.load_state_dict(state)
         self.account = RolloutAccount(self.source)
-        self.held, self.direct, self.told = [], [], {}
+        self.held, self.direct, self.told, self.restated = [], [], {}, {}
         for number in self.coming:
             self.place[number] = "waiting"
 
@@ -201,6 +214,7 @@ OPERATIONS = [
     *[Life.work] * 2,
     Life.filter,
     Life.drop,
+    Life.restate,
     Life.hook,
     Life.take_directly,
     Life.add_directly,

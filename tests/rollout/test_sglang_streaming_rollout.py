@@ -71,6 +71,15 @@ async def test_an_abort_of_the_rollout_ends_the_stream_at_once(engine, make_args
     assert sample.weight_versions == ["1", "1"]
 
 
+async def test_a_connection_that_breaks_before_the_first_token_is_made_again(engine, make_args, monkeypatch):
+    monkeypatch.setattr("slime.rollout.sglang_streaming_rollout.RETRY_PAUSE_S", 0.0)
+    args = make_args()
+    engine.breaks_after = 0  # the answer has begun: headers were sent
+    sample = await generate_streaming(args, *asked(args))
+    assert sample == await generate(args, *asked(args))
+    assert len(engine.seen("generate")) == 3
+
+
 async def test_a_connection_that_breaks_costs_no_token(engine, make_args):
     args = make_args()
     engine.answer = lambda conversation: "abcdef"

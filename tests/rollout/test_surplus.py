@@ -113,6 +113,14 @@ async def test_the_filter_judges_a_surplus_group_once_when_it_is_used(engine, ma
     assert balanced(source)
 
 
+async def test_what_waits_for_the_next_rollout_waits_in_its_order(engine, make_args, make_source):
+    own = {"custom_generate_function_path": PLUGINS + "slow_first_generate", "partial_rollout": True}
+    source = make_source(args := make_args(**INSTANT | own))
+    output = await generate_rollout_async(args, 0, source)
+    assert numbers(output.samples) == [1, 2, 3]
+    assert numbers(source.buffer) == [0, 4]
+
+
 async def test_samples_that_were_split_are_kept_too(engine, make_args, make_source):
     args = make_args(
         **INSTANT | {"custom_generate_function_path": PLUGINS + "instant_split_generate"},

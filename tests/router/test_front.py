@@ -121,10 +121,10 @@ async def test_a_connection_serves_one_request_after_the_other_unless_an_answer_
     url = f"http://127.0.0.1:{port}"
     async with await asyncio.start_server(serve, "127.0.0.1", port):
         connections = Connections(limit=1)
-        for target, expected in [("/", 1), ("/", 1), ("/long", 1), ("/", 2), ("/", 2)]:
-            reply = await connections.ask(url, "GET", target, [], b"")
-            if target == "/":
-                assert await reply.content.read() == b"{}"
+        for target, expected in [(b"/", 1), (b"/", 1), (b"/long", 1), (b"/", 2), (b"/", 2)]:
+            reply = await connections.ask(url, b"GET", target, [], b"")
+            if target == b"/":
+                assert await reply.read() == b"{}"
             connections.finish(url, reply)
             assert len(clients) == expected
         connections.close()

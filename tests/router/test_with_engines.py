@@ -31,6 +31,7 @@ def args(tmp_path) -> Iterator[Namespace]:
             sglang_model_routers={"default": (args.sglang_router_ip, args.sglang_router_port)},
             sglang_speculative_algorithm=None,
             rollout_max_context_len=None,
+            use_rollout_routing_replay=False,
             router_policy="consistent_hashing",
         )
     finally:

@@ -1,7 +1,10 @@
 """The shell scripts are valid bash, and train.py accepts the flags they pass."""
 
 import json
+import math
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,13 +12,23 @@ import pytest
 
 from slime.arguments.errors import UsageError
 from slime.arguments.model_only import model_args
-from slime.arguments.parser import build_parser, parse
+from slime.arguments.parser import parse
+from tests.arguments.sglang_options import as_installed
 from tests.models.public_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
-LAUNCHERS = sorted((ROOT / "scripts").glob("run-*.sh")) + sorted((ROOT / "scripts/quickstart").glob("*.sh"))
+RUNS = sorted((ROOT / "scripts").rglob("run-*.sh"))
+LAUNCHERS = RUNS + sorted((ROOT / "scripts/quickstart").glob("*.sh"))
 MODELS = sorted((ROOT / "scripts/models").glob("*.sh"))
+
+
+GPUS = ("--actor-num-nodes", "--actor-num-gpus-per-node")
+
+
+@pytest.fixture
+def sglang(monkeypatch):
+    as_installed(monkeypatch)
 
 
 def name(path):
@@ -44,32 +57,48 @@ def test_script_is_valid_bash(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing():
+    files = [*SCRIPTS, *(ROOT / "examples").glob("*/run.sh"), ROOT / ".ci/run"]
+    done = subprocess.run(["shellcheck", *map(str, files)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
 def test_launcher_passes_each_flag_once(launcher, tmp_path):
     flags = [flag for flag in flags_of(launcher, tmp_path) if flag.startswith("--")]
     assert len(flags) == len(set(flags))
 
 
-def without_sglang_only_flags(words):
-    """SGLang's own options come from its ServerArgs, which exist only where it is installed."""
-    parser, _ = build_parser("embedded")
-    known = {option for action in parser._actions for option in action.option_strings}
-    kept, keep = [], True
-    for word in words:
-        if word.startswith("--"):
-            keep = word in known or not word.startswith("--sglang-")
-        if keep:
-            kept.append(word)
-    return kept
-
-
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
-def test_train_py_knows_and_supports_the_flags_of_a_launcher(launcher, tmp_path):
-    words = without_sglang_only_flags(flags_of(launcher, tmp_path))
+def test_train_py_knows_and_supports_the_flags_of_a_launcher(launcher, tmp_path, sglang):
+    words = [*flags_of(launcher, tmp_path), "--rollout-engine", "sglang"]
     args = parse(words, None)
     assert args.hf_checkpoint.startswith(str(tmp_path))
     with pytest.raises(UsageError, match="--learning-rate"):
         parse([*words, "--learning-rate", "1"], None)
+
+
+@pytest.mark.parametrize("launcher", RUNS, ids=name)
+def test_the_layout_of_a_launcher_fits_its_model(launcher, tmp_path):
+    """Sizes divide what they should, for the published shape."""
+    (model,) = re.findall(r"^use_model (.+)$", launcher.read_text(), re.MULTILINE)
+    words = flags_of(launcher, tmp_path)
+    place = Path(words[words.index("--hf-checkpoint") + 1])
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps(CONFIGS[model]))
+    size = {flag: int(words[words.index(flag) + 1]) for flag in GPUS if flag in words}
+    args = model_args(without_sglang(words), math.prod(size.values()))
+    assert args.num_layers == CONFIGS[model]["num_hidden_layers"]
+
+
+def without_sglang(words):
+    """SGLang's options are no part of a model."""
+    kept, keep = [], True
+    for word in words:
+        keep = not word.startswith("--sglang-") if word.startswith("--") else keep
+        kept += [word] if keep else []
+    return kept
 
 
 def words_of(model):
@@ -101,7 +130,7 @@ def test_pre_commit_and_ci_run_the_same_tools():
     assert os.access(ROOT / ".ci/run", os.X_OK)
     script = (ROOT / "scripts/test.sh").read_text()
     config = (ROOT / ".pre-commit-config.yaml").read_text()
-    for tool in ("ruff check", "ruff format", "mypy"):
+    for tool in ("ruff check", "ruff format", "mypy", "shellcheck"):
         assert tool in script
         assert tool in config
 
@@ -128,7 +157,7 @@ def test_a_missing_interpreter_is_named(tmp_path):
     assert done.stderr.startswith("error: no suitable Python: found no-such-python, wanted 3.11 or 3.12")
 
 
-@pytest.mark.parametrize("launcher", [path for path in LAUNCHERS if path.name.startswith("run-")], ids=name)
+@pytest.mark.parametrize("launcher", RUNS, ids=name)
 def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
     assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
 

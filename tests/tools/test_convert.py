@@ -1,13 +1,14 @@
 """From Hugging Face to torch_dist and back, bit for bit, in one process each."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.megatron_harness import save_tiny_hf, tiny_hf_model
 
@@ -98,3 +99,25 @@ def assert_one_line(capsys, said):
     printed = capsys.readouterr().err
     assert said in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "1 tensors are missing, e.g. model.norm.weight"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(63)}),
+            "model.norm.weight [63] give [63] for decoder.final_layernorm.weight, wanted [64]",
+        ),
+    ],
+)
+def test_a_source_that_does_not_fit_is_one_line_and_leaves_no_checkpoint(model, change, said, tmp_path):
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    shutil.copytree(model, source)
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors")
+    status, _, error = tool("convert_hf_to_torch_dist.py", "--hf-checkpoint", source, "--save", saved)
+    assert status == 2
+    assert error.splitlines()[-1] == f"error: {source}: {said}"
+    assert not (saved / "latest_checkpointed_iteration.txt").exists()

@@ -36,6 +36,7 @@ def train_args(**overrides):
         max_tokens_per_gpu=None,
         balance_data=False,
         balance_by_flops=False,
+        use_rollout_routing_replay=False,
     )
     vars(args).update(overrides)
     return args

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from slime.utils.async_utils import gather_or_cancel, run
+from slime.utils.async_utils import Slots, gather_or_cancel, run
 
 
 def test_run_returns_results_and_raises_errors_from_the_background_loop():
@@ -53,3 +53,38 @@ async def test_the_first_failure_cancels_the_others():
     with pytest.raises(KeyError):
         await gather_or_cancel([wait(), fail(), wait()])
     assert cancelled == [True, True]
+
+
+async def test_slots_go_to_those_who_have_waited_longest() -> None:
+    slots, order, running, most = Slots(2), [], 0, 0
+
+    async def work(number: int) -> None:
+        nonlocal running, most
+        async with slots:
+            order.append(number)
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0)
+            running -= 1
+
+    await gather_or_cancel(work(number) for number in range(7))
+    assert order == list(range(7)) and most == 2 and not slots.locked()
+
+
+@pytest.mark.parametrize("handed", [False, True])
+async def test_a_slot_is_not_lost_with_who_waited_for_it(handed: bool) -> None:
+    slots = Slots(1)
+    await slots.acquire()
+    first, second = (asyncio.create_task(slots.acquire()) for _ in range(2))
+    await asyncio.sleep(0)
+    if handed:
+        slots.release()
+    first.cancel()
+    await asyncio.sleep(0)
+    if not handed:
+        slots.release()
+    async with asyncio.timeout(20):
+        await second
+    assert slots.locked() and first.cancelled()
+    slots.release()
+    assert not slots.locked()

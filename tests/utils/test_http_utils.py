@@ -33,6 +33,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(content)))
+        if self.server.content_encoding:
+            self.send_header("content-encoding", self.server.content_encoding)
         self.end_headers()
         self.wfile.write(content)
 
@@ -45,7 +47,7 @@ def server(monkeypatch):
     monkeypatch.setattr(http_utils, "RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(http_utils, "_settings", http_utils._ClientSettings())
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.statuses, server.requests = [], 0
+    server.statuses, server.requests, server.content_encoding = [], 0, None
     server.url = f"http://127.0.0.1:{server.server_port}/x"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -100,6 +102,50 @@ async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
     init_http_client(args, api_key="sekret")
     assert (await post(server.url, {}))["key"] == "Bearer sekret"
     assert (await post(server.url, {}, headers={"Authorization": "other"}))["key"] == "other"
+
+
+async def test_a_header_cannot_bring_another_one(server):
+    for headers in ({"X": "a\r\nAuthorization: b"}, {"X\n": "a"}, {"X": "\u20ac"}):
+        with pytest.raises(httpx.UnsupportedProtocol, match=server.url):
+            await post(server.url, {}, headers=headers)
+    assert server.requests == 0
+
+
+async def test_user_and_password_of_a_url_are_shown(server):
+    url = server.url.replace("http://", "http://user:pass@")
+    assert (await post(url, {}))["key"] == "Basic dXNlcjpwYXNz"
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:80/x", "ftp://127.0.0.1/x", "http:///x"])
+async def test_what_is_no_address_is_named_and_not_tried_again(url):
+    with pytest.raises(httpx.UnsupportedProtocol) as caught:
+        await post(url, {})
+    assert url in str(caught.value)
+
+
+async def test_an_answer_in_a_coding_that_nobody_asked_for_is_refused(server):
+    server.content_encoding = "br"
+    with pytest.raises(httpx.UnsupportedProtocol, match=r"encoded as br \(wanted: identity\)"):
+        await post(server.url, {})
+
+
+async def test_who_gives_up_ends_the_connection():
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        begun.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/x"
+        asking = asyncio.create_task(post(url, {}))
+        async with asyncio.timeout(20):
+            await begun.wait()
+            asking.cancel()
+            await ended.wait()
 
 
 def test_each_event_loop_gets_a_client_of_its_own(server):

@@ -1,4 +1,5 @@
 import base64
+import gc
 import subprocess
 from argparse import Namespace
 
@@ -11,6 +12,7 @@ from slime.utils.misc import (
     evaluates_at_start,
     exec_command,
     should_run_periodic_action,
+    spare_collector,
     trains_actor,
 )
 
@@ -91,3 +93,13 @@ def test_commands_run_in_bash_and_failures_are_errors():
     assert exec_command("true") is None
     with pytest.raises(subprocess.CalledProcessError):
         exec_command("false")
+
+
+def test_the_collector_leaves_what_there_is_alone() -> None:
+    thresholds = gc.get_threshold()
+    try:
+        spare_collector()
+        assert gc.get_freeze_count() > 10_000 and gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

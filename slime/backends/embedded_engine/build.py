@@ -17,6 +17,7 @@ from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.parameters import Parameters
+from slime.backends.embedded_engine.routes import RouteRecorder
 from slime.backends.embedded_engine.scheduler import Scheduler
 from slime.backends.embedded_engine.serving_model import ModelExecutor
 from slime.backends.embedded_engine.stopping import StopChecker
@@ -42,7 +43,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
     context = args.context_length or config.shape.max_position_embeddings
     limits = _limits(args, config, context)
-    executor, parameters = build_executor(args.model_path, config, limits)
+    executor, parameters = build_executor(args.model_path, config, limits, args.enable_return_routed_experts)
     _load(args, parameters)
     stops = StopChecker(config.eos_token_ids, tokenizer)
     scheduler = Scheduler(executor, stops, limits, args.enable_deterministic_inference)
@@ -66,17 +67,22 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
 
 
 def build_executor(
-    path: str | Path, config: ModelConfig, limits: Limits
+    path: str | Path, config: ModelConfig, limits: Limits, records_routes: bool = False
 ) -> tuple[ModelExecutor, NamedWeights]:
     """What computes the model of a checkpoint directory, and its weights, which are not loaded yet.
 
     Raises:
-        ValueError: neither our own forward pass nor ``transformers`` computes that model.
+        ValueError: neither our own forward pass nor ``transformers`` computes that model, or it is to record
+            routes and has no experts.
     """
+    moe = config.shape.moe
+    if records_routes and moe is None:
+        raise ValueError(f"--enable-return-routed-experts: {config.shape.model_type} has no experts")
     if family_of(config.shape.model_type).like_llama:
         parameters = Parameters(config)
         cache = KVCache(config, limits.rows, limits.context, limits.tokens)
-        return Executor(CausalLM(config, parameters, limits.context), cache), parameters
+        recorder = RouteRecorder(moe) if records_routes and moe is not None else None
+        return Executor(CausalLM(config, parameters, limits.context, recorder), cache), parameters
     # takes seconds, which a model of our own need not wait for
     from slime.backends.embedded_engine.transformers_model import (
         TransformersExecutor,
@@ -87,7 +93,7 @@ def build_executor(
 
     model = load_model(path, config)
     weights = TransformersWeights(config, model)
-    return TransformersExecutor(TransformersLM(config, model)), weights
+    return TransformersExecutor(TransformersLM(config, model, records_routes)), weights
 
 
 def _load(args: EmbeddedServerArgs, parameters: NamedWeights) -> None:

@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 
 from slime.backends.embedded_engine.named_weights import NamedWeights
-from slime.models.safetensors_dir import SafetensorReader
+from slime.models.weights_dir import WeightsReader
 
 
 def load_checkpoint(parameters: NamedWeights, path: str | Path) -> None:
-    """Fills all weights from a checkpoint.
+    """Fills all weights from a checkpoint; quantised ones are dequantised.
 
     Raises:
         ValueError: the checkpoint lacks a weight, or has one that does not fit.
     """
     missing = set(parameters.named)
-    with SafetensorReader(path) as reader:
+    with WeightsReader(path) as reader:
         for name, tensor in reader.items():
             parameters.update([(name, tensor)])
             missing.discard(name)

@@ -23,6 +23,7 @@ class Executor:
     def __init__(self, model: CausalLM, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
+        self.routes: torch.Tensor | None = None
         self._group = model.config.shape.num_attention_heads // model.config.shape.num_query_groups
 
     def new_cache(self, length: int) -> KVCache:
@@ -54,7 +55,7 @@ class Executor:
                 )
             return out.transpose(1, 2).flatten(2)
 
-        return self.model.forward(ids, positions, attend)
+        return self._forward(ids, positions, attend)
 
     def prefill_chunk(self, ids: list[int], start: int, cache: KVCache) -> torch.Tensor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
@@ -72,7 +73,7 @@ class Executor:
             )
             return out.transpose(1, 2).flatten(2)
 
-        return self.model.forward(torch.tensor(ids)[None], positions[None], attend)
+        return self._forward(torch.tensor(ids)[None], positions[None], attend)
 
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
@@ -88,7 +89,16 @@ class Executor:
         last_row = first_row + len(ids)
         self.cache.reserve(last_row, longest)
         attend = self._decode_attention(positions, slice(first_row, last_row))
-        return self.model.forward(ids[:, None], positions[:, None], attend)[:, 0]
+        hidden = self._forward(ids[:, None], positions[:, None], attend)[:, 0]
+        if self.routes is not None:
+            self.routes = self.routes[:, 0]
+        return hidden
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        hidden = self.model.forward(ids, positions, attend)
+        if self.model.recorder is not None:
+            self.routes = self.model.recorder.take().unflatten(0, ids.shape)
+        return hidden
 
     def _decode_attention(self, positions: torch.Tensor, rows: slice) -> Attend:
         """Attention of one query per row; grouped query heads stand in for query positions."""

@@ -1,5 +1,6 @@
 """What stands between the attentions of a decoder: a gated MLP, or a mixture of several."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +33,16 @@ class ExpertWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, note: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
         """The chosen experts' outputs, weighted (Shazeer et al. 2017, eq. 1), ``[..., hidden]``.
 
         A row's sum is taken in the order of its experts' numbers, so that it is the same in any company.
+        ``note`` is told of the experts of each row, ``[N, chosen]``.
         """
         rows = x.reshape(-1, x.shape[-1])
         weights, chosen = self._route(rows)
+        if note is not None:
+            note(chosen)
         out = torch.zeros_like(rows)
         for number in range(self.shape.num_experts):
             row, place = (chosen == number).nonzero(as_tuple=True)

@@ -1,14 +1,17 @@
 """The forward pass of decoders in the manner of Llama."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from slime.backends.embedded_engine.linear import linear
+from slime.backends.embedded_engine.mlp import ExpertWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.parameters import LayerWeights, Parameters
 from slime.backends.embedded_engine.rope import rotation_tables
+from slime.backends.embedded_engine.routes import RouteRecorder
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``attend(layer, q, k, v)``: q ``[B, T, heads, D]``, k and v ``[B, T, kv_heads, D]`` after rotation;
@@ -18,9 +21,16 @@ stores k and v and returns the attention output ``[B, T, heads * D]``."""
 class CausalLM:
     """A decoder whose attention, and with it the KV cache, is the caller's."""
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, context_length: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        context_length: int,
+        recorder: RouteRecorder | None = None,
+    ) -> None:
         self.config = config
         self.parameters = parameters
+        self.recorder = recorder
         shape = config.shape
         self._cos, self._sin = rotation_tables(shape.rope, shape.kv_channels, context_length, config.dtype)
         kinds = [0] * shape.num_attention_heads + [1] * shape.num_query_groups
@@ -38,7 +48,10 @@ class CausalLM:
             attended = attend(index, *self._qkv(layer, normed, cos, sin))
             x = x + linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, shape, layer.post_norm, c.norm_epsilon)
-            x = x + layer.mlp.forward(normed)
+            if self.recorder is not None and isinstance(layer.mlp, ExpertWeights):
+                x = x + layer.mlp.forward(normed, partial(self.recorder.note, index))
+            else:
+                x = x + layer.mlp.forward(normed)
         return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_epsilon)
 
     def _qkv(

@@ -41,6 +41,8 @@ class PartialPrefill:
     """False once a part of it comes from older weights."""
     prompt_logprobs: Logprobs = field(default_factory=Logprobs)
     """Of the part computed so far: if it is given up, the sequence keeps nothing of it."""
+    routes: list[torch.Tensor] = field(default_factory=list)
+    """Likewise."""
 
 
 class Scheduler:
@@ -126,6 +128,8 @@ class Scheduler:
         tokens = sequence.prompt_ids + sequence.output_ids
         chunk = tokens[partial.computed : partial.computed + self._limits.chunk]
         hidden = self._executor.prefill_chunk(chunk, partial.computed, partial.cache)[0]
+        if self._executor.routes is not None:
+            partial.routes.append(self._executor.routes[0])
         model, found = self._executor.model, partial.prompt_logprobs
         if sequence.needs_prompt_logprobs:
             record_prompt_logprobs(model, sequence, hidden, partial.computed, found)
@@ -133,6 +137,7 @@ class Scheduler:
         if partial.computed == len(tokens):
             if sequence.needs_prompt_logprobs:
                 sequence.prompt_logprobs = found
+            sequence.routes = partial.routes
             self._make_room([sequence])
             self._executor.cache.import_row(partial.cache, len(self.running), len(tokens))
             self.partial = None
@@ -159,8 +164,10 @@ class Scheduler:
     def _prefill(self, fresh: list[Sequence]) -> torch.Tensor:
         """Computes prompts into the rows after the running ones; ``[B, hidden]`` of their last tokens."""
         tokens = [s.prompt_ids + s.output_ids for s in fresh]
-        hidden = self._executor.prefill(tokens, len(self.running))
+        hidden, routes = self._executor.prefill(tokens, len(self.running)), self._executor.routes
         for row, sequence in enumerate(fresh):
+            if routes is not None:
+                sequence.routes = [routes[row, : len(tokens[row])]]
             if sequence.needs_prompt_logprobs:
                 found = Logprobs()
                 record_prompt_logprobs(self._executor.model, sequence, hidden[row], 0, found)
@@ -183,6 +190,7 @@ class Scheduler:
             row = rows[source]
             self._executor.cache.copy_row(row, first + offset, len(sequence.prompt_ids))
             sequence.cached_tokens = len(sequence.prompt_ids)
+            sequence.routes = _first_rows(source.routes, len(sequence.prompt_ids))
             entered = row < len(self.running)
             state = source.prompt_hidden if entered else fresh_states[row - len(self.running)]
             assert state is not None
@@ -216,6 +224,9 @@ class Scheduler:
         sampled = []
         for group in groups:
             hidden = self._executor.decode(group.ids, group.positions, group.first_row, group.longest)
+            if self._executor.routes is not None:
+                for sequence, row in zip(group.sequences, self._executor.routes, strict=True):
+                    sequence.routes.append(row[None])
             tokens = group.sampling.sample(self._executor.model.logits(hidden))
             sampled.append((group.sequences, tokens))
             group.ids = tokens.tensor
@@ -293,3 +304,14 @@ class Scheduler:
         sequence.prompt_hidden = None
         self._stops.forget(sequence)
         self.touched.append(sequence)
+
+
+def _first_rows(parts: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The first ``count`` rows of what ``parts`` hold together."""
+    rows = []
+    for part in parts:
+        rows.append(part[:count])
+        count -= len(rows[-1])
+        if not count:
+            break
+    return rows

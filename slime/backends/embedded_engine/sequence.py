@@ -76,6 +76,10 @@ class Sequence:
     cached_tokens: int = 0
     num_retractions: int = 0
     stop_match: str | None = None
+    routes_from: int | None = None
+    """The first token whose experts the response is to tell; None if it need not."""
+    routes: list[torch.Tensor] = field(default_factory=list)
+    """Experts of all tokens but the newest, in parts ``[n, layers, top-k]``, if the engine records them."""
     prompt_hidden: torch.Tensor | None = None
     """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
 

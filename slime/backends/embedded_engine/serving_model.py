@@ -35,7 +35,13 @@ class ModelExecutor(Protocol):
     """Prefill and decode; which sequence sits in which cache row is the scheduler's business.
 
     No bit of what it computes for a sequence depends on who else is there.
+
+    Attributes:
+        routes: experts of the tokens that were computed last, int32, shaped as the hidden states with
+            ``[layers, top-k]`` in place of ``hidden``; None where they are not recorded.
     """
+
+    routes: torch.Tensor | None
 
     @property
     def model(self) -> ServedModel: ...

@@ -1,9 +1,12 @@
 """Any family that ``transformers`` computes, sequence by sequence: correct, and slower than our own."""
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
@@ -12,10 +15,13 @@ from transformers.initialization import no_init_weights
 
 from slime.backends.embedded_engine.linear import linear
 from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.routes import RouteRecorder
 from slime.models import family_of
 from slime.models.hf_config import read_hf_config
 
 _FLOAT32_BUFFER = "e_score_correction_bias"
+_ROUTER = re.compile(r"layers\.(\d+)\..*")
+_ROUTER_CLASS = "topkrouter"
 
 
 def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
@@ -47,13 +53,42 @@ def _hf_config(path: str | Path, config: ModelConfig) -> PretrainedConfig:
     return AutoConfig.for_model(known_as, **values)
 
 
+def record_routes(config: ModelConfig, decoder: torch.nn.Module) -> RouteRecorder:
+    """Has the routers of the layers with experts tell which ones they choose.
+
+    Raises:
+        ValueError: they are not of the kind that returns (logits, weights, experts).
+    """
+    moe = config.shape.moe
+    assert moe is not None, "asked for routes of a model without experts"
+    recorder, found = RouteRecorder(moe), []
+    for name, module in decoder.named_modules():
+        place = _ROUTER.search(name)
+        if place and type(module).__name__.lower().endswith(_ROUTER_CLASS):
+            found.append(int(place[1]))
+            module.register_forward_hook(partial(_note, recorder, found[-1]))
+    if sorted(found) != [layer for layer, kind in enumerate(moe.moe_layer_freq) if kind]:
+        raise ValueError(
+            f"--enable-return-routed-experts: transformers' {config.shape.model_type} does not tell which "
+            f"experts it chooses (found routers of layers {sorted(found)})"
+        )
+    return recorder
+
+
+def _note(
+    recorder: RouteRecorder, layer: int, module: torch.nn.Module, inputs: Any, outputs: tuple[Any, ...]
+) -> None:
+    recorder.note(layer, outputs[2])
+
+
 class TransformersLM:
     """The model, and a head whose rows do not depend on each other."""
 
-    def __init__(self, config: ModelConfig, model: PreTrainedModel) -> None:
+    def __init__(self, config: ModelConfig, model: PreTrainedModel, records_routes: bool = False) -> None:
         self.config = config
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
+        self.recorder = record_routes(config, self._decoder) if records_routes else None
 
     def new_cache(self) -> DynamicCache:
         """An empty one for a sequence."""
@@ -146,6 +181,7 @@ class TransformersExecutor:
     def __init__(self, model: TransformersLM) -> None:
         self.model = model
         self.cache = CacheRows(model.new_cache)
+        self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> CacheRows:
         """For a prompt of that length which is computed by itself, in chunks."""
@@ -159,16 +195,22 @@ class TransformersExecutor:
         Right-padded; the hidden states of padding mean nothing.
         """
         self.cache.reserve(first_row + len(prompts), 0)
-        states = []
+        states, routes = [], []
         for row, prompt in enumerate(prompts, first_row):
             self.cache.rows[row] = CacheRow(self.model.new_cache())
             states.append(self.model.forward(prompt, 0, self.cache.rows[row].cache))
             self.cache.rows[row].note_prompt()
+            routes += self._take_routes()
+        if routes:
+            self.routes = torch.nn.utils.rnn.pad_sequence(routes, batch_first=True)
         return torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
 
     def prefill_chunk(self, ids: list[int], start: int, cache: CacheRows) -> torch.Tensor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
-        return self.model.forward(ids, start, cache.rows[0].cache)[None]
+        hidden = self.model.forward(ids, start, cache.rows[0].cache)[None]
+        for routes in self._take_routes():
+            self.routes = routes[None]
+        return hidden
 
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
@@ -182,5 +224,16 @@ class TransformersExecutor:
             longest: not needed.
         """
         del longest
-        rows = zip(ids.tolist(), positions.tolist(), self.cache.rows[first_row:], strict=False)
-        return torch.cat([self.model.forward([token], at, row.cache) for token, at, row in rows])
+        states, routes = [], []
+        for token, at, row in zip(
+            ids.tolist(), positions.tolist(), self.cache.rows[first_row:], strict=False
+        ):
+            states.append(self.model.forward([token], at, row.cache))
+            routes += self._take_routes()
+        if routes:
+            self.routes = torch.cat(routes)
+        return torch.cat(states)
+
+    def _take_routes(self) -> list[torch.Tensor]:
+        """Those of the sequence that was just computed, ``[T, layers, top-k]``; nothing if not recorded."""
+        return [] if self.model.recorder is None else [self.model.recorder.take()]

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,9 @@ import transformers
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
+from slime.models.weights_dir import WeightsReader
 
 
 @torch.no_grad()
@@ -17,7 +20,7 @@ def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -
     """Collective. Fills every parameter and buffer with those of the directory ``path``.
 
     The first rank reads, through ``transformers``, which knows the names of every architecture, and gives the
-    others their shards, tensor by tensor.
+    others their shards, tensor by tensor. Quantised weights are dequantised.
 
     Raises:
         ValueError: the directory cannot be read, a tensor is missing, is left over, or has another shape.
@@ -49,16 +52,23 @@ def _read_on_first_rank(args: Namespace, path: str | Path) -> PreTrainedModel | 
 
 def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
     transformers.logging.disable_progress_bar()
-    model, info = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        trust_remote_code=args.trust_remote_code,
-        attn_implementation="eager",
-        local_files_only=True,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are refused below, in words
-        output_loading_info=True,
-    )
+    options: dict[str, Any] = {
+        "dtype": torch.float32,
+        "attn_implementation": "eager",
+        "ignore_mismatched_sizes": True,  # they are refused below, in words
+        "output_loading_info": True,
+    }
+    with WeightsReader(path) as reader:
+        if reader.quantization is None:
+            options |= {"local_files_only": True, "use_safetensors": True}
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path, trust_remote_code=args.trust_remote_code, **options
+            )
+        else:
+            kind = type(empty_model(path, args.trust_remote_code))
+            config = plain_config(path, args.trust_remote_code)
+            weights = dict(reader.items())
+            model, info = kind.from_pretrained(None, config=config, state_dict=weights, **options)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(key) for key in info[what])
         if names:

@@ -14,6 +14,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
+from slime.models.quantization import KEYS
+
 
 def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
     """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
@@ -33,8 +35,7 @@ def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
 
 def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrainedModel:
     """The whole model of a Hugging Face directory on the host, in memory that is reserved and not touched."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    _drop_dropout(config)
+    config = plain_config(path, trust_remote_code)
     options = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
@@ -46,6 +47,15 @@ def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrained
         if not isinstance(conversion, PrefixChange)
     ]
     return model
+
+
+def plain_config(path: str | Path, trust_remote_code: bool = False) -> PretrainedConfig:
+    """That of a directory, for weights that are not quantised, and without dropout."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    for name in KEYS:
+        vars(config).pop(name, None)
+    _drop_dropout(config)
+    return config
 
 
 def _drop_dropout(config: PretrainedConfig) -> None:

@@ -1,7 +1,8 @@
 """Weights from a Hugging Face directory to megatron-core's ``torch_dist`` format and back, without a run.
 
-Both directions build the trainer's model and go through the code with which it loads and saves, so that
-there is one table of names. One process on a CPU suffices; under torchrun the model is spread over several.
+Both directions build the trainer's model, without memory for it, and go through the code with which it
+loads and saves, so that there is one table of names. A parameter after the other goes through memory. One
+process on a CPU suffices; under torchrun the model is spread over several.
 """
 
 import os
@@ -15,11 +16,15 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from slime.arguments.views import ModelView, view
-from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, load_model_only, model_state
-from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
+from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, model_state
+from slime.backends.megatron_utils.foreign_checkpoint import layer_naming
+from slime.backends.megatron_utils.hf_weights import refuse_leftovers
 from slime.backends.megatron_utils.initialize import init
-from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.step import TrainState
+from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
+from slime.backends.megatron_utils.value_head import without_foreign_head
+from slime.models import family_of
+from slime.models.weights_dir import WeightsReader
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
 from slime.training.hf_export import save_hf_model_to_path
 from slime.utils.accelerator import process_group_backend
@@ -31,10 +36,12 @@ def write_torch_dist(args: Namespace, root: str | Path) -> Path:
     As of a checkpoint, nothing is to be seen of it before it is complete.
     """
     state = _model(args)
-    load_hf_weights(view(args, ModelView), state.model, args.hf_checkpoint)
     final, temporary = Path(root) / RELEASE, Path(root) / f"{RELEASE}.tmp"
-    on_first_rank(lambda: fresh_directory(temporary))
-    dist_checkpointing.save({"model": model_state(state)}, str(temporary))
+    with WeightsReader(args.hf_checkpoint) as reader:
+        _require_whole(view(args, ModelView), reader)
+        source = HfSource(view(args, ModelView), state.model, reader)
+        on_first_rank(lambda: fresh_directory(temporary))
+        dist_checkpointing.save({"model": model_state(state)}, str(temporary), StreamedSave(source))
     on_first_rank(lambda: publish(temporary, final, RELEASE))
     return final
 
@@ -45,8 +52,16 @@ def write_hf(args: Namespace, source: str | Path, target: str | Path, shard_byte
     Config and tokenizer are those of ``args.hf_checkpoint``, the number format is ``args.params_dtype``.
     """
     state = _model(args)
-    load_model_only(state, source)
-    save_hf_model_to_path(args, target, HfWeights(view(args, ModelView), state.model), shard_bytes)
+    stored = without_foreign_head(model_state(state, layer_naming(source)), source)
+    weights = StoredHfWeights(view(args, ModelView), state.model, stored, source)
+    save_hf_model_to_path(args, target, weights, shard_bytes)
+
+
+def _require_whole(args: ModelView, reader: WeightsReader) -> None:
+    """Raises ValueError before anything is written if tensors are missing, or left over."""
+    refuse_leftovers(args, reader)
+    if missing := sorted(family_of(args.model_type).weights.hf_names(args) - set(reader.names())):
+        raise ValueError(f"{reader.path}: {len(missing)} tensors are missing, e.g. {missing[0]}")
 
 
 def find_weights(path: str | Path) -> Path:
@@ -69,8 +84,8 @@ def dtype_of(path: str | Path) -> torch.dtype:
 
 
 def _model(args: Namespace) -> TrainState:
-    """The model of this process, bare; there is no optimizer to it."""
+    """The model of this process, without storage; there is no optimizer to it."""
     if "RANK" not in os.environ and not dist.is_initialized():
         dist.init_process_group(process_group_backend(), store=dist.HashStore(), rank=0, world_size=1)
     init(args)
-    return cast(TrainState, SimpleNamespace(model=get_model(args)))
+    return cast(TrainState, SimpleNamespace(model=empty_model(args)))

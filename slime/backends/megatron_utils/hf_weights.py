@@ -19,8 +19,10 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
+from slime.models.fill import Cut, fill
 from slime.models.hf_config import read_hf_config
 from slime.models.safetensors_dir import SafetensorReader
+from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
 
 
@@ -67,6 +69,7 @@ class HfWeights:
         self._rules = family_of(args.model_type).weights
         absent = self._rules.absent(args)
         self._params = {name: param for name, param in named_weights(model) if name not in absent}
+        self._device = torch.cuda.current_device()
         self._infos = self._all_infos()
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
@@ -139,13 +142,12 @@ class HfWeights:
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()
         own_stage = mpu.get_pipeline_model_parallel_rank()
-        device = next(iter(self._params.values())).device
         shards, waiting = [], []
         for info in bucket:
             if info.stage == own_stage:
                 shard = self._params[info.name].data
             else:
-                shard = torch.empty(info.shape, dtype=info.dtype, device=device)
+                shard = torch.empty(info.shape, dtype=info.dtype, device=self._device)
             shards.append(shard)
             if group.size() > 1:
                 source = dist.get_global_rank(group, info.stage)
@@ -219,40 +221,41 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str | Path) -> None:
     """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
+    A rank reads its own part of each tensor, and some megabytes at once. Quantised weights are dequantised.
+
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
 
     Raises:
         ValueError: a tensor is missing, is left over, or has another shape than the model wants.
     """
-    with SafetensorReader(path) as reader:
-        _refuse_leftovers(args, reader)
+    with WeightsReader(path) as reader:
+        refuse_leftovers(args, reader)
         for name, param in named_weights(model):
             if not is_of_value_head(param):
-                param.copy_(_local_value(args, reader, name, param))
+                fill_param(args, reader, name, param.data, like=param)
 
 
-def _local_value(args: ModelView, reader: SafetensorReader, name: str, param: torch.Tensor) -> torch.Tensor:
+def fill_param(
+    args: ModelView, reader: SafetensorReader, name: str, target: torch.Tensor, like: torch.Tensor
+) -> None:
+    """Fills ``target`` with what this rank holds of a parameter; ``like`` is the parameter itself.
+
+    Raises:
+        ValueError: a tensor is missing, or has another shape than the model wants.
+    """
     weights = family_of(args.model_type).weights
     if name in weights.absent(args):
         # The last pipeline stage's copy of the tied embedding.
         name = "embedding.word_embeddings.weight"
-    rule = weights.rule_for(name)
-    tensors = [reader.read(hf_name, rule.expert) for hf_name in rule.hf_names]
-    value = rule.merge(tensors, args)
-    dim = partition_dim(name, param)
-    if dim is not None:
-        group = shard_group(name)
-        value = rule.shard(value, dim, group.rank(), group.size())
-    if value.shape != param.shape:
-        found = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(rule.hf_names, tensors, strict=True))
-        raise ValueError(
-            f"{reader.path}: {found} give {list(value.shape)} for {name}, wanted {list(param.shape)}"
-        )
-    return value
+    dim, group = partition_dim(name, like), shard_group(name)
+    cut = Cut() if dim is None else Cut(dim, group.rank(), group.size())
+    fill(target, weights.rule_for(name), reader, args, cut, f"for {name}")
 
 
-def _refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
-    """A checkpoint with tensors that the model has no place for is another model than its config says."""
+def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
+    """Raises ValueError for tensors that the model has no place for.
+
+    A checkpoint with tensors that the model has no place for is another model than its config says."""
     weights = family_of(args.model_type).weights
     names, wanted = set(reader.names()), weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}

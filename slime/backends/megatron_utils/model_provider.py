@@ -1,5 +1,6 @@
 """Builds the GPT model of this rank from ``args``."""
 
+import contextlib
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,23 +23,31 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
-def get_model(args: Namespace, role: str = "actor") -> list[torch.nn.Module]:
+def get_model(
+    args: Namespace, role: str = "actor", device: torch.device | None = None
+) -> list[torch.nn.Module]:
     """The model chunks of this rank on its device: one for each of its virtual pipeline stages, or one.
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
     caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
     value head in the place of the output layer, which is new and always trains.
 
+    Args:
+        args: of the run.
+        role: "actor" or "critic".
+        device: another one than its own.
+
     Raises:
         ValueError: freezing flags that leave nothing to train.
     """
     config = transformer_config_from_args(args)
     virtual = args.virtual_pipeline_model_parallel_size
-    chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
+    with device or contextlib.nullcontext():
+        chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
     freeze_model_params(args, chunks)
     for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
         head.requires_grad = True
-    return [chunk.to(torch.cuda.current_device()) for chunk in chunks]
+    return [chunk.to(device or torch.cuda.current_device()) for chunk in chunks]
 
 
 def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:
@@ -81,7 +90,7 @@ def build_gpt(
     )
     if pre_process and args.embedding_factor != 1:
         # Rounded first, as transformers does.
-        factor = float(torch.tensor(args.embedding_factor, dtype=args.params_dtype))
+        factor = float(torch.tensor(args.embedding_factor, dtype=args.params_dtype, device="cpu"))
         model.embedding.register_forward_hook(lambda module, inputs, output: output * factor)
     return model
 

@@ -48,7 +48,12 @@ class Router(TopKRouter):
     """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
 
     Their gradients enter a step as the mean over its micro-batches, see `router_losses`.
+
+    Attributes:
+        router_replay: who chooses the experts of tokens, if not megatron-core.
     """
+
+    router_replay: Any
 
     def __init__(self, config: TransformerConfig, pg_collection: Any = None) -> None:
         super().__init__(config=config, pg_collection=pg_collection)
@@ -65,6 +70,20 @@ class Router(TopKRouter):
         """
         mask = None if padding_mask is None else padding_mask[:, None]
         super()._apply_expert_bias(routing_map, mask)
+
+    def _apply_aux_loss(
+        self,
+        probs: torch.Tensor,
+        scores_for_aux_loss: torch.Tensor,
+        routing_map: torch.Tensor,
+        with_padding_mask: bool = False,
+    ) -> torch.Tensor:
+        """Counts the experts that tokens are sent to, where these are not the router's choice of today."""
+        chosen = getattr(self.router_replay, "chosen", None)
+        if chosen is not None:
+            real = routing_map.any(-1, keepdim=True)  # megatron-core has taken padding out
+            routing_map = torch.zeros_like(routing_map, dtype=torch.bool).scatter(1, chosen, True) & real
+        return super()._apply_aux_loss(probs, scores_for_aux_loss, routing_map, with_padding_mask)
 
     def apply_z_loss(self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Attaches the z-loss (Zoph et al. 2022, ST-MoE, eq. 5) to logits [tokens, experts].

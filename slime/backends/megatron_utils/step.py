@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from slime.backends.megatron_utils.optimizer import (
     ddp_config,
     refuses_nan,
 )
+from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.losses import LossFunction
@@ -39,11 +40,15 @@ from slime.utils.misc import load_function
 
 @dataclass
 class TrainState:
-    """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule."""
+    """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule.
+
+    ``replay`` is None where routers choose experts anew in each pass.
+    """
 
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+    replay: RoutingReplay | None = None
 
 
 def setup_model_and_optimizer(
@@ -61,7 +66,10 @@ def setup_model_and_optimizer(
     ]
     optimizer = build_optimizer(args, model)
     _connect(args, model, optimizer)
-    return TrainState(model, optimizer, build_scheduler(args, optimizer))
+    replay = None
+    if role == "actor" and getattr(args, "use_routing_replay", False):
+        replay = RoutingReplay(model, from_engine=args.use_rollout_routing_replay)
+    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay)
 
 
 def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
@@ -97,15 +105,28 @@ def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
         chunk.disable_forward_pre_hook(param_sync=True)
 
 
-def _forward(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it."""
-    return model(
-        input_ids=batch["tokens"],
-        position_ids=None,
-        attention_mask=None,
-        packed_seq_params=batch["packed_seq_params"],
-        padding_mask=padding_mask(model, batch),
-    )
+def _forward(
+    data: DataIterator,
+    model: torch.nn.Module,
+    keys: Sequence[str],
+    context: ParallelContext,
+    replay: RoutingReplay | None,
+    training: bool,
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """The next micro-batch, with ``keys``, and what the model computes of it.
+
+    Logits [1, T / cp, V / tp] on the last pipeline stage, hidden states before it.
+    """
+    number, fields = data.number, replay.fields if replay else ()
+    batch = get_batch(data, [*keys, *fields], context.pad_multiple, context)
+    with replay.micro_batch(model, batch, number, training) if replay else nullcontext():
+        return batch, model(
+            input_ids=batch["tokens"],
+            position_ids=None,
+            attention_mask=None,
+            packed_seq_params=batch["packed_seq_params"],
+            padding_mask=padding_mask(model, batch),
+        )
 
 
 def _run_schedule(
@@ -139,6 +160,8 @@ def forward_only(
 ) -> Outputs:
     """What ``head`` computes for all samples of this rank's shard, in the order of its micro-batches.
 
+    Without a prefix it is of the policy's own weights, whose routes are replayed or recorded.
+
     Returns:
         On the last pipeline stage the head's values, ``store_prefix`` before their names. Empty elsewhere.
     """
@@ -148,11 +171,13 @@ def forward_only(
     def collect(batch: dict[str, Any], logits: torch.Tensor, non_loss_data: bool = True) -> Outputs:
         return head(view(args, TrainingView), logits, batch)
 
+    replay = None if store_prefix else state.replay
+
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, (), context.pad_multiple, context)
-        return _forward(model, batch), partial(collect, batch)
+        batch, output = _forward(iterator, model, (), context, replay, training=False)
+        return output, partial(collect, batch)
 
     for chunk in state.model:
         chunk.eval()
@@ -190,23 +215,19 @@ def train_one_step(
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()
     before_step()
+    settings = view(args, TrainingView)
 
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch = get_batch(iterator, keys, context.pad_multiple, context)
-        return _forward(model, batch), partial(
-            loss_function,
-            view(args, TrainingView),
-            batch,
-            num_microbatches,
-            step_global_batch_size,
-            loss,
-        )
+        batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
+        return output, partial(loss_function, settings, batch, num_microbatches, step_global_batch_size, loss)
 
     weight = _router_loss_weight(args, data, num_microbatches, context)
     with explained_gradients(state.model), router_losses(state.model, weight):
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+    if state.replay:
+        state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:

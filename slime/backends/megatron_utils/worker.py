@@ -109,7 +109,14 @@ class MegatronBackend:
         )
 
     def training(self) -> AbstractContextManager[None]:
-        return overlapped_gathers(self._args, self.state)
+        return self._optimizer_steps()
+
+    @contextmanager
+    def _optimizer_steps(self) -> Iterator[None]:
+        with overlapped_gathers(self._args, self.state):
+            yield
+        if self.state.replay is not None:
+            self.state.replay.forget_rollout()
 
     def step(
         self,

@@ -110,6 +110,8 @@ def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
     where = f"--rollout-external-engine-addrs {info.url}"
     if info.worker_type == "encoder":
         yield f"{where}: only encodes images (wanted: an engine that generates)"
+    if args.use_rollout_routing_replay and not info.server_info.get("enable_return_routed_experts", True):
+        yield f"{where}: was started without --enable-return-routed-experts (--use-rollout-routing-replay)"
     for dest, wanted in _asked_for(args).items():
         found = info.server_info.get(dest, wanted)
         # What was left to the engine cannot be told from here.

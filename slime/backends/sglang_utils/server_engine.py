@@ -109,7 +109,13 @@ class ServerEngine(ABC):
             "random_seed": args.seed + placement.rank * args.num_gpus_per_node,
             "tp_size": placement.num_gpus // self._pipeline_stages(),
             "enable_memory_saver": self.frees_memory,
+            **({"enable_return_routed_experts": True} if self._tells_routes() else {}),
         }
+
+    def _tells_routes(self) -> bool:
+        """Whether it serves the model that is trained, and its routes are replayed."""
+        model = self.overrides.get("model_path", self.args.hf_checkpoint)
+        return self.args.use_rollout_routing_replay and model == self.args.hf_checkpoint
 
     def _pipeline_stages(self) -> int:
         return self.overrides.get("pp_size") or getattr(self.args, "sglang_pp_size", None) or 1

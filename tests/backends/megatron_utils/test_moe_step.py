@@ -23,10 +23,12 @@ ON_HOST = {
     **{"exp_avg_dtype": "fp32", "exp_avg_sq_dtype": "fp32"},
 }
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+NORMS_AGAIN = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
 SELECTED = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
 LAYOUTS = {
     "1 process": (1, ALL_TO_ALL),
     "1 process, loss per token": (1, ALL_GATHER | PER_TOKEN),
+    "1 process, norms recomputed": (1, ALL_TO_ALL | NORMS_AGAIN),
     "DP 2": (2, ALL_TO_ALL),
     "EP 2": (2, EP2 | ALL_TO_ALL | PER_TOKEN),
     "EP 2, all-gather": (2, EP2 | ALL_GATHER),

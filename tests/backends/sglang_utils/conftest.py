@@ -56,6 +56,7 @@ def engine_args(checkpoint: Path) -> Namespace:
         fp32=True,
         rollout_engine="embedded",
         use_slime_router=False,
+        use_rollout_routing_replay=False,
     )
 
 

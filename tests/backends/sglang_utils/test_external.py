@@ -91,6 +91,11 @@ def info_of(**server_info: Any) -> ExternalEngineInfo:
             {"enable_deterministic_inference": False},
             "enable_deterministic_inference False (wanted: True",
         ),
+        (
+            {"use_rollout_routing_replay": True},
+            {"enable_return_routed_experts": False},
+            "started without --enable-return-routed-experts (--use-rollout-routing-replay)",
+        ),
     ],
 )
 def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> None:

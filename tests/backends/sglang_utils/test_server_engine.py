@@ -21,6 +21,7 @@ def make_args(**changes) -> Namespace:
         "fp16": False,
         "fp32": False,
         "rollout_engine": "embedded",
+        "use_rollout_routing_replay": False,
     }
     return Namespace(**{**defaults, **changes})
 
@@ -48,6 +49,7 @@ class StandInSGLang(SGLangEngine):
         parser.add_argument("--cuda-graph-backend-prefill")
         for name in (
             "--enable-memory-saver",
+            "--enable-return-routed-experts",
             "--enable-metrics",
             "--skip-server-warmup",
             "--trust-remote-code",
@@ -93,6 +95,14 @@ def test_only_engines_that_share_gpus_free_their_memory(gpu_offset, saves):
     options = sglang_options(make_args(offload_rollout=True), place(gpu_offset=gpu_offset))
     assert options.enable_memory_saver is saves
     assert options.cuda_graph_backend_prefill == ("disabled" if saves else None)
+
+
+def test_only_engines_of_the_trained_model_tell_routes_and_only_for_replay():
+    assert not sglang_options(make_args(), place()).enable_return_routed_experts
+    args = make_args(use_rollout_routing_replay=True)
+    assert sglang_options(args, place()).enable_return_routed_experts
+    judge = SGLangEngine(args, place(), "", {"model_path": "/models/judge"})
+    assert "enable_return_routed_experts" not in judge.settings()
 
 
 def test_a_chosen_prefill_graph_backend_stays():

@@ -30,6 +30,8 @@ class GenerateBody(Body):
     token_ids_logprob: Items[int] | Items[Items[int] | None] | None = None
     return_text_in_logprobs: bool | None = False
     return_prompt_token_ids: bool | None = False
+    return_routed_experts: bool | None = False
+    routed_experts_start_len: int | None = 0
     stream: bool | None = False
 
 

@@ -21,7 +21,6 @@ _UNSUPPORTED = (
     "session_id",
     "session_params",
     "return_hidden_states",
-    "return_routed_experts",
     "return_sampling_mask",
     "sampling_logprobs_mode",
     "return_entropy",
@@ -57,12 +56,13 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     fitted = [fit_to_context(state, *pair) for pair in zip(prompts, params, strict=True)]
     options = _logprob_options(state, body, [ids for ids, _ in fitted])
     rids = _rids(body.rid, count, single)
+    routes_from = _routes_from(state, body)
     sequences = []
     for (ids, param), option, rid in zip(fitted, options, rids, strict=True):
         for sample in range(param.n):
             name = rid if param.n == 1 else f"{rid}_{sample}"
             seed = state.noise_seed(param.sampling_seed, sample)
-            sequences.append(Sequence(name, ids, param, option, seed))
+            sequences.append(Sequence(name, ids, param, option, seed, routes_from=routes_from))
     if len({s.rid for s in sequences}) < len(sequences):
         raise BadRequest("rid: two responses of this request would have the same id")
     taken = [s.rid for s in sequences if s.rid in state.live_rids]
@@ -120,6 +120,19 @@ def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], b
 def _check_count(responses: int) -> None:
     if responses > MAX_SEQUENCES:
         raise BadRequest(f"n: {responses} responses in one request (wanted: at most {MAX_SEQUENCES})")
+
+
+def _routes_from(state: ServerState, body: GenerateBody) -> int | None:
+    if not body.return_routed_experts:
+        return None
+    if not state.args.enable_return_routed_experts:
+        raise BadRequest(
+            "return_routed_experts: not recorded (wanted: a server with --enable-return-routed-experts)"
+        )
+    start = body.routed_experts_start_len or 0
+    if start < 0:
+        raise BadRequest(f"routed_experts_start_len {start}: wanted 0 or more")
+    return start
 
 
 def _per_prompt(name: str, value: Any, count: int) -> list[Any]:

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from slime.backends.embedded_engine.routes import encoded
 from slime.backends.embedded_engine.sequence import Logprobs, Progress, Sequence, TopLogprobs
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class ResponseBuilder:
         }
         if progress.finished:
             meta["weight_versions"] = version_spans(sequence)
+            meta |= _routes(sequence)
         if sequence.logprob_options.wanted:
             meta |= self._logprobs(start, progress.end)
         return meta
@@ -97,6 +99,16 @@ class ResponseBuilder:
 
 def _slice(logprobs: Logprobs, start: int, end: int) -> Logprobs:
     return Logprobs(logprobs.of_tokens[start:end], logprobs.top[start:end], logprobs.of_ids[start:end])
+
+
+def _routes(sequence: Sequence) -> dict[str, Any]:
+    """The experts of all tokens but the last one, which no forward pass has seen."""
+    if sequence.routes_from is None:
+        return {}
+    routes = encoded(sequence.routes, sequence.routes_from, sequence.length - 1)
+    if routes is None:
+        return {}
+    return {"routed_experts": routes, "routed_experts_start_len": sequence.routes_from}
 
 
 def version_spans(sequence: Sequence) -> list[dict[str, Any]]:

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# GRPO of GLM-4.7-Flash on mathematics, on one node of 8 GPUs shared by trainer and engines.
+# Needs $MODELS/GLM-4.7-Flash and the mathematics of scripts/README.md.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
+use_model glm4.7-30B-A3B
+grpo_on_mathematics glm4.7-30B-A3B GLM-4.7-Flash
+
+PERF_ARGS=(
+    --actor-num-nodes 1
+    --actor-num-gpus-per-node 8
+    --colocate
+    --tensor-model-parallel-size 4
+    --sequence-parallel
+    --context-parallel-size 2
+    --expert-model-parallel-size 8
+    --expert-tensor-parallel-size 1
+    --max-tokens-per-gpu 16384
+)
+
+SGLANG_ARGS=(
+    --rollout-num-gpus-per-engine 8
+    --sglang-mem-fraction-static 0.7
+)
+
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"

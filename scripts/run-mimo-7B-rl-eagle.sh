@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# GRPO of MiMo-7B-RL on mathematics, on one node of 8 GPUs shared by trainer and engines.
+# Needs $MODELS/MiMo-7B-RL and the mathematics of scripts/README.md.
+# The engines draft with the checkpoint's layer for further tokens, which is not trained: speed, not answers, may fade.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
+use_model mimo-7B-rl
+grpo_on_mathematics mimo-7B-rl-eagle MiMo-7B-RL
+
+PERF_ARGS=(
+    --actor-num-nodes 1
+    --actor-num-gpus-per-node 8
+    --colocate
+    --tensor-model-parallel-size 2
+    --sequence-parallel
+    --max-tokens-per-gpu 9216
+)
+
+SGLANG_ARGS=(
+    --rollout-num-gpus-per-engine 1
+    --sglang-mem-fraction-static 0.6
+    --sglang-speculative-algorithm EAGLE
+    --sglang-speculative-num-steps 3
+    --sglang-speculative-eagle-topk 1
+    --sglang-speculative-num-draft-tokens 4
+)
+
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# GRPO of Qwen3-4B on mathematics, on one node of 8 AMD GPUs shared by trainer and engines. It has not been run on AMD
+# GPUs yet. Needs PyTorch and SGLang for ROCm, $MODELS/Qwen3-4B and the mathematics of scripts/README.md.
+set -euo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
+use_model qwen3-4B
+grpo_on_mathematics qwen3-4B-amd Qwen3-4B
+
+# The kernel argument pool in device memory, and scratch memory that is kept, are what ROCm's guides advise.
+export HIP_FORCE_DEV_KERNARG=1 HSA_NO_SCRATCH_RECLAIM=1
+
+PERF_ARGS=(
+    --actor-num-nodes 1
+    --actor-num-gpus-per-node 8
+    --colocate
+    --tensor-model-parallel-size 2
+    --sequence-parallel
+    --no-gradient-accumulation-fusion
+    --max-tokens-per-gpu 9216
+)
+
+SGLANG_ARGS=(
+    --rollout-num-gpus-per-engine 2
+    --sglang-mem-fraction-static 0.4
+)
+
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"

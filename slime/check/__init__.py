@@ -1,0 +1,13 @@
+"""``--check``: a run on paper.
+
+    found = report(args)
+    print(page(found))
+    found.misfits        # what does not fit, one line each
+
+Reads flags and config.json; starts nothing.
+"""
+
+from slime.check.page import page
+from slime.check.report import Report, report
+
+__all__ = ["Report", "page", "report"]

@@ -1,0 +1,122 @@
+"""The most that a rank keeps for backward passes at a time, and the logits beside it."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime.check.kernels import CUDA, Kernels
+from slime.check.layer_activations import Rank, angles, kept_by_layer, recomputed
+from slime.check.layout import Layout
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes.
+
+    Attributes:
+        kept: of all micro-batches that wait for their backward passes, when the last one's begins.
+        logits: of that one, with their gradient.
+        recomputing: all at the worst moment after that, when layers are being computed again.
+    """
+
+    kept: float
+    logits: float
+    recomputing: float
+
+    @property
+    def peak(self) -> float:
+        return max(self.kept + self.logits, self.recomputing)
+
+
+def activations(
+    args: Namespace,
+    layout: Layout,
+    stage: int,
+    tokens: int,
+    role: str = "actor",
+    kernels: Kernels = CUDA,
+) -> Activations:
+    """Of a rank of this stage, each micro-batch having so many tokens there."""
+    rank = Rank(args, layout, kernels)
+    chunks = [_chunk(rank, layers) for layers in layout.stages[stage]]
+    last = stage == layout.pp - 1
+    each = sum(kept for kept, _ in chunks) / len(chunks) + angles(rank)
+    waiting = _waiting(args, layout, stage)
+    kept = each * waiting + (_head(rank) if last else 0.0)
+    logits = 2 * _FLOAT32 * args.padded_vocab_size / layout.tp if last and role != "critic" else 0.0
+    again = each * (waiting - 1) + angles(rank) + max(again for _, again in chunks)
+    return Activations(tokens * kept, tokens * logits, tokens * again)
+
+
+def _head(rank: Rank) -> float:
+    """The final norm's input and output, per token."""
+    hidden, share = rank.args.hidden_size, rank.share
+    return share * (2 * hidden * rank.size + rank.kernels.norm(1, hidden, rank.size))
+
+
+def _chunk(rank: Rank, layers: Sequence[int]) -> tuple[float, float]:
+    """Bytes per token that the layers of a chunk keep, and the most of them while some are computed again."""
+    args = rank.args
+    whole = [kept_by_layer(rank, layer) for layer in layers]
+    kind = args.recompute_granularity
+    if kind is None:
+        return sum(kept.total for kept in whole), 0.0
+    if kind == "selective":
+        kinds = [bool(args.num_experts and args.moe_layer_freq[layer]) for layer in layers]
+        rest = [recomputed(rank, kept, experts).total for kept, experts in zip(whole, kinds, strict=True)]
+        saved = [kept.total - left for kept, left in zip(whole, rest, strict=True)]
+        return sum(rest), sum(rest) + max(saved, default=0.0)
+    return _full(rank, [kept.total for kept in whole])
+
+
+def _full(rank: Rank, totals: Sequence[float]) -> tuple[float, float]:
+    """Groups of layers keep their input alone (uniform), or so does each of the first ones (block)."""
+    args, count = rank.args, rank.args.recompute_num_layers
+    spread = rank.layout.tp if args.distribute_saved_activations else 1
+    whole = rank.share * args.hidden_size * rank.size
+    boundary = whole / spread
+    if args.recompute_method == "uniform":
+        groups = [sum(totals[at : at + count]) for at in range(0, len(totals), count)]
+        inputs = len(groups) * boundary
+        return inputs, inputs + _again(groups, whole)
+    # The layers behind them are done when these are computed again.
+    inputs = len(totals[:count]) * boundary
+    return inputs + sum(totals[count:]), inputs + _again(totals[:count], whole)
+
+
+def _again(groups: Sequence[float], inputs: float) -> float:
+    """What the largest group adds to its input, which is there already."""
+    return max(groups, default=inputs) - inputs
+
+
+def _waiting(args: Namespace, layout: Layout, stage: int) -> int:
+    """Micro-batches, of one chunk each, that wait at most (Narayanan et al. 2021, sections 2.2.1, 2.2.2)."""
+    before_last = layout.pp - 1 - stage
+    most = 2 * before_last + (layout.vpp - 1) * layout.pp + 1 if layout.vpp > 1 else before_last + 1
+    batches = micro_batches(args, layout)
+    return most if batches is None else min(most, batches * layout.vpp)
+
+
+def micro_batches(args: Namespace, layout: Layout) -> int | None:
+    """Of an optimizer step on each rank; None where tokens decide."""
+    if args.use_dynamic_batch_size:
+        return None
+    return int(args.global_batch_size // (layout.dp * args.micro_batch_size))
+
+
+def micro_batch_tokens(args: Namespace, layout: Layout) -> int | None:
+    """That a micro-batch has on a rank at most; None where no flag says."""
+    if args.use_dynamic_batch_size:
+        return int(args.max_tokens_per_gpu)
+    longest = longest_sample(args)
+    return None if longest is None else -(-longest * args.micro_batch_size // layout.cp)
+
+
+def longest_sample(args: Namespace) -> int | None:
+    """Tokens of prompt and response; None where no flag says."""
+    if args.rollout_max_context_len is not None:
+        return int(args.rollout_max_context_len)
+    parts = (args.rollout_max_prompt_len, args.rollout_max_response_len)
+    return None if None in parts else sum(part or 0 for part in parts)

@@ -1,0 +1,81 @@
+"""The memory of an engine's GPU: SGLang gives weights and KV cache a fixed part of it."""
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+from slime.arguments.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.check.activations import longest_sample
+from slime.check.parameters import whole_model
+from slime.models import FAMILIES, read_shape
+from slime.models.shape import ModelShape
+
+_FRACTION = 0.85
+"""What is taken where ``--sglang-mem-fraction-static`` is not given: SGLang then decides by the GPU."""
+_SIZES = {"float32": 4, "float": 4}
+
+
+@dataclass(frozen=True)
+class EngineNeeds:
+    """One kind of engine of a served model.
+
+    Attributes:
+        gpus, engines: of one engine, and how many such engines there are.
+        static: bytes of a GPU that weights and cache share.
+        weights: bytes of a GPU.
+        token: bytes of a GPU that one token takes in the cache.
+        longest: tokens that a sample may have; None where no flag says.
+    """
+
+    model: str
+    gpus: int
+    engines: int
+    static: int
+    weights: int
+    token: float
+    longest: int | None
+
+    @property
+    def cache(self) -> int:
+        """Bytes of a GPU that are left to the cache; below 0 where the weights do not fit."""
+        return self.static - self.weights
+
+    @property
+    def tokens(self) -> int:
+        """That the cache of an engine holds."""
+        return max(0, int(self.cache / self.token)) if self.token else 0
+
+
+def engine_needs(args: Namespace, gpu_bytes: int) -> list[EngineNeeds]:
+    """Of the engines that serve the trained model; others have a config of their own."""
+    if args.model_type not in FAMILIES:
+        return []
+    return [
+        _needs(args, model, group, gpu_bytes)
+        for model in args.served_models
+        if model.model_path == args.hf_checkpoint
+        for group in model.server_groups
+        if group.worker_type != PLACEHOLDER
+    ]
+
+
+def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_bytes: int) -> EngineNeeds:
+    given = {name.removeprefix("sglang_"): value for name, value in vars(args).items()} | group.overrides
+    size = _SIZES.get(str(given.get("dtype")), 2)
+    stages = int(given.get("pp_size") or 1)
+    fraction = given.get("mem_fraction_static")
+    return EngineNeeds(
+        model=model.name,
+        gpus=group.size,
+        engines=group.num_engines,
+        static=int((_FRACTION if fraction is None else float(fraction)) * gpu_bytes),
+        weights=sum(whole_model(args).values()) * size // group.size,
+        token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * size / stages,
+        longest=longest_sample(args),
+    )
+
+
+def _cached(shape: ModelShape, tp: int) -> int:
+    """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them."""
+    if shape.latent is not None:
+        return shape.num_layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+    return shape.num_layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels

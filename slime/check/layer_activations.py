@@ -1,0 +1,186 @@
+"""What one layer keeps for its backward pass, in bytes per token of a rank.
+
+The terms follow the forward passes of megatron-core's layer with our norms, attention and experts
+(``slime/backends/megatron_utils``): a tensor counts if the gradient of some operation reads it, and once
+however many do. What all layers share (angles, masks) is left out.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, fields, replace
+
+from slime.check.kernels import Kernels
+from slime.check.layout import Layout
+
+_FLOAT32, _INDEX = 4, 8
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes per token of a rank.
+
+    Attributes:
+        inputs: of all norms on the residual stream; the first one is the layer's own input.
+        normed: what the norms before attention and MLP give.
+        projected: what queries, keys and values are made of.
+        core: what attention itself keeps; ``core_inputs`` is what it is computed from again.
+        output: of attention.
+        mlp: of a dense MLP, or of router and experts.
+    """
+
+    inputs: float
+    normed: float
+    projected: float
+    core: float
+    core_inputs: float
+    output: float
+    mlp: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, field.name) for field in fields(self)) - self.core_inputs
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What the terms have in common.
+
+    Attributes:
+        size: bytes of an element.
+        share: part of the tokens that sequence parallelism leaves a rank outside of attention and MLP.
+    """
+
+    args: Namespace
+    layout: Layout
+    kernels: Kernels
+
+    @property
+    def size(self) -> int:
+        return int(self.args.params_dtype.itemsize)
+
+    @property
+    def share(self) -> float:
+        return 1 / self.layout.tp if self.args.sequence_parallel else 1.0
+
+
+def kept_by_layer(rank: Rank, layer: int) -> Kept:
+    """Everything that a layer keeps without recomputation."""
+    args, norms = rank.args, 2 + args_norms(rank.args)
+    latent = args.multi_latent_attention
+    projected, core, core_inputs, output = _latent(rank) if latent else _grouped(rank)
+    experts = bool(args.num_experts and args.moe_layer_freq[layer])
+    return Kept(
+        inputs=norms * rank.share * _norm_input(rank),
+        normed=2 * rank.share * args.hidden_size * rank.size,
+        projected=projected,
+        core=core,
+        core_inputs=core_inputs,
+        output=output,
+        mlp=_experts(rank) if experts else _mlp(rank, args.ffn_hidden_size),
+    )
+
+
+def args_norms(args: Namespace) -> int:
+    """Norms behind attention and MLP."""
+    return int(args.post_self_attn_layernorm) + int(args.post_mlp_layernorm)
+
+
+def recomputed(rank: Rank, kept: Kept, experts: bool) -> Kept:
+    """What is left of it with ``--recompute-granularity selective``."""
+    modules = rank.args.recompute_modules or ["core_attn"]
+    if "core_attn" in modules:
+        kept = replace(kept, core=kept.core_inputs)
+    if "layernorm" in modules:
+        hidden = rank.args.hidden_size * rank.size
+        spared = 2 * rank.share * (_norm_input(rank) - hidden)
+        kept = replace(kept, inputs=kept.inputs - spared, normed=0)
+    if ("moe" if experts else "mlp") in modules:
+        kept = replace(kept, mlp=0)
+    return kept
+
+
+def angles(rank: Rank) -> float:
+    """Cosines and sines, which all layers share."""
+    args = rank.args
+    latent = args.multi_latent_attention
+    width = args.qk_pos_emb_head_dim if latent else int(args.kv_channels * args.rope.percent)
+    return float(2 * width * rank.size * (2 if args.local_rope else 1))
+
+
+def _norm_input(rank: Rank) -> float:
+    """Of a norm on the residual stream."""
+    hidden = rank.args.hidden_size
+    if rank.args.layernorm_zero_centered_gamma:
+        # Computed in float32: a copy of the input, and what is multiplied by 1 + weight.
+        return 2 * hidden * _FLOAT32 + rank.kernels.norm(1, 0, _FLOAT32)
+    return hidden * rank.size + rank.kernels.norm(1, hidden, rank.size)
+
+
+def _grouped(rank: Rank) -> tuple[float, float, float, float]:
+    """Attention with query groups: (projected, core, core_inputs, output)."""
+    args, size, tp = rank.args, rank.size, rank.layout.tp
+    heads, groups, width = args.num_attention_heads // tp, args.num_query_groups // tp, args.kv_channels
+    queries, keys = heads * width * size, groups * width * size
+    row = queries + 2 * keys  # query, key and value of a token lie together
+    copied = queries if groups > 1 and not args.qk_norm_over_heads else 0
+    has_norm = args.qk_layernorm
+    projected = row if has_norm or not rank.kernels.pads_values else 0.0
+    core = queries + keys + rank.kernels.attention(heads)
+    if rank.kernels.pads_values:
+        core += keys
+    core_inputs = queries + keys if has_norm else (copied if projected else copied + row)
+    if has_norm:
+        projected += copied + _head_norms(rank, heads, groups)
+    return projected, core, core_inputs, queries
+
+
+def _head_norms(rank: Rank, heads: int, groups: int) -> float:
+    """Beside the inputs of the norms of queries and keys."""
+    features = (heads + groups) * rank.args.kv_channels
+    if rank.args.qk_norm_over_heads:
+        # Copies of them in float32, and the normed ones before they are multiplied by the weights.
+        return features * (_FLOAT32 + rank.size)
+    if rank.args.layernorm_zero_centered_gamma:
+        copies = 2 if rank.size != _FLOAT32 else 1
+        return copies * features * _FLOAT32 + rank.kernels.norm(heads + groups, 0, _FLOAT32)
+    return rank.kernels.norm(heads + groups, features, rank.size)
+
+
+def _latent(rank: Rank) -> tuple[float, float, float, float]:
+    """The same of multi-latent attention."""
+    args, size, kernels = rank.args, rank.size, rank.kernels
+    heads = args.num_attention_heads // rank.layout.tp
+    score = heads * (args.qk_head_dim + args.qk_pos_emb_head_dim) * size
+    value = heads * args.v_head_dim * size
+    latents = [(args.kv_lora_rank, args.kv_lora_rank + args.qk_pos_emb_head_dim)]
+    if args.q_lora_rank is not None:
+        latents.append((args.q_lora_rank, args.q_lora_rank))
+    projected = 0.0
+    for normed, given in latents:
+        projected += rank.share * ((given + normed) * size + kernels.norm(1, normed, size))
+    core = 2 * score + kernels.attention(heads)
+    if kernels.pads_values:
+        core += 2 * score
+    else:
+        projected += value
+    core_inputs = 2 * score + (value if kernels.pads_values else 0)
+    return projected, core, core_inputs, value
+
+
+def _mlp(rank: Rank, width: int) -> float:
+    """Gate and up, the activated gate, up with an offset of 0, and the product that down is computed from."""
+    parts = 3 if rank.args.bias_activation_fusion else 5
+    return parts * width // rank.layout.tp * rank.size
+
+
+def _experts(rank: Rank) -> float:
+    """Router, the experts of a token, shared ones; tokens are taken to be spread evenly over experts."""
+    args, size, layout = rank.args, rank.size, rank.layout
+    routed = rank.share * layout.etp * args.moe_router_topk
+    parts = 4 if args.bias_activation_fusion else 6  # the last one is weighed by the router
+    of_expert = args.hidden_size * size + parts * args.moe_ffn_hidden_size // layout.etp * size
+    router = rank.share * args.num_experts * (4 * _FLOAT32 + 3)
+    shared = args.moe_shared_expert_intermediate_size
+    of_shared = _mlp(rank, shared) if shared else 0.0
+    if shared and args.moe_shared_expert_gate:
+        of_shared += rank.share * (args.hidden_size + 1) * size
+    return routed * (of_expert + 2 * _INDEX + size) + router + of_shared

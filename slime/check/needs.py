@@ -1,0 +1,84 @@
+"""The memory that each GPU of a run needs, by what needs it."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from slime.arguments.critic import of_critic
+from slime.check.activations import Activations, activations, micro_batch_tokens
+from slime.check.layout import Layout, layout_of
+from slime.check.parameters import Kind, Parameter, counted, stage_parameters, whole_model
+from slime.check.sharded import sharded_states, total_of_any
+from slime.check.states import States, rank_states
+
+_RESERVE = 0.06
+
+
+def reserve(gpu_bytes: int) -> int:
+    """For what is not counted: CUDA's context, NCCL's buffers, workspaces, gaps between tensors."""
+    return int(_RESERVE * gpu_bytes)
+
+
+@dataclass(frozen=True)
+class StageNeeds:
+    """One rank of a pipeline stage; ``activations`` is None where they are not estimated."""
+
+    parameters: dict[Kind, int]
+    states: States
+    activations: Activations | None
+
+    @property
+    def total(self) -> int:
+        """Bytes at the worst moment of a step, without the reserve."""
+        peak = self.activations.peak if self.activations else 0.0
+        return self.states.weights + self.states.gradients + self.states.optimizer + int(peak)
+
+
+@dataclass(frozen=True)
+class RoleNeeds:
+    """A trained model.
+
+    Attributes:
+        whole: its parameters as published.
+        tokens: of a micro-batch on a rank; None where no flag limits them.
+    """
+
+    role: str
+    whole: dict[Kind, int]
+    layout: Layout
+    tokens: int | None
+    stages: Sequence[StageNeeds]
+
+    @cached_property
+    def fullest(self) -> int:
+        """The stage whose ranks need most."""
+        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
+
+
+def trained_roles(args: Namespace) -> list[RoleNeeds]:
+    """The actor, and the critic where there is one; none of a run without a trainer."""
+    if args.debug_rollout_only:
+        return []
+    roles = [_role(args, "actor")]
+    if args.use_critic:
+        roles.append(_role(of_critic(args), "critic"))
+    return roles
+
+
+def _role(args: Namespace, role: str) -> RoleNeeds:
+    layout = layout_of(args)
+    if args.train_backend == "fsdp":
+        whole = total_of_any(args)
+        stage = StageNeeds(whole, sharded_states(args, sum(whole.values()), layout.world), None)
+        return RoleNeeds(role, whole, layout, micro_batch_tokens(args, layout), [stage])
+    tokens = micro_batch_tokens(args, layout)
+    stages = [_stage(args, layout, stage, tokens, role) for stage in range(layout.pp)]
+    return RoleNeeds(role, whole_model(args, role), layout, tokens, stages)
+
+
+def _stage(args: Namespace, layout: Layout, stage: int, tokens: int | None, role: str) -> StageNeeds:
+    chunks = stage_parameters(args, layout, stage, role)
+    every: list[Parameter] = [parameter for chunk in chunks for parameter in chunk]
+    kept = None if tokens is None else activations(args, layout, stage, tokens, role)
+    return StageNeeds(counted(every), rank_states(args, layout, chunks), kept)

@@ -1,0 +1,157 @@
+"""The page that ``--check`` prints."""
+
+from collections.abc import Iterator, Sequence
+
+from slime.check.activations import longest_sample, micro_batches
+from slime.check.engines import EngineNeeds
+from slime.check.layout import Layout, Stage
+from slime.check.needs import RoleNeeds, StageNeeds, reserve
+from slime.check.report import GIB, Report
+
+
+def page(report: Report) -> str:
+    """Parameters, layout, batches, memory, and what does not fit."""
+    args = report.args
+    lines = [f"{args.hf_checkpoint}: {args.model_type}", ""]
+    for role in report.roles:
+        lines += _section(f"Parameters of the {role.role}", _parameters(role))
+        lines += _section(f"Layout of the {role.role}", _layout(report, role))
+    lines += _section("Placement", _placement(report))
+    lines += _section("Batches", _batches(report))
+    for role in report.roles:
+        title = f"Memory of a GPU while the {role.role} trains, in GiB of {report.gpu / GIB:.1f}"
+        lines += _section(title, _memory(report, role))
+    lines += _section("Engines", _engines(report.engines))
+    lines += _section("Will not fit", report.misfits)
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Sequence[str] | Iterator[str]) -> list[str]:
+    found = [f"  {line}" for line in lines]
+    return [title, *found, ""] if found else []
+
+
+def _billions(count: int) -> str:
+    if count >= 10**9:
+        return f"{count / 10**9:.2f} B"
+    return f"{count / 10**6:.2f} M" if count >= 10**6 else str(count)
+
+
+def _split(parameters: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {_billions(count)}" for kind, count in parameters.items() if count)
+
+
+def _parameters(role: RoleNeeds) -> Iterator[str]:
+    whole = {str(kind): count for kind, count in role.whole.items()}
+    yield f"{_billions(sum(whole.values()))} in all ({_split(whole)})"
+
+
+def _layout(report: Report, role: RoleNeeds) -> Iterator[str]:
+    layout = role.layout
+    if report.args.train_backend == "fsdp":
+        yield f"{layout.world} ranks, each with a part of every weight (FSDP)"
+        return
+    sizes = f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.dp}"
+    if report.args.num_experts:
+        sizes += f"; experts EP {layout.ep} x ETP {layout.etp} x DP {layout.edp}"
+    chunks = f", {layout.vpp} model chunks of each rank" if layout.vpp > 1 else ""
+    yield f"{layout.world} ranks: {sizes}{chunks}"
+    for number, stage in enumerate(role.stages):
+        ranks = layout.ranks(number)
+        counts = {str(kind): count for kind, count in stage.parameters.items()}
+        sizes = f"{_billions(sum(counts.values()))} ({_split(counts)})"
+        yield f"ranks {ranks[0]}-{ranks[-1]}: {_held(layout, number)}; each {sizes}"
+
+
+def _held(layout: Layout, number: int) -> str:
+    parts = ["embedding"] if number == 0 else []
+    parts.append(_layers(layout.stages[number]))
+    return ", ".join([*parts, *(["head"] if number == layout.pp - 1 else [])])
+
+
+def _layers(stage: Stage) -> str:
+    spans = [f"{layers[0]}-{layers[-1]}" for layers in stage if layers]
+    return f"layers {' and '.join(spans)}" if spans else "no layers"
+
+
+def _placement(report: Report) -> Iterator[str]:
+    args = report.args
+    if report.roles:
+        nodes = f"{args.actor_num_nodes} x {args.actor_num_gpus_per_node}"
+        yield f"actor: {args.trainer_world_size} GPUs ({nodes})"
+    if args.use_critic:
+        own = args.critic_num_gpus
+        yield f"critic: {own} GPUs of its own" if own else "critic: the actor's GPUs, in turns"
+    if args.rollout_external:
+        yield f"engines: {args.rollout_num_engines} that run elsewhere"
+    for model in args.served_models:
+        shared = "shared with the trainer" if args.colocate else "of their own"
+        yield f"engines of {model.name}: {model.num_engines} on {model.total_num_gpus} GPUs {shared}"
+    gpus = 0 if args.debug_rollout_only else args.trainer_world_size + args.critic_num_gpus
+    engines = 0 if args.rollout_external else args.rollout_num_gpus
+    total = max(gpus, engines) if args.colocate else gpus + engines
+    yield f"GPUs in all: {total}, {args.num_gpus_per_node} of a node"
+
+
+def _batches(report: Report) -> Iterator[str]:
+    args = report.args
+    samples, step = args.rollout_batch_size * args.n_samples_per_prompt, args.global_batch_size
+    yield f"rollout: {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} = {samples} samples"
+    if not report.roles:
+        return
+    actor = report.roles[0]
+    layout = actor.layout
+    mine = step // layout.dp
+    yield f"optimizer steps: {samples // step} of {step} samples, {mine} of each data-parallel rank"
+    count = micro_batches(args, layout)
+    how = "as many as tokens want" if count is None else f"{count} of {args.micro_batch_size} samples"
+    limit = "no flag limits their tokens" if actor.tokens is None else f"up to {actor.tokens} tokens on a GPU"
+    yield f"micro-batches of a step on each rank: {how}, {limit}"
+    longest = longest_sample(args)
+    if count is None and longest and actor.tokens and longest > actor.tokens * layout.cp:
+        yield (
+            f"a sample may have {longest} tokens and be a micro-batch alone: then activations are "
+            f"{longest / layout.cp / actor.tokens:.1f} times those below"
+        )
+
+
+_COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "reserve", "sum")
+
+
+def _memory(report: Report, role: RoleNeeds) -> Iterator[str]:
+    if all(stage.activations is None for stage in role.stages):
+        yield "activations are not estimated" + (
+            " with --train-backend fsdp" if report.args.train_backend == "fsdp" else ": no flag limits tokens"
+        )
+    yield f"{'ranks':>12}" + "".join(f"{name:>12}" for name in _COLUMNS)
+    for number, stage in enumerate(role.stages):
+        ranks = role.layout.ranks(number)
+        yield f"{f'{ranks[0]}-{ranks[-1]}':>12}" + "".join(_cell(value) for value in _row(report, stage))
+    away = max(stage.states.host for stage in role.stages)
+    if away:
+        yield f"on the host, for each of these ranks: {away / GIB:.2f} of optimizer state"
+
+
+def _row(report: Report, stage: StageNeeds) -> list[float]:
+    kept = stage.activations
+    activations = [0.0, 0.0]
+    if kept is not None:
+        # Logits are gone when layers are computed again: the worse moment counts.
+        head = kept.logits if kept.kept + kept.logits >= kept.recomputing else 0.0
+        activations = [kept.peak - head, head]
+    states, spare = stage.states, reserve(report.gpu)
+    parts = [states.weights, states.gradients, states.optimizer, *activations, spare]
+    return [*parts, stage.total + spare]
+
+
+def _cell(size: float) -> str:
+    return f"{size / GIB:>12.2f}"
+
+
+def _engines(engines: Sequence[EngineNeeds]) -> Iterator[str]:
+    for engine in engines:
+        yield (
+            f"{engine.engines} of {engine.model}, {engine.gpus} GPUs each: of {engine.static / GIB:.2f} GiB "
+            f"of a GPU weights take {engine.weights / GIB:.2f}, which leaves the KV cache "
+            f"{max(0, engine.cache) / GIB:.2f}: {engine.tokens} tokens of an engine"
+        )

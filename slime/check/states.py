@@ -1,0 +1,100 @@
+"""What a rank keeps between micro-batches: weights, gradients and the optimizer's state."""
+
+import math
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slime.check.layout import Layout
+from slime.check.parameters import Parameter
+
+_ALIGNED = 64
+"""megatron-core begins each parameter at a multiple of so many elements of its buffer."""
+_SHARDS = 128
+"""The end of a buffer is padded to a multiple of this, and of its ranks."""
+_BUSBW = 2**16
+"""And of this with ``--ddp-pad-buckets-for-high-nccl-busbw``."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on one GPU; ``host`` is what ``--optimizer-cpu-offload`` keeps beside it."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    host: int = 0
+
+    def __add__(self, other: "States") -> "States":
+        return States(*(mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True)))
+
+
+def _values(states: States) -> tuple[int, int, int, int]:
+    return states.weights, states.gradients, states.optimizer, states.host
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes of an element: weight, gradient, main weight where that is a copy, and both moments."""
+
+    weight: int
+    gradient: int
+    main: int
+    moments: int
+
+
+def formats(args: Namespace) -> Formats:
+    """What the flags about precision and the optimizer say."""
+    weight = args.params_dtype.itemsize
+    wide = args.accumulate_allreduce_grads_in_fp32 or (args.bf16 and not args.grad_reduce_in_bf16)
+    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, _moments(args))
+
+
+def _moments(args: Namespace) -> int:
+    if args.use_stateless_adam:
+        return 0
+    if args.optimizer == "sgd":
+        return 4 if args.sgd_momentum else 0
+    if not args.use_precision_aware_optimizer:
+        return 8
+    return sum(2 if kind == "bf16" else 4 for kind in (args.exp_avg_dtype, args.exp_avg_sq_dtype))
+
+
+def rank_states(args: Namespace, layout: Layout, chunks: Sequence[Sequence[Parameter]]) -> States:
+    """Of a rank with these model chunks: each has a buffer of its experts, and one of all else."""
+    total = States(0, 0, 0)
+    for chunk in chunks:
+        for experts, ranks in ((False, layout.dp * layout.cp), (True, layout.edp)):
+            total += _buffer(args, [p for p in chunk if (p.kind == "experts") == experts], ranks)
+    return total
+
+
+def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int) -> States:
+    kinds = formats(args)
+    trained = [p for p in parameters if _trains(args, p.name)]
+    frozen = sum(p.elements * p.count for p in parameters) - sum(p.elements * p.count for p in trained)
+    padded = _padded(trained, ranks, args.pad_buckets_for_high_nccl_busbw)
+    mine = -(-sum(p.elements * p.count for p in trained) // ranks)
+    away = round(mine * (args.optimizer_offload_fraction if args.optimizer_cpu_offload else 0))
+    return States(
+        weights=(padded + frozen) * kinds.weight,
+        gradients=padded * kinds.gradient,
+        optimizer=mine * kinds.main + (mine - away) * kinds.moments,
+        host=away * (kinds.moments + 8),  # weights and gradients pass through buffers of float32
+    )
+
+
+def _padded(parameters: Iterable[Parameter], ranks: int, for_busbw: bool) -> int:
+    elements = sum(-(-p.elements // _ALIGNED) * _ALIGNED * p.count for p in parameters)
+    multiple = math.lcm(ranks, _SHARDS, _BUSBW if for_busbw else 1)
+    return -(-elements // multiple) * multiple
+
+
+def _trains(args: Namespace, name: str) -> bool:
+    """Whether flags leave a parameter to be trained; a value head always is."""
+    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    patterns = only or frozen
+    if not patterns:
+        return True
+    return any(re.search(pattern, name) for pattern in patterns) == bool(only)

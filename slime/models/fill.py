@@ -1,0 +1,121 @@
+"""Copies a rank's part of a parameter out of a checkpoint, without the whole of any tensor in memory."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from slime.models.rules import Rule, Segment
+from slime.models.safetensors_dir import SafetensorReader
+from slime.models.shape import ShapeArgs
+
+# Of a source, at once.
+_BLOCK_BYTES = 8 * 1024**2
+
+
+class Cut(NamedTuple):
+    """Which part of a parameter: that of tensor-parallel rank ``rank`` of ``size``, cut along ``dim``."""
+
+    dim: int = 0
+    rank: int = 0
+    size: int = 1
+
+
+class _Copy(NamedTuple):
+    """``rows`` rows of a tensor, or zeros, to row ``target`` of the rank's part."""
+
+    source: int | None
+    start: int
+    rows: int
+    target: int
+
+
+def fill(
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, cut: Cut, what: str
+) -> None:
+    """Fills ``param`` with its part of the tensors that ``rule`` names, in its own format.
+
+    Raises:
+        ValueError: the tensors give another shape; ``what`` says in the message what for.
+    """
+    shapes = [reader.shape(name) for name in rule.hf_names]
+    if type(rule).merge is not Rule.merge:
+        _fill_merged(param, rule, reader, shape, cut, what)
+        return
+    if any(len(size) != param.dim() or size[1:] != shapes[0][1:] for size in shapes):
+        raise _misfit(reader, rule, [], param, what)
+    layout = rule.layout([size[0] for size in shapes], shape)
+    full = [sum(part.count for part in layout), *shapes[0][1:]]
+    part = list(full)
+    part[cut.dim] = -(-full[cut.dim] // cut.size)
+    if part != list(param.shape) or full[cut.dim] % cut.size:
+        raise _misfit(reader, rule, part, param, what)
+    columns = _columns(full, cut)
+    for copy in _copies(layout, rule, full[0], cut):
+        _copy(param, reader, rule.hf_names, copy, columns)
+
+
+def _misfit(
+    reader: SafetensorReader, rule: Rule, found: list[int], param: torch.Tensor, what: str
+) -> ValueError:
+    tensors = ", ".join(f"{name} {list(reader.shape(name))}" for name in rule.hf_names)
+    given = f"give {found}" if found else "do not go together"
+    return ValueError(f"{reader.path}: {tensors} {given} {what}, wanted {list(param.shape)}")
+
+
+def _columns(full: list[int], cut: Cut) -> list[slice]:
+    """What a rank holds of all dimensions but the first."""
+    columns = [slice(None)] * (len(full) - 1)
+    if cut.dim > 0:
+        part = full[cut.dim] // cut.size
+        columns[cut.dim - 1] = slice(cut.rank * part, (cut.rank + 1) * part)
+    return columns
+
+
+def _copies(layout: list[Segment], rule: Rule, rows: int, cut: Cut) -> Iterator[_Copy]:
+    """Where the rows of a rank's part come from."""
+    ranges = rule.ranges(rows, cut.rank, cut.size) if cut.dim == 0 else [range(rows)]
+    target = 0
+    for held in ranges:
+        first = 0
+        for segment in layout:
+            start, stop = max(held.start, first), min(held.stop, first + segment.count)
+            if start < stop:
+                yield _Copy(segment.source, segment.start + start - first, stop - start, target)
+                target += stop - start
+            first += segment.count
+
+
+def _copy(
+    param: torch.Tensor, reader: SafetensorReader, names: tuple[str, ...], copy: _Copy, columns: list[slice]
+) -> None:
+    part = param[copy.target : copy.target + copy.rows]
+    if copy.source is None:
+        part.zero_()
+        return
+    step = max(1, _BLOCK_BYTES * copy.rows // max(1, part.numel() * 4))
+    for at in range(0, copy.rows, step):
+        box = slice(copy.start + at, copy.start + min(at + step, copy.rows))
+        part[at : at + step].copy_(reader.read_part(names[copy.source], [box, *columns]))
+
+
+def _fill_merged(
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, cut: Cut, what: str
+) -> None:
+    """The same by whole tensors, for rules whose rows are in no simple order."""
+    full = rule.merge([_read(reader, name, rule.expert) for name in rule.hf_names], shape)
+    if cut.dim == 0:
+        ranges = rule.ranges(len(full), cut.rank, cut.size)
+        part = torch.cat([full[held.start : held.stop] for held in ranges])
+    else:
+        part = full.chunk(cut.size, cut.dim)[cut.rank]
+    if part.shape != param.shape:
+        raise _misfit(reader, rule, list(part.shape), param, what)
+    param.copy_(part)
+
+
+def _read(reader: SafetensorReader, name: str, expert: int | None) -> torch.Tensor:
+    """A tensor, or the part of it that belongs to an expert."""
+    if expert is None:
+        return reader.read(name)
+    return reader.read_part(name, [slice(expert, expert + 1)])[0]

@@ -1,0 +1,154 @@
+"""Command lines in the manner of the original's launch scripts, and what they point to.
+
+Each file of launch_scripts/ has a flag and its values in a line; ``{root}`` is where models and data are, and
+``+NAME`` stands for the lines of parts/NAME.txt.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.arguments.conftest import write_empty_weights
+from tests.models.public_configs import CONFIGS
+
+FOLDER = Path(__file__).with_name("launch_scripts")
+SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+ROLLOUT = 128  # prompts of the largest rollout of those that go through the data by epochs
+CHAT = [{"role": "user", "content": "1+1"}]
+CONVERSATION = [*CHAT, {"role": "assistant", "content": "2"}]
+PLUG_INS = (
+    *("generate_with_retool", "generate_with_search", "generate_with_strands", "generate_with_tau"),
+    *("rollout_with_multi_agents", "generate"),
+)
+# What the config.json of families that are not here says.
+_ELSEWHERE = {
+    "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
+    "Qwen3-Next-80B-A3B-Thinking": "qwen3_next",
+    "Qwen3.5-27B": "qwen3_5",
+    "Qwen3.5-35B-A3B": "qwen3_5_moe",
+    "GLM-5": "glm_moe_dsa",
+    "GLM-5.2": "glm_moe_dsa",
+}
+_QUANTISED = ("DeepSeek-R1", "Kimi-K2-Instruct", "Kimi-K2-Thinking")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a script, with those of its parts."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("+"):
+            yield from lines_of(FOLDER / f"parts/{line.removeprefix('+')}.txt")
+        else:
+            yield line
+
+
+def words_of(name: str, root: Path) -> list[str]:
+    """A script's command line."""
+    text = "\n".join(lines_of(SCRIPTS[name])).replace("{root}", str(root))
+    return text.split()
+
+
+def value_of(words: list[str], flag: str) -> str:
+    """The first value of a flag."""
+    return words[words.index(flag) + 1]
+
+
+def model_of(name: str) -> str | None:
+    """The model whose shape a script spells out, as tests/models/public_configs.py calls it."""
+    first = SCRIPTS[name].read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("+model-") if first.startswith("+") else None
+
+
+def write_data(root: Path) -> None:
+    """Data under the names that the scripts have for it, with the fields that they ask for."""
+    lines: dict[str, Any] = {
+        "dapo-math-17k.jsonl": {"prompt": CHAT, "label": "2"},
+        "aime-2024.jsonl": {"prompt": CHAT, "label": "2"},
+        "retail_train_tasks.jsonl": {"index": "0"},
+        "retail_dev_tasks.jsonl": {"index": "0"},
+        "retool_sft.jsonl": {"messages": CONVERSATION, "tools": [{"type": "function"}]},
+    }
+    for name, line in lines.items():
+        (root / name).write_text((json.dumps(line) + "\n") * ROLLOUT)
+    for name in ("gsm8k", "nq_hotpotqa", "openhermes2_5"):
+        row = {"messages": CONVERSATION if name == "openhermes2_5" else CHAT, "prompt": CHAT}
+        row |= {"label": "2", "reward_model": {"ground_truth": {"target": ["2"]}, "style": "rule"}}
+        pq.write_table(pa.Table.from_pylist([row] * ROLLOUT), root / f"{name}.parquet")
+    for name in PLUG_INS:
+        text = "def generate(): ...\ndef reward_func(): ...\ndef generate_with_multi_agents(): ...\n"
+        (root / f"{name}.py").write_text(text)
+    datasets = [
+        {"name": "aime", "path": str(root / "aime-2024.jsonl"), "rm_type": "deepscaler"},
+        {"name": "ifbench", "path": str(root / "aime-2024.jsonl"), "rm_type": "ifbench"},
+    ]
+    (root / "multi_task.yaml").write_text(json.dumps({"eval": {"datasets": datasets}}))
+    (root / "mis.yaml").write_text("use_tis: true\n")
+
+
+def config_of(name: str, words: list[str]) -> dict[str, Any]:
+    """What config.json of a script's model says."""
+    directory = Path(value_of(words, "--hf-checkpoint")).name
+    if directory in _ELSEWHERE:
+        return {"model_type": _ELSEWHERE[directory]}
+    model = model_of(name)
+    config = CONFIGS[model] if model else _spelt_out(words)
+    if directory in _QUANTISED or directory.endswith(("-FP8", "-INT4")):
+        config = config | {"quantization_config": {"quant_method": "fp8"}}
+    return config
+
+
+def _spelt_out(words: list[str]) -> dict[str, Any]:
+    """By the flags of the shape."""
+    value = dict(pairwise(words))
+    qwen3, experts = "--qk-layernorm" in words, int(value.get("--num-experts", 0))
+    config = {
+        "model_type": "qwen3_moe" if experts else "qwen3" if qwen3 else "qwen2",
+        "num_hidden_layers": int(value["--num-layers"]),
+        "hidden_size": int(value["--hidden-size"]),
+        "intermediate_size": int(value["--ffn-hidden-size"]),
+        "num_attention_heads": int(value["--num-attention-heads"]),
+        "num_key_value_heads": int(value["--num-query-groups"]),
+        "vocab_size": int(value["--vocab-size"]),
+        "rms_norm_eps": float(value["--norm-epsilon"]),
+        "rope_theta": float(value["--rotary-base"]),
+        "tie_word_embeddings": "--untie-embeddings-and-output-weights" not in words,
+        "max_position_embeddings": 40960,
+        "hidden_act": "silu",
+    } | ({"head_dim": int(value["--kv-channels"])} if qwen3 else {})
+    if experts:
+        config |= {"num_experts": experts, "num_experts_per_tok": int(value["--moe-router-topk"])}
+        config |= {"moe_intermediate_size": int(value["--moe-ffn-hidden-size"]), "norm_topk_prob": True}
+    return config
+
+
+def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) -> None:
+    """A script's Hugging Face directory, and its conversion by Megatron-LM.
+
+    Args:
+        tokenizer_of: a directory whose tokenizer it gets.
+        weights: where the files of weights are kept that scripts share.
+    """
+    path, config = Path(value_of(words, "--hf-checkpoint")), config_of(name, words)
+    path.mkdir()
+    for file in tokenizer_of.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            (path / file.name).write_bytes(file.read_bytes())
+    (path / "config.json").write_text(json.dumps(config))
+    if "num_hidden_layers" in config and "quantization_config" not in config:
+        shared = weights / f"{model_of(name) or name}.safetensors"
+        if not shared.exists():
+            write_empty_weights(path)
+            os.link(path / "model.safetensors", shared)
+        else:
+            os.link(shared, path / "model.safetensors")
+    for flag in {"--ref-load", "--opd-teacher-load"} & {*words}:
+        converted = Path(value_of(words, flag))
+        converted.mkdir(exist_ok=True)
+        (converted / "latest_checkpointed_iteration.txt").write_text("release")
+        (converted / "release").mkdir(exist_ok=True)
+        (converted / "release/metadata.json").write_text("{}")

@@ -1,0 +1,98 @@
+"""Quantised checkpoints in the trainers and the embedded engine: weights are the dequantised ones."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime.backends.embedded_engine.admission import Limits
+from slime.backends.embedded_engine.build import build_executor
+from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.models.weights_dir import WeightsReader
+from tests.backends.fsdp_utils.architectures import load, model_args
+from tests.families import tiny_family
+from tests.megatron_harness import make_args, run_ranks
+from tools.convert_hf_to_fp8 import main as to_fp8
+from tools.convert_hf_to_int4 import main as to_int4
+
+LIMITS = Limits(rows=4, tokens=512, chunk=64, context=128)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """A mixture of experts in float8 blocks and in 4-bit integers, with the weights that each stands for."""
+    root = tmp_path_factory.mktemp("quantized")
+    tiny_family("qwen2_moe", root / "plain")
+    words = ["--model-dir", str(root / "plain"), "--save-dir"]
+    assert to_fp8([*words, str(root / "fp8"), "--block-size", "32", "24"]) == 0
+    assert to_int4([*words, str(root / "int4"), "--group-size", "16"]) == 0
+    found = {}
+    for kind in ("fp8", "int4"):
+        with WeightsReader(root / kind) as reader:
+            assert reader.quantized
+            found[kind] = root / kind, dict(reader.items())
+    return found
+
+
+def _megatron(rank, runs):
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
+    from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.model_provider import get_model
+    from slime.training.hf_export import save_hf_model_to_path
+
+    init(runs[0][0])
+    for args, target in runs:
+        model = get_model(args)
+        load_hf_weights(args, model, args.hf_checkpoint)
+        save_hf_model_to_path(args, target, HfWeights(args, model))
+
+
+def test_megatron_trains_and_exports_the_dequantised_weights(quantized, tmp_path):
+    layout = {
+        "tensor_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 1,
+        "expert_model_parallel_size": 2,
+    }
+    runs = [
+        (
+            make_args(path, **layout, moe_router_load_balancing_type=["none"], moe_aux_loss_coeff=[0.0]),
+            tmp_path / kind,
+        )
+        for kind, (path, _) in quantized.items()
+    ]
+    run_ranks(_megatron, 2, runs)
+    for kind, (_, weights) in quantized.items():
+        exported = load_file(tmp_path / kind / "model.safetensors")
+        assert exported.keys() == weights.keys()
+        assert all(torch.equal(exported[name], weights[name]) for name in weights)
+        assert "quantization_config" not in json.loads((tmp_path / kind / "config.json").read_text())
+
+
+def _fsdp(rank, paths):
+    from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
+
+    found = []
+    for path in paths:
+        model = load(model_args(path))
+        (bucket,) = FsdpHfTensors(model, torch.float32).buckets(1 << 30)
+        found.append({name: tensor.clone() for name, tensor in bucket})
+    return found
+
+
+def test_fsdp_trains_the_dequantised_weights(quantized):
+    paths = [str(path) for path, _ in quantized.values()]
+    (found,) = run_ranks(_fsdp, 1, paths)
+    for exported, (_, weights) in zip(found, quantized.values(), strict=True):
+        assert exported.keys() == weights.keys()
+        assert all(torch.equal(exported[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_the_embedded_engine_serves_the_dequantised_weights(quantized, kind):
+    path, weights = quantized[kind]
+    _, served = build_executor(path, ModelConfig.from_directory(path), LIMITS)
+    load_checkpoint(served, path)
+    assert served.named.keys() == weights.keys()
+    assert all(torch.equal(served.named[name], weights[name]) for name in weights)

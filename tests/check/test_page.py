@@ -1,0 +1,228 @@
+"""The page of ``--check``, what it counts, and what it finds too large."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime.arguments import UsageError, parse_args, validated_args
+from slime.check import page, report
+from slime.check.activations import activations
+from slime.check.layout import layout_of
+from slime.check.parameters import BUFFERS, OF_EXPERT, SIZES, whole_model
+from slime.models import FAMILIES
+from slime.rollout.data_source import RolloutDataSource
+from tests.check.test_scripts import CHAT, PUBLIC, write_rows
+
+ROOT = Path(__file__).parents[2]
+# In billions, as their model cards count them; of those with layers for further tokens the main model.
+TOTALS = {
+    **{"qwen2.5-0.5B": 0.494, "qwen3-4B": 4.02, "qwen3-8B": 8.19, "qwen3-32B": 32.8, "qwen3-30B-A3B": 30.5},
+    **{"llama3.2-3B-Instruct": 3.21, "qwen3-235B-A22B": 235.1, "mixtral-8x7B": 46.7, "deepseek-v3": 671.0},
+    **{"qwen1.5-MoE-A2.7B": 14.3, "moonlight": 15.96, "glm4-9B": 9.4, "minimax-m2": 228.7, "kimi-k2": 1026},
+}
+
+
+@pytest.fixture
+def words(tmp_path):
+    """``words(model, "--flag", ...)``: the command line of a GRPO run of a published model."""
+    data = tmp_path / "data.jsonl"
+    write_rows(data, {"input": "1+1", "label": "2"})
+
+    def build(model, *flags):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLIC[model]))
+        return [
+            *("--hf-checkpoint", str(tmp_path), "--prompt-data", str(data), "--label-key", "label"),
+            *("--rm-type", "math", "--num-rollout", "2", "--rollout-batch-size", "32", "--colocate"),
+            *("--rollout-max-context-len", "8192", "--num-steps-per-rollout", "1", "--check"),
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192", *flags),
+        ]
+
+    return build
+
+
+@pytest.fixture
+def checked(words):
+    """The args of such a command line."""
+    return lambda model, *flags: validated_args(words(model, *flags))
+
+
+@pytest.mark.parametrize("model", TOTALS)
+def test_published_models_have_the_parameters_that_they_are_known_for(model, checked):
+    billions = sum(whole_model(checked(model)).values()) / 1e9
+    assert billions == pytest.approx(TOTALS[model], rel=0.003)
+
+
+def test_a_size_is_known_for_each_parameter_of_each_family():
+    for family in FAMILIES.values():
+        weights = family.weights
+        names = {*weights.of_model, *weights.of_layer}
+        names |= {*weights.experts.of_layer} if weights.experts else set()
+        norms = {f"self_attention.{part}_layernorm.weight" for part in "qk"}
+        assert names <= {*SIZES, *BUFFERS, *norms}
+        assert weights.experts is None or weights.experts.of_expert.keys() <= OF_EXPERT.keys()
+
+
+def test_stages_have_the_layers_in_the_order_of_the_pipeline(checked):
+    args = checked(
+        "qwen3-4B", "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "9"
+    )
+    assert layout_of(args).stages == ((range(9), range(18, 27)), (range(9, 18), range(27, 36)))
+    uneven = checked(
+        "qwen3-4B", "--pipeline-model-parallel-size", "4", "--decoder-first-pipeline-num-layers", "6"
+    )
+    assert [stage[0] for stage in layout_of(uneven).stages] == [
+        *(range(6), range(6, 16)),
+        *(range(16, 26), range(26, 36)),
+    ]
+    assert layout_of(uneven).ranks(3) == range(6, 8)
+
+
+def test_earlier_stages_keep_more_micro_batches(checked):
+    args = checked("qwen3-4B", "--pipeline-model-parallel-size", "4")
+    layout = layout_of(args)
+    kept = [activations(args, layout, stage, 1024).kept for stage in range(4)]
+    assert kept[0] == pytest.approx(4 * kept[2] / 2)
+    assert kept[1] == pytest.approx(3 * kept[2] / 2)
+
+
+def test_one_micro_batch_is_all_that_can_wait(checked):
+    pipeline = ("--pipeline-model-parallel-size", "8", "--n-samples-per-prompt", "1", "--num-layers", "32")
+    args = checked("mixtral-8x7B", *pipeline)
+    args.use_dynamic_batch_size, args.micro_batch_size = False, 32
+    layout = layout_of(args)
+    assert activations(args, layout, 0, 1024).kept == activations(args, layout, 6, 1024).kept
+
+
+def test_the_page_tells_parameters_layout_batches_and_memory(checked):
+    layout = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--num-steps-per-rollout", "2")
+    text = page(report(checked("qwen3-4B", *layout, "--check-gpu-memory-gb", "80")))
+    assert "4.02 B in all (embedding 388.96 M, dense 3.63 B)" in text
+    assert "8 ranks: TP 2 x PP 1 x CP 1 x DP 4" in text
+    assert "ranks 0-7: embedding, layers 0-35, head; each 2.01 B" in text
+    assert "engines of default: 8 on 8 GPUs shared with the trainer" in text
+    assert "optimizer steps: 2 of 16 samples, 4 of each data-parallel rank" in text
+    assert "up to 8192 tokens on a GPU" in text
+    assert "Will not fit" not in text
+
+
+def test_what_does_not_fit_is_told_with_the_size_that_would_do(checked):
+    (line, *_) = report(checked("qwen3-32B", "--check-gpu-memory-gb", "80")).misfits
+    assert line.startswith("actor: ranks 0 to 7 need ") and "(found: a GPU of 80 GiB; wanted: " in line
+    small = report(
+        checked("qwen3-32B", "--check-gpu-memory-gb", "40", "--rollout-num-gpus-per-engine", "1")
+    ).misfits
+    assert any(line.startswith("engines of 1 GPUs: the weights take 61.0 GiB") for line in small)
+    stays = report(checked("qwen3-4B", "--no-offload-train", "--tensor-model-parallel-size", "8")).misfits
+    assert any("as the trainer stays" in line for line in stays)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--optimizer-cpu-offload"], "optimizer"),
+        (["--use-precision-aware-optimizer", "--exp-avg-dtype", "bf16"], "optimizer"),
+        (["--grad-reduce-in-bf16"], "gradients"),
+        (["--tensor-model-parallel-size", "2"], "weights"),
+    ],
+)
+def test_flags_that_spare_memory_are_honoured(flags, part, checked):
+    states = [report(checked("qwen3-4B", *more)).roles[0].stages[0].states for more in ([], flags)]
+    assert getattr(states[1], part) < getattr(states[0], part)
+
+
+def test_a_critic_has_a_page_of_its_own(checked):
+    ppo = ("--advantage-estimator", "ppo", "--n-samples-per-prompt", "1", "--critic-num-gpus-per-node", "8")
+    actor, critic = report(checked("qwen3-4B", *ppo)).roles
+    assert critic.role == "critic" and critic.stages[0].activations.logits == 0
+    assert sum(actor.whole.values()) - sum(critic.whole.values()) == -(2560 + 1)
+
+
+def test_fsdp_shards_everything(checked):
+    (role,) = report(checked("qwen3-4B", "--train-backend", "fsdp")).roles
+    total = sum(role.whole.values())
+    assert role.stages[0].states.weights == pytest.approx(4 * total / 8)
+
+
+def test_fsdp_counts_models_without_a_family(tmp_path, words):
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    line = words("qwen3-4B", "--train-backend", "fsdp")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    config = Olmo2Config(**sizes, num_attention_heads=4, pad_token_id=None)
+    config.save_pretrained(tmp_path)
+    (role,) = report(validated_args(line)).roles
+    assert sum(role.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
+    assert role.whole["embedding"] == 64 * 32
+    assert role.stages[0].activations is None
+
+
+def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, capsys):
+    args = checked("qwen3-4B", "--sglang-mem-fraction-static", "0.5", "--sglang-chunked-thing", "a", "b")
+    assert (args.rollout_engine, args.sglang_mem_fraction_static) == ("sglang", 0.5)
+    assert args.sglang_chunked_thing == ["a", "b"]
+    (engine,) = report(args).engines
+    assert engine.static == int(0.5 * report(args).gpu)
+    with pytest.raises(UsageError, match="--slang-x: unknown flag"):
+        checked("qwen3-4B", "--slang-x", "1")
+
+
+def test_data_that_is_missing_is_an_error_behind_the_page(tmp_path, words, capsys):
+    line = words("qwen3-4B")
+    (tmp_path / "data.jsonl").unlink()
+    shown = []
+    with pytest.raises(SystemExit) as error:
+        parse_args(line, show=shown.append)
+    assert error.value.code == 2 and len(shown) == 1
+    assert "--prompt-data" in capsys.readouterr().err
+
+
+def test_weights_are_wanted_without_check(words):
+    with pytest.raises(UsageError, match=r"holds no \.safetensors file"):
+        validated_args([word for word in words("qwen3-4B") if word != "--check"])
+
+
+def test_a_run_that_only_evaluates_needs_no_prompts(tmp_path, checked):
+    exam = tmp_path / "exam.jsonl"
+    write_rows(exam, {"input": CHAT, "label": "2"})
+    evaluation = ("--eval-prompt-data", "exam", str(exam), "--eval-interval", "1", "--apply-chat-template")
+    args = checked("qwen3-4B", "--num-rollout", "0", *evaluation)
+    args.prompt_data = None
+    from slime.arguments.data import derive
+
+    derive(args)
+    assert RolloutDataSource(args).dataset is None
+
+
+@pytest.mark.parametrize(("gpu", "status"), [("80", 0), ("1", 1)])
+def test_the_exit_status_says_whether_it_would_start(gpu, status, words, monkeypatch, capsys):
+    """Of train.py's own entry; no cluster is started."""
+    from slime.ray import session
+
+    line = words("qwen2.5-0.5B", "--max-tokens-per-gpu", "1024", "--check-gpu-memory-gb", gpu)
+    monkeypatch.setattr(sys, "argv", ["train.py", *line])
+    monkeypatch.setattr(session, "_run", lambda *_: pytest.fail("the run was started"))
+    with pytest.raises(SystemExit) as ending:
+        session.main(lambda *_: None)
+    out, err = capsys.readouterr()
+    assert ending.value.code == status
+    assert "Memory of a GPU while the actor trains" in out
+    assert ("error: " in err) == bool(status)
+
+
+def test_the_page_needs_no_package_that_takes_long_to_import(words):
+    code = f"""
+import sys
+from slime.arguments.parser import parse
+from slime.arguments.registry import contradictions, derive
+from slime.check import page, report
+args = parse({words("qwen3-4B")!r}, None)
+derive(args)
+assert not [*contradictions(args)]
+page(report(args))
+print([name for name in ("ray", "megatron.core", "sglang", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

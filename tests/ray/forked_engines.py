@@ -1,0 +1,62 @@
+"""A rollout manager in this process, over engines that are forked: no Ray starts.
+
+They take the place of those that Ray's actors keep; router, fleet, watch and manager are those of a run.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.ray import addresses, engine_watch, fleet_setup
+from slime.ray.engine_keeper import EngineShape
+from slime.ray.placement_group import Slots
+from slime.ray.rollout_manager import RolloutManager
+from slime.utils.types import EngineEndpoint
+from tests.engines import free_port
+from tests.engines.forked import ForkedEngine
+
+
+class ForkedEngines:
+    """A source of them, made as ``SpawnedEngines`` is."""
+
+    replaces = True
+    log_dir: Path
+    launched: list[ForkedEngine]
+
+    def __init__(
+        self, args: Any, slots: Slots, shape: EngineShape, first_slot: int, trainer_gpus: int
+    ) -> None:
+        self._model_path, self._places = shape.overrides["model_path"], len(slots)
+
+    def can_fill(self, place: int) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return self._places
+
+    def launch(self, place: int, rank: int) -> ForkedEngine:
+        log = self.log_dir / f"engine_{len(self.launched)}.log"
+        self.launched.append(ForkedEngine(rank, self._model_path, log))
+        return self.launched[-1]
+
+    def wait_ready(self, handles: Sequence[ForkedEngine], timeout: float) -> list[EngineEndpoint]:
+        pause = threading.Event()
+        for handle in handles:
+            while not handle.client.serves():
+                assert handle.process.exitcode is None, f"engine {handle.rank} ended"
+                pause.wait(0.05)
+        return [handle.endpoint for handle in handles]
+
+
+def manager_of(args: Any, monkeypatch: Any, log_dir: Path) -> RolloutManager:
+    """A rollout manager in this process, over forked engines; the caller disposes of it."""
+    ForkedEngines.log_dir, ForkedEngines.launched = log_dir, []
+    monkeypatch.setattr(fleet_setup, "SpawnedEngines", ForkedEngines)
+    monkeypatch.setattr(fleet_setup, "log_dir", lambda: log_dir)
+    monkeypatch.setattr(addresses, "node_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(addresses, "first_port", lambda base, spread: free_port())
+    monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.05)
+    count = args.rollout_num_gpus
+    slots = Slots(None, tuple(range(count)), tuple(range(count)), ("node",) * count)  # type: ignore[arg-type]
+    return RolloutManager(args, slots, 0)

@@ -1,0 +1,171 @@
+"""The server's end of HTTP/1.1, against what clients might send."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from slime.router.http_server import ClientConnection, Request
+from slime.utils.http_connection import HEAD_BYTES
+from tests.utils.wire import Wire
+
+
+class Echo:
+    """Answers with method, target and body; ``/stream`` in parts, ``/fail`` not at all."""
+
+    def __init__(self) -> None:
+        self.seen: list[Request] = []
+        self.go_on = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def handle(self, request: Request, client: ClientConnection) -> None:
+        self.seen.append(request)
+        if request.target == b"/wait":
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        if request.target == b"/fail":
+            raise ValueError("no")
+        if request.target != b"/stream":
+            client.respond(
+                200, [(b"X-Of", b"server")], b" ".join([request.method, request.target, request.body])
+            )
+            return
+        client.begin(200, [], None)
+        for part in (b"ab", b"c"):
+            await client.write(part)
+        client.end()
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[tuple[Echo, int]]:
+    echo = Echo()
+    clients: set[ClientConnection] = set()
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ClientConnection(echo.handle, clients), "127.0.0.1", 0
+    )
+    yield echo, server.sockets[0].getsockname()[1]
+    server.close()
+    for client in list(clients):
+        client.abort()
+
+
+async def exchanged(port: int, *pieces: bytes) -> bytes:
+    """What the server sends until it ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+LAST = b"Connection: close\r\n\r\n"
+
+
+async def test_requests_of_one_connection_are_answered_in_order(echo) -> None:
+    server, port = echo
+    first, second = b"POST /a?b=%2F HTTP/1.1\r\nContent-Length: 3\r\n\r\nxyz", b"GET /stream HTTP/1.1\r\n\r\n"
+    answer = await exchanged(port, first + second + b"GET /c HTTP/1.1\r\n" + LAST)
+    assert answer == (
+        b"HTTP/1.1 200 OK\r\nX-Of: server\r\nContent-Length: 17\r\n\r\nPOST /a?b=%2F xyz"
+        + b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+        + b"HTTP/1.1 200 OK\r\nX-Of: server\r\nContent-Length: 7\r\nConnection: close\r\n\r\nGET /c "
+    )
+    assert [request.keeps for request in server.seen] == [True, True, False]
+
+
+async def test_bodies_come_in_chunks_or_in_pieces(echo) -> None:
+    server, port = echo
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + LAST
+    await exchanged(port, head[:20], head[20:], b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n")
+    await exchanged(port, b"POST / HTTP/1.1\r\nContent-Length: 3\r\n" + LAST, b"ab", b"c")
+    assert [request.body for request in server.seen] == [b"abc", b"abc"]
+
+
+async def test_who_asks_whether_to_go_on_is_told(echo) -> None:
+    _, port = echo
+    answer = await exchanged(
+        port, b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n" + LAST, b"a"
+    )
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("target", [b"/", b"/stream"])
+async def test_an_answer_to_head_has_no_body(target: bytes, echo) -> None:
+    _, port = echo
+    answer = await exchanged(port, b"HEAD " + target + b" HTTP/1.1\r\n" + LAST)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
+    assert (b"Content-Length: 7" in answer) == (target == b"/") and b"chunked" not in answer
+
+
+async def test_an_old_client_gets_one_answer(echo) -> None:
+    _, port = echo
+    answer = await exchanged(port, b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+    assert b"Connection: close" in answer and answer.endswith(b"GET / ")
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"hello\r\n\r\n", b"no HTTP/1.1"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"no HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"change of protocol"),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * HEAD_BYTES, b"over %d bytes" % HEAD_BYTES),
+    ],
+)
+async def test_what_cannot_be_understood_is_refused(raw: bytes, why: bytes, echo) -> None:
+    server, port = echo
+    answer = await exchanged(port, raw)
+    assert answer.startswith(b"HTTP/1.1 400 ") and why in answer
+    assert server.seen == []
+
+
+async def test_a_fault_of_the_handler_is_a_500_and_the_connection_goes_on(echo) -> None:
+    _, port = echo
+    answer = await exchanged(port, b"GET /fail HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n" + LAST)
+    assert answer.startswith(b"HTTP/1.1 500 ") and answer.endswith(b"GET / ")
+
+
+async def test_who_goes_away_ends_the_work(echo) -> None:
+    server, port = echo
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /wait HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(20):
+        while not server.seen:
+            await asyncio.sleep(0.005)
+        writer.close()
+        await server.cancelled.wait()
+
+
+async def test_requests_do_not_pile_up_behind_a_slow_one() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
+    assert not wire.paused, "its end would not be noticed"
+    client.data_received(b"GET /wait HTTP/1.1\r\n\r\nGET /c HTTP/1.1\r\n\r\n")
+    assert wire.paused
+    server.go_on.set()
+    while client.task is not None:
+        await client.task
+    assert not wire.paused and [request.target for request in server.seen] == [b"/wait", b"/wait", b"/c"]
+
+
+async def test_an_answer_waits_for_a_slow_client() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.pause_writing()
+    client.data_received(b"GET /stream HTTP/1.1\r\n\r\n")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert wire.sent.endswith(b"2\r\nab\r\n")
+    client.resume_writing()
+    assert client.task is not None
+    await client.task
+    assert wire.sent.endswith(b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
