@@ -17,6 +17,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -105,17 +106,18 @@ def _write_sparse(file: Path, named: list[tuple[str, list[int]]], draw: random.R
 
 
 def run(words: list[str], written: Path) -> dict[str, float]:
-    """A tool, while the zeros of the files that it has completed in ``written`` are cut out."""
+    """A tool, while the zeros of the files that it has completed in ``written`` are cut out of them."""
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL)
     done: set[Path] = set()
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        files = sorted((f for f in written.rglob("*") if f.is_file()), key=lambda f: f.stat().st_mtime_ns)
-        for file in files if pid else files[:-1]:
-            if file.name not in done and file.suffix in (".distcp", ".safetensors"):
+        files = [f for f in written.rglob("*") if f.suffix in (".distcp", ".safetensors")]
+        # They are written in the order of their numbers, so that the last one is not complete yet.
+        for file in sorted(files, key=_number)[: None if pid else -1]:
+            if file not in done:
                 subprocess.run(["fallocate", "--dig-holes", str(file)], check=False)
-                done.add(file.name)
+                done.add(file)
         if pid:
             break
         time.sleep(0.5)
@@ -123,6 +125,10 @@ def run(words: list[str], written: Path) -> dict[str, float]:
     if process.returncode:
         raise RuntimeError(f"{words[0]} ended with status {process.returncode}")
     return {"seconds": time.perf_counter() - start, "peak_gb": usage.ru_maxrss / 1e6}
+
+
+def _number(file: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", file.name)]
 
 
 def compare(source: Path, result: Path) -> int:
@@ -165,11 +171,11 @@ def main() -> None:
         total = write_source(work / "hf", config)
         found: dict[str, Any] = {"model_gb": total / 1e9, "parameters": total // 2, "layers": options.layers}
         words = ["--hf-checkpoint", str(work / "hf"), "--save", str(work / "saved")]
-        found["to_torch_dist"] = run(["tools/convert_hf_to_torch_dist.py", *words], work)
+        found["to_torch_dist"] = run(["tools/convert_hf_to_torch_dist.py", *words], work / "saved")
         print(json.dumps(found), flush=True)
         words = ["--input-dir", str(work / "saved"), "--output-dir", str(work / "back")]
         words += ["--origin-hf-dir", str(work / "hf")]
-        found["to_hf"] = run(["tools/convert_torch_dist_to_hf.py", *words], work)
+        found["to_hf"] = run(["tools/convert_torch_dist_to_hf.py", *words], work / ".back.partial")
         found["same_tensors"] = compare(work / "hf", work / "back")
         found["disk_gb"] = sum(f.stat().st_blocks * 512 for f in work.rglob("*") if f.is_file()) / 1e9
     finally:

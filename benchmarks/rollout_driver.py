@@ -18,6 +18,7 @@ import asyncio
 import gc
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import sys
@@ -234,7 +235,7 @@ def measure(counts: list[int], rounds: int) -> dict[str, Any]:
     first, last = (results[str(count)]["cpu_us_per_sample"] for count in (min(counts), max(counts)))
     shares = [row["cpu_us_per_sample"] / row["http_us_per_request"] for row in results.values()]
     ratio = {"largest_over_smallest": last / first, "over_bare_http": statistics.median(shares)}
-    return {"samples": results, "rounds": rounds, "ratio": ratio}
+    return {"samples": results, "rounds": rounds, "load_average": os.getloadavg()[0], "ratio": ratio}
 
 
 def main() -> None:

@@ -61,6 +61,7 @@ def engine_needs(args: Namespace, gpu_bytes: int) -> list[EngineNeeds]:
 def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_bytes: int) -> EngineNeeds:
     given = {name.removeprefix("sglang_"): value for name, value in vars(args).items()} | group.overrides
     size = _SIZES.get(str(given.get("dtype")), 2)
+    kept = 1 if str(given.get("kv_cache_dtype")).startswith("fp8") else size
     stages = int(given.get("pp_size") or 1)
     fraction = given.get("mem_fraction_static")
     return EngineNeeds(
@@ -69,7 +70,7 @@ def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_by
         engines=group.num_engines,
         static=int((_FRACTION if fraction is None else float(fraction)) * gpu_bytes),
         weights=sum(whole_model(args).values()) * size // group.size,
-        token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * size / stages,
+        token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * kept / stages,
         longest=longest_sample(args),
     )
 

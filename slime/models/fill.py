@@ -9,9 +9,6 @@ from slime.models.rules import Rule, Segment
 from slime.models.safetensors_dir import SafetensorReader
 from slime.models.shape import ShapeArgs
 
-# Of a source, at once.
-_BLOCK_BYTES = 8 * 1024**2
-
 
 class Cut(NamedTuple):
     """Which part of a parameter: that of tensor-parallel rank ``rank`` of ``size``, cut along ``dim``."""
@@ -93,10 +90,8 @@ def _copy(
     if copy.source is None:
         part.zero_()
         return
-    step = max(1, _BLOCK_BYTES * copy.rows // max(1, part.numel() * 4))
-    for at in range(0, copy.rows, step):
-        box = slice(copy.start + at, copy.start + min(at + step, copy.rows))
-        part[at : at + step].copy_(reader.read_part(names[copy.source], [box, *columns]))
+    rows = range(copy.start, copy.start + copy.rows)
+    reader.copy_rows(part, names[copy.source], rows, columns)
 
 
 def _fill_merged(

@@ -10,6 +10,8 @@ from typing import Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from slime.models.stored_rows import StoredRows
+
 _INDEX = "model.safetensors.index.json"
 # Pages of a mapped file count as memory of the process until the mapping ends.
 _MAPPED_BYTES = 32 * 1024**2
@@ -42,6 +44,7 @@ class SafetensorReader:
         self.path = Path(path)
         self._open: dict[Path, safe_open] = {}
         self._given: dict[Path, int] = {}
+        self._rows: dict[Path, StoredRows] = {}
         self._file_of = self._index()
 
     def __enter__(self) -> Self:
@@ -51,6 +54,9 @@ class SafetensorReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.clear()
+        for rows in self._rows.values():
+            rows.close()
+        self._rows.clear()
 
     def names(self) -> list[str]:
         """All tensors, file by file."""
@@ -80,6 +86,18 @@ class SafetensorReader:
         # Of a row that is cut every page may be touched.
         whole_rows = len(part) * math.prod(stored.get_shape()[1:]) * part.itemsize
         return self._given_out(name, part, whole_rows)
+
+    def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None:
+        """Fills ``target`` with rows of a tensor, of each what ``columns`` cut out, in its own format.
+
+        Raises:
+            ValueError: the checkpoint has no such tensor.
+        """
+        dtype, shape = self.dtype(name), self.shape(name)
+        file = self._file_of[name]
+        if file not in self._rows:
+            self._rows[file] = StoredRows(file)
+        self._rows[file].copy(target, name, dtype, shape, rows, columns)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the tensor ``name``; reads nothing but the header.

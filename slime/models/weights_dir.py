@@ -81,6 +81,15 @@ class WeightsReader(SafetensorReader):
         rows, columns = (part.indices(size)[:2] for part, size in zip(full, encoded.shape(), strict=True))
         return encoded.part(rows, columns)
 
+    def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None:
+        if name not in self._encoded:
+            super().copy_rows(target, name, rows, columns)
+            return
+        step = max(1, _BLOCK_BYTES * len(rows) // max(1, target.numel() * 4))
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            target[at : at + step].copy_(self.read_part(name, [slice(part.start, part.stop), *columns]))
+
     def _find(self, quantization: Quantization) -> Iterator[tuple[str, _Encoded]]:
         """(name of the weight, how it is read) of those with a scale beside them."""
         there = set(self._names)

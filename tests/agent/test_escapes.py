@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -250,6 +251,19 @@ async def test_what_goes_on_for_ever_ends_with_its_time(sandbox, cmd):
     assert await sandbox.exec("echo next") == (0, "next\n")
 
 
+async def test_open_files_are_bounded(sandbox):
+    code = """
+import os
+count = 0
+try:
+    while count < 1000:
+        count += bool(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    print(count < 256, error.errno)
+"""
+    assert (await run(sandbox, code)).output == "True 24\n"
+
+
 async def test_processor_time_is_bounded():
     async with LocalSandbox(limits=Limits(cpu_s=1)) as sandbox:
         code, _ = await sandbox.exec("exec python -c 'while True: pass'", timeout=30)
@@ -283,6 +297,32 @@ except OSError as error:
     print(type(error).__name__)
 """
     assert (await run(sandbox, code)).output.splitlines() == ["-1 -1 -1", "OSError"]
+
+
+async def test_there_are_no_rights_to_begin_with(sandbox):
+    """Neither in force nor to be had by a program that would bring some."""
+    code = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+print(libc.capget(header, data), sum(data))
+print(sum(libc.prctl(23, number, 0, 0, 0) > 0 for number in range(64)), libc.prctl(39, 0, 0, 0, 0))
+"""
+    assert (await run(sandbox, code)).output.splitlines() == ["0 0", "0 1"]
+
+
+async def test_calls_that_reach_other_processes_and_the_kernel_are_refused_even_for_oneself(sandbox):
+    if "syscalls" not in sandbox.held or platform.machine() != "x86_64":
+        pytest.skip(sandbox.missing.get("syscalls", "numbers of x86_64"))
+    # ptrace (to be traced), process_vm_readv, kcmp, bpf, perf_event_open, keyctl, io_uring_setup, userfaultfd
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for number in (101, 310, 312, 321, 298, 250, 425, 323):
+    result = libc.syscall(number, 0, os.getpid() if number != 101 else 0, 0, 0, 0, 0)
+    print(result, ctypes.get_errno())
+"""
+    assert (await run(sandbox, code)).output.splitlines() == ["-1 1"] * 8
 
 
 async def test_bytes_that_are_no_text_do_no_harm(sandbox):

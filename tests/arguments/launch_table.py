@@ -37,7 +37,7 @@ def reasons(words: list[str]) -> list[str]:
             message = str(error)
             found.append(_short(message))
             flag = message.split()[0].strip(":")
-            if flag not in words or "config.json" in message:
+            if not flag.startswith("--") or flag not in words or "config.json" in message:
                 return found
             words = _without(words, flag)
         else:
@@ -47,7 +47,7 @@ def reasons(words: list[str]) -> list[str]:
 def _short(message: str) -> str:
     """The message without the place of the checkpoint and without what is wanted."""
     message = re.sub(r"^--hf-checkpoint \S+: \S+/config.json: ", "", message)
-    message = re.sub(r" /\S+:", ":", message)
+    message = re.sub(r"^/\S+: ", "", re.sub(r" /\S+:", ":", message))
     return message.partition(" (wanted")[0]
 
 

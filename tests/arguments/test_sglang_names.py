@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from slime.arguments.errors import UsageError
+from slime.arguments.parser import parse
 from slime.arguments.sglang_names import GONE, RENAMED, refuse_gone, with_current_names
-from tests.arguments.sglang_options import server_options
+from tests.arguments.sglang_options import as_installed, server_options
 
 OPTIONS = {f"--sglang-{name.removeprefix('--')}" for names in server_options() for name in names.split(",")}
 
@@ -67,6 +68,15 @@ def test_one_without_a_successor_says_since_when(name, message):
 def test_a_name_that_sglang_never_had_is_left_to_the_parser():
     refuse_gone("--sglang-no-such-option")
     refuse_gone("--torchao-config")
+
+
+def test_a_command_line_has_them(monkeypatch):
+    as_installed(monkeypatch)
+    line = ["--hf-checkpoint", "x", "--rollout-batch-size", "1", "--rollout-engine", "sglang"]
+    args = parse([*line, "--sglang-cuda-graph-max-bs", "64"], None)
+    assert args.sglang_cuda_graph_max_bs_decode == "64"
+    with pytest.raises(UsageError, match=r"has no such option since 0\.5\.18"):
+        parse([*line, "--sglang-torchao-config", "int8wo"], None)
 
 
 def test_the_page_lists_them():

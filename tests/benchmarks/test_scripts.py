@@ -24,6 +24,8 @@ SCRIPTS = {
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
     "rollout_driver": ["--samples", "64", "128", "--rounds", "1"],
+    "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
+    "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
 }
 CLUSTER = ("against_trl", "grpo_step")

@@ -14,7 +14,8 @@ from slime.check.layout import layout_of
 from slime.check.parameters import BUFFERS, OF_EXPERT, SIZES, whole_model
 from slime.models import FAMILIES
 from slime.rollout.data_source import RolloutDataSource
-from tests.check.test_scripts import CHAT, PUBLIC, write_rows
+from tests.check.test_scripts import CHAT, write_rows
+from tests.models.public_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 # In billions, as their model cards count them; of those with layers for further tokens the main model.
@@ -32,7 +33,7 @@ def words(tmp_path):
     write_rows(data, {"input": "1+1", "label": "2"})
 
     def build(model, *flags):
-        (tmp_path / "config.json").write_text(json.dumps(PUBLIC[model]))
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
         return [
             *("--hf-checkpoint", str(tmp_path), "--prompt-data", str(data), "--label-key", "label"),
             *("--rm-type", "math", "--num-rollout", "2", "--rollout-batch-size", "32", "--colocate"),
@@ -151,7 +152,7 @@ def test_fsdp_counts_models_without_a_family(tmp_path, words):
 
     line = words("qwen3-4B", "--train-backend", "fsdp")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
-    config = Olmo2Config(**sizes, num_attention_heads=4, pad_token_id=None)
+    config = Olmo2Config(**sizes, num_attention_heads=4, max_position_embeddings=8192, pad_token_id=None)
     config.save_pretrained(tmp_path)
     (role,) = report(validated_args(line)).roles
     assert sum(role.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
@@ -165,6 +166,8 @@ def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, ca
     assert args.sglang_chunked_thing == ["a", "b"]
     (engine,) = report(args).engines
     assert engine.static == int(0.5 * report(args).gpu)
+    (halved,) = report(checked("qwen3-4B", "--sglang-kv-cache-dtype", "fp8_e5m2")).engines
+    assert halved.token == engine.token / 2
     with pytest.raises(UsageError, match="--slang-x: unknown flag"):
         checked("qwen3-4B", "--slang-x", "1")
 

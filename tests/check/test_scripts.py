@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = sorted((ROOT / "scripts").rglob("run-*.sh"))
 EXAMPLES = sorted((ROOT / "examples").glob("*/run.sh"))
 
+# `use_model NAME` of a script means the config.json of that name in CONFIGS; GPUS has the
 # GiB of the GPUs that a script is for, where that is not 80.
 GPUS: dict[str, int] = {}
 # The model that an example's README shows.
 EXAMPLE_MODELS = {
     "eval_multi_task": "qwen3-4B",
+    "fully_async": "qwen3-4B",
     "multi_agent": "qwen3-4B",
     "on_policy_distillation": "qwen3-8B",
     "search_r1": "qwen2.5-3B",

@@ -1,82 +1,104 @@
-"""Rollout functions on real runs: an engine is lost, the books balance, staleness keeps its bound."""
+"""Rollout functions on real runs: an engine is lost, the books balance, staleness keeps its bound.
+
+Every function with every way to lose an engine, without a cluster: tests/ray/test_lost_engines.py.
+"""
 
 import os
 import signal
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from slime.rollout.data_state import read_state, state_path
 from slime.utils.types import Sample
+from tests.e2e.conftest import ROOT
 from tests.e2e.plugins import token_parity_reward
 from tests.e2e.test_recovery import VICTIM, _engines
+from tests.engines import free_port
 
 pytestmark = pytest.mark.e2e
 
 LOSE_AT = 40  # a sample of the third rollout
-SIGNAL = "SLIME_TEST_SIGNAL"
 BOUND = 2
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
-STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+BUFFER = "slime_plugins.rollout_buffer.rollout_buffer_example.generate_rollout"
 
 
 async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
-    """Sends an engine the signal in the middle of a rollout, once, and notes its process id."""
+    """Kills an engine in the middle of a rollout, once, and notes its process id."""
     note = Path(os.environ[VICTIM])
     if (sample.index or 0) >= LOSE_AT and not note.exists():
         pid = max(_engines())
         note.write_text(str(pid))
-        os.kill(pid, int(os.environ[SIGNAL]))
+        os.kill(pid, signal.SIGKILL)
     return await token_parity_reward(args, sample, **kwargs)
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(
-    ("signum", "script", "flags"),
-    [
-        (
-            signal.SIGKILL,
-            "train_async.py",
-            ["--rollout-function-path", FULLY_ASYNC, "--max-staleness", BOUND, "--eval-interval", 2],
-        ),
-        (
-            signal.SIGSTOP,
-            "train.py",
-            ["--custom-generate-function-path", STREAMING, "--over-sampling-batch-size", 6],
-        ),
-    ],
-    ids=["fully async, SIGKILL", "streaming, SIGSTOP"],
-)
-def test_an_engine_that_is_lost_costs_no_group(
-    signum: int, script: str, flags: list[object], start, rl_flags, data: Path, tmp_path: Path, monkeypatch
+def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_engine_dies(
+    start, rl_flags, data: Path, tmp_path: Path, monkeypatch
 ) -> None:
     note = tmp_path / "victim"
     monkeypatch.setenv(VICTIM, str(note))
-    monkeypatch.setenv(SIGNAL, str(int(signum)))
-    common = [
+    flags = [
         *("--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 6, "--use-rollout-logprobs"),
         *("--custom-rm-path", "tests.e2e.test_rollout_functions.deadly_reward"),
         *("--save", tmp_path / "save", "--save-interval", 6, "--no-save-optim"),
-        *("--eval-prompt-data", "arith", data / "eval.jsonl"),
+        *("--rollout-function-path", FULLY_ASYNC, "--max-staleness", BOUND),
+        *("--eval-prompt-data", "arith", data / "eval.jsonl", "--eval-interval", 2),
     ]
-    run = start([*rl_flags, *common, *flags], script=script).expect_success()
+    run = start([*rl_flags, *flags], script="train_async.py").expect_success(400)
     assert note.exists()
     rows = run.rows("rollout")
     assert len(run.rows("train")) == 6
-    ages = [row["rollout/staleness/max"] for row in rows.values()]
-    if script == "train.py":
-        assert max(ages) <= 1  # what was finished beyond a batch is trained on in the next
-    else:
-        assert max(ages) == BOUND
-        assert max(row["rollout/fully_async/staleness/max"] for row in rows.values()) == BOUND
-        assert sorted(run.rows("eval")) == [2, 4, 6]
-    state = torch.load(tmp_path / "save" / "rollout" / "global_dataset_state_dict_5.pt", weights_only=True)[
-        "ledger"
+    assert max(row["rollout/staleness/max"] for row in rows.values()) == BOUND
+    assert max(row["rollout/fully_async/staleness/max"] for row in rows.values()) == BOUND
+    assert sorted(run.rows("eval")) == [2, 4, 6]
+    state = read_state(state_path(str(tmp_path / "save"), 5))
+    books = state["ledger"]
+    assert books["trained"] == 24
+    assert not books["dropped"] or set(books["dropped"]) == {"aborted"}
+    fates = books["trained"] + books["filtered"] + sum(books["dropped"].values())
+    assert books["issued"] == fates + books["buffered"] + books["leased"]
+    run.expect_no_processes()
+
+
+def parities(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
+    """In place of rewards that a random model never gets: raw ones, and those that are trained on."""
+    rewards = [float(sum(sample.tokens) % 2) for sample in samples]
+    return rewards, [reward - 0.5 for reward in rewards]
+
+
+@pytest.fixture
+def buffer_url(tmp_path: Path):
+    """The service of the rollout buffer, in a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.buffer", "--port", str(port)]
+    with (tmp_path / "buffer.log").open("w") as log:
+        service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        service.kill()
+        service.wait()
+
+
+def test_what_a_generator_writes_to_the_rollout_buffer_is_trained_on(
+    start, rl_flags, buffer_url: str, tmp_path: Path
+) -> None:
+    flags = [
+        *("--rollout-function-path", BUFFER, "--rollout-buffer-url", buffer_url),
+        *("--custom-reward-post-process-path", "tests.e2e.test_rollout_functions.parities"),
+        *("--save", tmp_path / "save", "--save-interval", 2, "--no-save-optim"),
     ]
-    assert state["trained"] == 24
-    assert not state["dropped"] or set(state["dropped"]) == {"aborted"}
-    fates = state["trained"] + state["filtered"] + sum(state["dropped"].values())
-    assert state["issued"] == fates + state["buffered"] + state["leased"]
+    run = start([*rl_flags, *flags]).expect_success()
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1] and all(row["train/grad_norm"] > 0 for row in rows.values())
+    state = read_state(state_path(str(tmp_path / "save"), 1))
+    done = state["metadata"]["finished_groups"]
+    assert len(done) == len(set(done)) == 8
     run.expect_no_processes()

@@ -238,7 +238,7 @@ def test_a_rank_is_filled_with_its_part(tmp_path, name, size):
 
 
 def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.fill._BLOCK_BYTES", 100)
+    monkeypatch.setattr("slime.models.stored_rows._SCRATCH_BYTES", 100)
     monkeypatch.setattr("slime.models.weights_dir._BLOCK_BYTES", 100)
     monkeypatch.setattr("slime.models.safetensors_dir._MAPPED_BYTES", 200)
     codes, scale = float8(40, 8), torch.rand(10, 2) + 0.5

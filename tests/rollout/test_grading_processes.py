@@ -1,6 +1,7 @@
 """Graders that hang or die cost their sample and nothing else."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -224,3 +225,17 @@ async def test_a_bad_label_still_ends_the_run(make_args):
     args = make_args(custom_rm_path=None, rm_type="math")
     with pytest.raises(RolloutError, match=r"GraderError: .*no mathematical expression"):
         await async_rm(args, Sample(response="\\boxed{1}", label="\\text{}"))
+
+
+def test_a_grader_that_hangs_ends_by_itself_even_if_nobody_waits_for_it():
+    command = [sys.executable, "-P", str(grading_process._WORKER)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    request = {"function": bad_graders.HERE, "args": ["loop", "a"], "limit_s": 0.5}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            assert process.wait(60) == -signal.SIGALRM
+        finally:
+            process.kill()

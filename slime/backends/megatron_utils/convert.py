@@ -5,6 +5,7 @@ loads and saves, so that there is one table of names. A parameter after the othe
 process on a CPU suffices; under torchrun the model is spread over several.
 """
 
+import ctypes
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -28,6 +29,8 @@ from slime.models.weights_dir import WeightsReader
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
 from slime.training.hf_export import save_hf_model_to_path
 from slime.utils.accelerator import process_group_backend
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def write_torch_dist(args: Namespace, root: str | Path) -> Path:
@@ -83,9 +86,20 @@ def dtype_of(path: str | Path) -> torch.dtype:
     return next(tensor.dtype for name, tensor in tensors.items() if name.endswith("embeddings.weight"))
 
 
+def _give_back_freed_memory() -> None:
+    """Large blocks go back to the system when they are freed.
+
+    glibc would keep them once the first ones were freed, and not use aligned ones again, which tensors are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 256 * 1024)
+
+
 def _model(args: Namespace) -> TrainState:
     """The model of this process, without storage; there is no optimizer to it."""
     if "RANK" not in os.environ and not dist.is_initialized():
         dist.init_process_group(process_group_backend(), store=dist.HashStore(), rank=0, world_size=1)
+    _give_back_freed_memory()
     init(args)
     return cast(TrainState, SimpleNamespace(model=empty_model(args)))

@@ -5,6 +5,7 @@ hold of it are views of its parameters, found again by the storage that they wou
 """
 
 import copy
+import gc
 import queue
 from argparse import Namespace
 from collections import defaultdict
@@ -215,6 +216,8 @@ class StoredHfWeights(HfWeights):
             allow_shape_mismatch_sharded_tensors={e.key: e for e in wanted if e.allow_shape_mismatch},
         )
         dcp.load(mcore_to_pyt_state_dict(by_key, True), storage_reader=self._reader, planner=planner)
+        # What torch and megatron-core made of them refers to itself, and would keep the data for long.
+        gc.collect()
 
 
 def _of_full_rank(tensor: ShardedTensor) -> ShardedTensor:

@@ -1,0 +1,67 @@
+"""Copies rows of tensors out of a safetensors file by reads: pages of a mapping cost more, one by one."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+_SCRATCH_BYTES = 4 * 1024**2
+
+
+class StoredRows:
+    """A file, which has been opened as safetensors before, so that its header is known to be sound."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        length = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(length))
+        self._starts = {
+            name: 8 + length + entry["data_offsets"][0]
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+
+    def close(self) -> None:
+        self._file.close()
+
+    def copy(
+        self,
+        target: torch.Tensor,
+        name: str,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        rows: range,
+        columns: Sequence[slice],
+    ) -> None:
+        """Fills ``target`` with ``rows`` of a tensor of one or more dimensions, converting its format.
+
+        Args:
+            target: of the shape of that part.
+            name: of the tensor.
+            dtype, shape: its own.
+            rows: which ones.
+            columns: what of each row, a slice for each further dimension.
+        """
+        rest = tuple(shape[1:])
+        width = torch.Size(rest).numel() * dtype.itemsize
+        start = self._starts[name] + rows.start * width
+        whole = torch.Size(target.shape[1:]) == torch.Size(rest)
+        if whole and target.dtype == dtype and target.is_cpu and target.is_contiguous():
+            self._read(target.view(-1), start)
+            return
+        step = max(1, _SCRATCH_BYTES // max(1, width))
+        scratch = torch.empty((min(step, len(rows)), *rest), dtype=dtype)
+        for at in range(0, len(rows), step):
+            part = scratch[: min(step, len(rows) - at)]
+            self._read(part.view(-1), start + at * width)
+            target[at : at + step].copy_(part[(slice(None), *columns)])
+
+    def _read(self, target: torch.Tensor, start: int) -> None:
+        data = target.view(torch.uint8).numpy().data
+        while data:
+            count = os.preadv(self._file.fileno(), [data], start)
+            if count == 0:
+                raise OSError(f"{self._file.name}: ends before byte {start + len(data)}")
+            data, start = data[count:], start + count
