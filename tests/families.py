@@ -26,6 +26,10 @@ _LATENT = {
     **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
     **{"v_head_dim": 24, "num_key_value_heads": 8},
 }
+_DELTA_NETS = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+    **{"linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
+}
 # A name: the class in transformers, and what its config has that the others have not.
 FAMILIES = {
     "glm4": ("Glm4", {"attention_bias": True}),
@@ -59,6 +63,21 @@ FAMILIES = {
             "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8, "norm_topk_prob": False},
+            **{"topk_method": "group_limited_greedy", "scoring_func": "softmax"},
+            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v2-lite": (
+        "DeepseekV2",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8, "norm_topk_prob": False},
+            **{"topk_method": "greedy", "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+        },
+    ),
     "moonlight": (
         "DeepseekV3",
         {
@@ -68,6 +87,28 @@ FAMILIES = {
     ),
     "kimi_k2": ("DeepseekV3", {**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8}),
     "glm4_moe_lite": ("Glm4MoeLite", {**_DEEPSEEK_EXPERTS, **_LATENT}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **{**_DELTA_NETS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            **{"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5Text", {**_DELTA_NETS, "tie_word_embeddings": True}),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        {
+            **{**_DELTA_NETS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5},
+            **{"swiglu_limit": 0.3, "rope_parameters": {**_YARN, "truncate": False}},
+        },
+    ),
 }
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
@@ -76,7 +117,15 @@ _UNTRAINED = {
     "mimo": "model.mtp_layers.0.input_proj.weight",
     "deepseek_v3": "model.layers.4.eh_proj.weight",
     "glm4_moe": "model.layers.4.eh_proj.weight",
+    "qwen3_next": "mtp.fc.weight",
 }
+
+
+def tolerance(name: str) -> float:
+    """How far logits of float32 may be apart."""
+    # The norm behind a delta net makes much of what it reads where this is close to zero: transformers itself
+    # is 3e-5 away from float64 here.
+    return 5e-5 if "linear_num_key_heads" in FAMILIES[name][1] else 1e-5
 
 
 def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
@@ -85,6 +134,8 @@ def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
     sizes = {**_SIZES, **own, **changes}
     if prefix in ("Qwen2", "Glm4MoeLite"):
         sizes.pop("head_dim")
+    if prefix == "Qwen3_5MoeText":
+        sizes.pop("intermediate_size")
     return getattr(transformers, f"{prefix}Config")(**sizes)
 
 
@@ -132,7 +183,11 @@ def _stir(model: torch.nn.Module, generator: torch.Generator) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if "norm" in name:
             tensor.add_(0.3 * noise)
+        elif "sinks" in name:
+            tensor.copy_(noise)
         elif "bias" in name:
             tensor.add_(0.1 * noise)
+        elif "conv" in name:
+            tensor.copy_(0.5 * noise)
         else:
             tensor.copy_(0.06 * noise)

@@ -47,6 +47,12 @@ class ModelShapeArgs:
         names=("--rope-scaling-factor", "--rotary-scaling-factor"), above=0, help="factor of the scaling"
     )
     swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
+    quick_geglu: bool | None = flag(const=True, help="gated MLP with x * sigmoid(1.702 x)")
+    glu_linear_offset: float | None = flag(help="added to what the gate of an MLP weighs")
+    activation_func_clamp_value: float | None = flag(above=0, help="limit of the gate and what it weighs")
+    softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = flag(
+        help="learnable: the softmax of attention has a sink, a learned score of each head"
+    )
     add_bias_linear: bool | None = flag(
         names=("--add-bias-linear",), const=True, help="bias in every linear layer"
     )
@@ -58,6 +64,11 @@ class ModelShapeArgs:
     )
     post_self_attn_layernorm: bool | None = flag(const=True, help="norm after attention")
     post_mlp_layernorm: bool | None = flag(const=True, help="norm after the MLP")
+    attention_output_gate: bool | None = flag(
+        names=("--attention-output-gate", "--use-gated-attention"),
+        const=True,
+        help="a sigmoid weighs what each head attends to",
+    )
     untie_embeddings_and_output_weights: bool | None = flag(
         const=True, help="the output layer has its own weights"
     )
@@ -76,6 +87,17 @@ class LatentAttentionArgs:
     v_head_dim: int | None = flag(above=0, help="features of a value head")
     mscale: float | None = flag(at_least=0, help="YaRN's factor of the attention's temperature")
     mscale_all_dim: float | None = flag(at_least=0, help="the same, over all features")
+
+
+@dataclass(frozen=True)
+class LinearAttentionArgs:
+    """What config.json says of gated delta nets too."""
+
+    linear_conv_kernel_dim: int | None = flag(above=0, help="tokens of the convolution before a delta net")
+    linear_key_head_dim: int | None = flag(above=0, help="features of a delta net's query or key head")
+    linear_value_head_dim: int | None = flag(above=0, help="features of its value head")
+    linear_num_key_heads: int | None = flag(above=0, help="its query and key heads")
+    linear_num_value_heads: int | None = flag(above=0, help="its value heads")
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,7 @@ class DerivedModelShape(ShapeArgs):
         rope, local_rope: the rotary embedding, and that of layers with a window where it is another one.
         qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
         activation: of the MLPs, under its name in transformers.
+        attention_output_gate, softmax_type, glu_linear_offset, activation_func_clamp_value: see `ModelShape`.
     """
 
     group_query_attention: bool
@@ -131,6 +154,10 @@ class DerivedModelShape(ShapeArgs):
     use_rope_scaling: bool
     rope_scaling_factor: float
     swiglu: bool
+    quick_geglu: bool
+    glu_linear_offset: float
+    activation_func_clamp_value: float | None
+    softmax_type: Literal["vanilla", "learnable"]
     add_bias_linear: bool
     post_self_attn_layernorm: bool
     post_mlp_layernorm: bool
@@ -140,15 +167,15 @@ class DerivedModelShape(ShapeArgs):
     attention_windows: Sequence[int | None] | None
     local_rope: Rope | None
     embedding_factor: float
-    activation: Literal["silu", "gelu_pytorch_tanh"]
+    activation: Literal["silu", "gelu_pytorch_tanh", "quick_gelu"]
     multi_latent_attention: bool
+    attention_output_gate: bool
 
 
 # What all supported families share.
 _FIXED_SHAPE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "position_embedding_type": "rope",
-    "add_bias_linear": False,
 }
 
 
@@ -215,6 +242,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.padded_vocab_size < args.vocab_size:
         padded, size = args.padded_vocab_size, args.vocab_size
         yield f"--padded-vocab-size {padded}: below vocab_size {size} (config.json)"
+    if args.disable_bias_linear and args.add_bias_linear:
+        yield "--disable-bias-linear: config.json of --hf-checkpoint describes a model with biases"
     if args.spec is not None and len(args.spec) != 2:
         yield f"--spec {' '.join(args.spec)}: wanted a module and the name of a function in it"
 
@@ -231,6 +260,7 @@ CONCERN = Concern(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,
+        "linear attention": LinearAttentionArgs,
         "layer variants": LayerVariantArgs,
         "vocabulary": VocabularyArgs,
     },

@@ -52,7 +52,8 @@ class ExpertArgs:
         1, above=0, help="expert parallel size: ranks that the experts of a layer are dealt out to"
     )
     expert_tensor_parallel_size: int | None = flag(
-        above=0, help="ranks that each expert is split over; default --tensor-model-parallel-size"
+        above=0,
+        help="ranks that each expert is split over; default that of attention, or 1 for those with biases",
     )
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag(
         "allgather", help="how tokens travel to their experts; flex is taken as alltoall"
@@ -138,7 +139,8 @@ def derive(args: Namespace) -> None:
     if args.moe_token_dispatcher_type == "flex":
         args.moe_token_dispatcher_type = "alltoall"
     if args.expert_tensor_parallel_size is None:
-        args.expert_tensor_parallel_size = args.tensor_model_parallel_size
+        # Each rank would add the biases of an expert that is split.
+        args.expert_tensor_parallel_size = 1 if args.add_bias_linear else args.tensor_model_parallel_size
     args.moe_router_load_balancing_type = args.moe_router_load_balancing_type or ["aux_loss"]
     args.moe_aux_loss_coeff = args.moe_aux_loss_coeff or [0.0]
 
@@ -182,6 +184,8 @@ def _bad_sizes(args: Namespace) -> Iterator[str]:
             f"--expert-model-parallel-size {experts} does not divide num_experts {args.num_experts} "
             "(config.json)"
         )
+    if parts > 1 and args.add_bias_linear:
+        yield f"--expert-tensor-parallel-size {parts}: experts of this model have biases (wanted: 1)"
     if tp % parts:
         yield f"--expert-tensor-parallel-size {parts} does not divide --tensor-model-parallel-size {tp}"
     elif args.moe_ffn_hidden_size % parts:

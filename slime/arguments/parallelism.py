@@ -86,8 +86,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
         sizes = f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}"
         sizes += f" x --context-parallel-size {cp}" if cp > 1 else ""
         yield f"{sizes}: does not divide {args.trainer_world_size} trainer GPUs"
-    for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size"):
-        size = getattr(args, name)
+    names = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size")
+    for name in (*names, "linear_num_key_heads"):
+        size = getattr(args, name) or 0  # models without delta nets have no heads of theirs
         if size % tp:
             yield f"--tensor-model-parallel-size {tp} does not divide {name} {size} (config.json)"
     uneven = bool(args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from slime.models import (
+    deepseek_v2,
     deepseek_v3,
     gemma3_text,
     glm4,
     glm4_moe,
     glm4_moe_lite,
+    gpt_oss,
     llama,
     mimo,
     minimax_m2,
@@ -20,7 +22,9 @@ from slime.models import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
 )
 from slime.models.any_decoder import shape_of_any
 from slime.models.family import Family
@@ -56,6 +60,11 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
     "kimi_k2": deepseek_v3.KIMI_K2,
     "glm4_moe_lite": glm4_moe_lite.FAMILY,
+    "deepseek_v2": deepseek_v2.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5_text": qwen3_5.FAMILY,
+    "qwen3_5_moe_text": qwen3_5.MOE_FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
 }
 """By the ``model_type`` of config.json."""
 

@@ -13,8 +13,8 @@ from slime.models.rules import Rule, behind_last_layer
 from slime.models.shape import LatentShape, ModelShape, ShapeArgs
 
 
-def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
-    """The shape of a decoder with multi-latent attention and experts in the manner of DeepSeek-V3."""
+def latent_attention_shape(config: HfConfig) -> ModelShape:
+    """The shape of a decoder with multi-latent attention, its experts left to the family."""
     config.require(attention_bias=False)
     latent = LatentShape(
         q_lora_rank=None if config.get("q_lora_rank") is None else config.size("q_lora_rank"),
@@ -23,7 +23,7 @@ def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
         qk_pos_emb_head_dim=config.size("qk_rope_head_dim"),
         v_head_dim=config.size("v_head_dim"),
     )
-    shape = decoder_shape(
+    return decoder_shape(
         config,
         rope=read_rope(config, interleaved=config.get("rope_interleave", True)),
         num_query_groups=config.size("num_attention_heads"),
@@ -31,6 +31,11 @@ def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
         qk_layernorm=True,
         latent=latent,
     )
+
+
+def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
+    """That with experts in the manner of DeepSeek-V3."""
+    shape = latent_attention_shape(config)
     return replace(shape, moe=sigmoid_experts(config, shape, default_dense))
 
 

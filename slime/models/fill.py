@@ -98,7 +98,7 @@ def _fill_merged(
     param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, cut: Cut, what: str
 ) -> None:
     """The same by whole tensors, for rules whose rows are in no simple order."""
-    full = rule.merge([reader.read(name) for name in rule.hf_names], shape)
+    full = rule.merge([_read(reader, name, rule.expert) for name in rule.hf_names], shape)
     if cut.dim == 0:
         ranges = rule.ranges(len(full), cut.rank, cut.size)
         part = torch.cat([full[held.start : held.stop] for held in ranges])
@@ -107,3 +107,10 @@ def _fill_merged(
     if part.shape != param.shape:
         raise _misfit(reader, rule, list(part.shape), param, what)
     param.copy_(part)
+
+
+def _read(reader: SafetensorReader, name: str, expert: int | None) -> torch.Tensor:
+    """A tensor, or the part of it that belongs to an expert."""
+    if expert is None:
+        return reader.read(name)
+    return reader.read_part(name, [slice(expert, expert + 1)])[0]

@@ -8,9 +8,7 @@ from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope, read_rope
 from slime.models.rules import Rule
 from slime.models.shape import ModelShape
-
-_PATTERN = 6  # every sixth layer sees all, where config.json does not say so
-_SEES_ALL, _LOCAL = "full_attention", "sliding_attention"
+from slime.models.windows import LOCAL, SEES_ALL, attention_windows
 
 
 def _shape(config: HfConfig) -> ModelShape:
@@ -35,7 +33,7 @@ def _shape(config: HfConfig) -> ModelShape:
         softmax_scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5,
         embedding_factor=config.size("hidden_size") ** 0.5,
     )
-    return replace(shape, attention_windows=_windows(config, shape.num_layers))
+    return replace(shape, attention_windows=attention_windows(config, shape.num_layers, 4096, pattern=6))
 
 
 def _ropes(config: HfConfig) -> tuple[Rope, Rope]:
@@ -43,18 +41,9 @@ def _ropes(config: HfConfig) -> tuple[Rope, Rope]:
     nested = config.mapping("rope_parameters")
     if not nested:
         return read_rope(config, base=1e6), Rope(config.number("rope_local_base_freq", 10000.0))
-    both = (nested.get(kind) or {} for kind in (_SEES_ALL, _LOCAL))
+    both = (nested.get(kind) or {} for kind in (SEES_ALL, LOCAL))
     every, local = (HfConfig({"rope_parameters": values}, config.origin) for values in both)
     return read_rope(every, base=1e6), read_rope(local)
-
-
-def _windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
-    window, pattern = config.size("sliding_window", 4096), config.size("sliding_window_pattern", _PATTERN)
-    default = [_LOCAL if (layer + 1) % pattern else _SEES_ALL for layer in range(num_layers)]
-    kinds = config.get("layer_types") or default
-    if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {_SEES_ALL, _LOCAL}:
-        raise config.wrong("layer_types", kinds, f"{_SEES_ALL} or {_LOCAL} for each of {num_layers} layers")
-    return tuple(window if kind == _LOCAL else None for kind in kinds)
 
 
 _NORMS = {

@@ -13,27 +13,31 @@ from slime.models.experts import (
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.rules import Rule
-from slime.models.shape import ModelShape
+from slime.models.shape import ModelShape, MoeShape
+
+
+def gated_shared_experts(config: HfConfig, layers: tuple[int, ...]) -> MoeShape:
+    """Experts with a shared one, whose gate weighs it, in the layers that are marked by a 1."""
+    sums_to_one = config.switch("norm_topk_prob")
+    moe = softmax_experts(config, config.size("moe_intermediate_size"), sums_to_one, layers)
+    shared = config.size("shared_expert_intermediate_size")
+    return replace(moe, moe_shared_expert_intermediate_size=shared, moe_shared_expert_gate=True)
 
 
 def _shape(config: HfConfig) -> ModelShape:
     config.require(qkv_bias=True)
     shape = decoder_shape(config, add_qkv_bias=True, add_output_bias=False)
-    layers, sums_to_one = sparse_layers(config, shape.num_layers), config.switch("norm_topk_prob")
-    moe = softmax_experts(config, config.size("moe_intermediate_size"), sums_to_one, layers)
-    shared = config.size("shared_expert_intermediate_size")
-    moe = replace(moe, moe_shared_expert_intermediate_size=shared, moe_shared_expert_gate=True)
-    return replace(shape, moe=moe)
+    return replace(shape, moe=gated_shared_experts(config, sparse_layers(config, shape.num_layers)))
 
 
 _SHARED = {
     **shared_expert_rules("mlp.shared_expert"),
     "mlp.shared_experts.gate_weight": Rule(("mlp.shared_expert_gate.weight",)),
 }
-_EXPERTS = replace(QWEN_EXPERTS, of_layer={**QWEN_EXPERTS.of_layer, **_SHARED})
+GATED_SHARED_EXPERTS = replace(QWEN_EXPERTS, of_layer={**QWEN_EXPERTS.of_layer, **_SHARED})
 
 FAMILY = Family(
     shape=_shape,
-    weights=replace(DECODER_WEIGHTS, experts=_EXPERTS),
+    weights=replace(DECODER_WEIGHTS, experts=GATED_SHARED_EXPERTS),
     forward_flops=shared_forward_flops,
 )

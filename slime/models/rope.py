@@ -105,12 +105,15 @@ def _share(config: HfConfig, values: Mapping[str, Any], default: float | None) -
 
 
 def _yarn_options(config: HfConfig, values: Mapping[str, Any]) -> dict[str, float]:
-    if values.get("truncate", True) is not True:
-        raise config.unsupported("RoPE truncate", values["truncate"], True)
+    truncate = values.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise config.wrong("RoPE truncate", truncate, "true or false")
     given = {name: values.get(name) for name in (*_OPTIONAL, "attention_factor")}
-    return _OPTIONAL | {
-        name: config.positive(f"RoPE {name}", value) for name, value in given.items() if value
-    }
+    return (
+        _OPTIONAL
+        | {name: config.positive(f"RoPE {name}", value) for name, value in given.items() if value}
+        | ({} if truncate else {"fractional": 1.0})
+    )
 
 
 @cache
@@ -148,8 +151,10 @@ def _yarn(rope: Rope, wavelengths: torch.Tensor, width: int) -> torch.Tensor:
     def pair_that_turns(rotations: float) -> float:
         return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    low = max(math.floor(pair_that_turns(rope.factor("beta_fast"))), 0)
-    high = min(math.ceil(pair_that_turns(rope.factor("beta_slow"))), width - 1)
+    low, high = (pair_that_turns(rope.factor(name)) for name in ("beta_fast", "beta_slow"))
+    if not rope.factor("fractional"):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
     span = (high - low) or 0.001
     stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
     kept = 1 - stretched

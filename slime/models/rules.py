@@ -38,6 +38,11 @@ class Rule:
 
     hf_names: tuple[str, ...]
 
+    @property
+    def expert(self) -> int | None:
+        """Whose part of the HF tensors it is about, where they hold those of all experts of a layer."""
+        return None
+
     def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
         """What the rows of the full parameter are, in order; ``rows`` counts those of each HF tensor."""
         return [Segment(0, 0, rows[0])]
@@ -100,6 +105,28 @@ class QkvRule(Rule):
 
 
 @dataclass(frozen=True)
+class GatedQkvRule(Rule):
+    """The same where the projection of queries has, for each head, its query and then its output gate.
+
+    Per query group the rows are [its query heads, their gates, its key, its value].
+    """
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        rest, groups = tensors[0].shape[1:], shape.num_query_groups
+        heads = tensors[0].reshape(groups, -1, 2, shape.kv_channels, *rest)
+        parts = [heads[:, :, 0], heads[:, :, 1], *tensors[1:]]
+        return torch.cat([part.reshape(groups, -1, *rest) for part in parts], dim=1).reshape(-1, *rest)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        rest, groups, head = param.shape[1:], shape.num_query_groups, shape.kv_channels
+        rows = shape.num_attention_heads // groups * head
+        parts = param.reshape(groups, -1, *rest).split([rows, rows, head, head], dim=1)
+        query, gate = (part.reshape(shape.num_attention_heads, 1, head, *rest) for part in parts[:2])
+        both = torch.cat([query, gate], dim=1)
+        return [part.reshape(-1, *rest) for part in (both, *parts[2:])]
+
+
+@dataclass(frozen=True)
 class GateUpRule(Rule):
     """Gate over up. Each tensor-parallel rank holds its part of both, so each is sharded on its own."""
 
@@ -131,6 +158,30 @@ class FusedGateUpRule(GateUpRule):
 
 
 @dataclass(frozen=True)
+class StackedRule(Rule):
+    """That of one expert, for its part of tensors [experts, ...]."""
+
+    of_one: Rule
+    number: int
+
+    @property
+    def expert(self) -> int:
+        return self.number
+
+    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+        return self.of_one.merge(tensors, shape)
+
+    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+        return self.of_one.split(param, shape)
+
+    def ranges(self, rows: int, rank: int, size: int) -> list[range]:
+        return self.of_one.ranges(rows, rank, size)
+
+    def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
+        return self.of_one.unshard(shards, dim)
+
+
+@dataclass(frozen=True)
 class ExpertRules:
     """What a layer has in the place of its dense MLP.
 
@@ -138,11 +189,13 @@ class ExpertRules:
         of_layer: by the parameter's name within the layer.
         of_expert: by its name within an expert.
         prefix: what HF puts before the names of an expert, {} standing for its number.
+        stacked: whether HF has one tensor for all experts of a layer, whose first dimension counts them.
     """
 
     of_layer: Mapping[str, Rule]
     of_expert: Mapping[str, Rule]
     prefix: str
+    stacked: bool = False
 
     def names(self, num_experts: int) -> list[str]:
         """Of all parameters within a layer."""
@@ -157,7 +210,10 @@ class ExpertRules:
         if match is None:
             return self.of_layer.get(name)
         rule = self.of_expert.get(match[2])
-        return rule and rule.under(self.prefix.format(match[1]))
+        if rule is None:
+            return None
+        named = rule.under(self.prefix.format(match[1]))
+        return StackedRule(named.hf_names, named, int(match[1])) if self.stacked else named
 
 
 def behind_last_layer(name: str, num_layers: int) -> bool:
@@ -175,6 +231,7 @@ class WeightMap:
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
+        linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
             nor saved, as those that predict further tokens (MTP).
     """
@@ -184,6 +241,7 @@ class WeightMap:
     of_layer: Mapping[str, Rule]
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
+    linear: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
 
     def rule_for(self, name: str) -> Rule:
@@ -199,13 +257,17 @@ class WeightMap:
         return rule.under(self.layer_prefix.format(match[1])) if match else rule
 
     def _in_layer(self, name: str) -> Rule | None:
-        return self.of_layer.get(name) or (self.experts.rule_for(name) if self.experts else None)
+        rule = self.of_layer.get(name) or (self.linear or {}).get(name)
+        return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
-        if self.experts is None or not shape.moe_layer_freq[layer]:
-            return [*self.of_layer]
-        dense = [name for name in self.of_layer if not name.startswith("mlp.")]
-        return dense + self.experts.names(shape.num_experts)
+        names = [*self.of_layer]
+        if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
+            names = [name for name in names if not name.startswith("self_attention.")] + [*self.linear]
+        if self.experts and shape.moe_layer_freq[layer]:
+            dense = [name for name in names if not name.startswith("mlp.")]
+            names = dense + self.experts.names(shape.num_experts)
+        return names
 
     def hf_names(self, shape: ShapeArgs) -> set[str]:
         """The names of all tensors of a model."""

@@ -54,6 +54,23 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class LinearShape:
+    """The layers with a gated delta net (Yang et al. 2024, arXiv:2412.06464) in the place of attention.
+
+    ``linear_attention_freq`` has a 1 for each such layer and a 0 for each with attention. A causal
+    convolution of ``linear_conv_kernel_dim`` tokens precedes it. Each key head serves the same number of
+    value heads.
+    """
+
+    linear_attention_freq: tuple[int, ...]
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder. ``kv_channels`` is the size of a head, ``num_query_groups`` counts key/value heads.
 
@@ -62,7 +79,13 @@ class ModelShape:
     With ``layernorm_zero_centered_gamma`` norms multiply by 1 + weight. Scores of attention are multiplied by
     ``softmax_scale``, None standing for 1 / sqrt(kv_channels). ``attention_windows`` has for each layer how
     many tokens one sees, None for all; layers with a number are rotated by ``local_rope``, if there is one.
-    Embeddings are multiplied by ``embedding_factor``.
+    Embeddings are multiplied by ``embedding_factor``. With ``attention_output_gate`` the projection of
+    queries gives a gate too, whose sigmoid weighs what each head attends to.
+
+    With ``add_bias_linear`` all projections have biases, those of experts and routers too. A ``softmax_type``
+    "learnable" adds a number of each head, its sink, to the scores that softmax is taken of. In a gated MLP
+    ``glu_linear_offset`` is added to what the gate weighs; both are limited to
+    ``activation_func_clamp_value``, the gate on the upper side only.
     """
 
     model_type: str
@@ -89,17 +112,23 @@ class ModelShape:
     attention_windows: tuple[int | None, ...] | None = None
     local_rope: Rope | None = None
     embedding_factor: float = 1.0
-    activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    activation: Literal["silu", "gelu_pytorch_tanh", "quick_gelu"] = "silu"
+    attention_output_gate: bool = False
+    add_bias_linear: bool = False
+    softmax_type: Literal["vanilla", "learnable"] = "vanilla"
+    glu_linear_offset: float = 0.0
+    activation_func_clamp_value: float | None = None
     moe: MoeShape | None = None
     latent: LatentShape | None = None
+    linear: LinearShape | None = None
 
 
 @dataclass(frozen=True)
 class ShapeArgs:
     """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
 
-    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent attention None for
-    others, see `LatentShape`.
+    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent and about linear
+    attention None for others, see `LatentShape` and `LinearShape`.
     """
 
     model_type: str
@@ -124,6 +153,12 @@ class ShapeArgs:
     qk_head_dim: int | None
     qk_pos_emb_head_dim: int | None
     v_head_dim: int | None
+    linear_attention_freq: Sequence[int] | None
+    linear_conv_kernel_dim: int | None
+    linear_key_head_dim: int | None
+    linear_value_head_dim: int | None
+    linear_num_key_heads: int | None
+    linear_num_value_heads: int | None
 
 
 def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
@@ -141,8 +176,10 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
         **values,
         **(vars(shape.moe) if shape.moe else {}),
         **(vars(shape.latent) if shape.latent else dict.fromkeys(_LATENT_FIELDS)),
+        **(vars(shape.linear) if shape.linear else dict.fromkeys(_LINEAR_FIELDS)),
         "multi_latent_attention": shape.latent is not None,
         "swiglu": shape.activation == "silu",
+        "quick_geglu": shape.activation == "quick_gelu",
         "layernorm_epsilon": shape.norm_epsilon,
         "rotary_base": shape.rope.base,
         "rope_type": "yarn" if shape.rope.kind == "yarn" else "rope",
@@ -155,8 +192,9 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     }
 
 
-_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent"})
+_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent", "linear"})
 _LATENT_FIELDS = [field.name for field in fields(LatentShape)]
+_LINEAR_FIELDS = [field.name for field in fields(LinearShape)]
 
 
 def pad_vocab_size(vocab_size: int, divisible_by: int, tensor_parallel_size: int) -> int:

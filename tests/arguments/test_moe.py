@@ -7,6 +7,7 @@ import pytest
 from slime.arguments import UsageError, validated_args
 from slime.arguments.moe import layer_kinds
 from tests.arguments.conftest import write_empty_weights
+from tests.families import tiny_family
 from tools.make_tiny_model import make_config, make_tokenizer
 
 
@@ -49,6 +50,26 @@ def test_experts_are_split_as_attention_is_unless_told(words, experts):
     assert validated_args(words(**flags)).expert_tensor_parallel_size == 2
     whole = validated_args(words(**flags, expert_tensor_parallel_size=1, expert_model_parallel_size=2))
     assert (whole.expert_tensor_parallel_size, whole.expert_model_parallel_size) == (1, 2)
+
+
+@pytest.fixture(scope="session")
+def biased(tmp_path_factory):
+    """Experts with biases."""
+    path = tmp_path_factory.mktemp("biased")
+    tiny_family("gpt_oss", path, vocab_size=512)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_experts_with_biases_are_not_split(biased, words, refusal):
+    flags = {"actor_num_gpus_per_node": 2, "hf_checkpoint": biased, **TP2}
+    assert validated_args(words(**flags)).expert_tensor_parallel_size == 1
+    message = refusal(words(**flags, expert_tensor_parallel_size=2))
+    assert message.startswith(
+        "--expert-tensor-parallel-size 2: experts of this model have biases (wanted: 1)"
+    )
+    message = refusal(words(**flags, disable_bias_linear=True))
+    assert message.startswith("--disable-bias-linear: config.json of --hf-checkpoint describes a model with")
 
 
 def test_kernels_that_are_not_there_are_a_note(words, experts, notes):

@@ -18,6 +18,14 @@ _DEEPSEEK: dict[str, Any] = {
         **{"beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
 }
+_DEEPSEEK_V2 = _DEEPSEEK | {
+    **{"model_type": "deepseek_v2", "num_hidden_layers": 60, "hidden_size": 5120, "vocab_size": 102400},
+    **{"intermediate_size": 12288, "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    **{"moe_intermediate_size": 1536, "first_k_dense_replace": 1, "topk_group": 3},
+    **{"routed_scaling_factor": 16.0, "norm_topk_prob": False, "scoring_func": "softmax"},
+    **{"topk_method": "group_limited_greedy", "num_nextn_predict_layers": 0},
+    "rope_scaling": _DEEPSEEK["rope_scaling"] | {"mscale": 0.707, "mscale_all_dim": 0.707},
+}
 _KIMI = _DEEPSEEK | {
     **{"model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
     **{"rope_theta": 50000.0, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1},
@@ -38,6 +46,18 @@ _GLM_MOE = {
     **{"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1},
     **{"moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_group": 1, "use_qk_norm": False},
     **{"routed_scaling_factor": 1.0, "norm_topk_prob": True, "num_nextn_predict_layers": 1},
+}
+_GPT_OSS = {
+    **{"model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880, "intermediate_size": 2880},
+    **{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088},
+    **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 150000},
+    **{"attention_bias": True, "tie_word_embeddings": False, "num_local_experts": 32},
+    **{"num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0},
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "rope_scaling": {
+        **{"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    },
 }
 _QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "vocab_size": 151936, "tie_word_embeddings": False}
 
@@ -68,6 +88,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek-v3": _DEEPSEEK,
     "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
     "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
+    "deepseek-v2": _DEEPSEEK_V2,
+    "deepseek-v2-lite": _DEEPSEEK_V2
+    | {
+        **{"num_hidden_layers": 27, "hidden_size": 2048, "intermediate_size": 10944, "q_lora_rank": None},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 64},
+        **{"moe_intermediate_size": 1408, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+        "routed_scaling_factor": 1.0,
+    },
     "kimi-k2": _KIMI,
     "kimi-k2-thinking": _KIMI
     | {"rms_norm_eps": 1e-5, "rope_scaling": _KIMI["rope_scaling"] | {"factor": 64.0}},
@@ -108,6 +136,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 640000},
         **{"attention_bias": True, "num_nextn_predict_layers": 1, "tie_word_embeddings": False},
     },
+    "gpt-oss-20b": _GPT_OSS,
+    "gpt-oss-120b": _GPT_OSS
+    | {
+        **{"num_hidden_layers": 36, "num_local_experts": 128},
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+    },
     "minimax-m2": {
         **{"model_type": "minimax_m2", "num_hidden_layers": 62, "hidden_size": 3072},
         **{"intermediate_size": 1536, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128},
@@ -125,6 +159,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"num_hidden_layers": 62, "hidden_size": 6144, "intermediate_size": 8192, "num_experts": 160},
         **{"num_attention_heads": 96, "num_key_value_heads": 8, "moe_intermediate_size": 2560},
         **{"rope_theta": 10000000, "max_position_embeddings": 262144},
+    },
+    "qwen3-next-80B-A3B": _QWEN
+    | {
+        **{"model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048},
+        **{"intermediate_size": 5120, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256},
+        **{"max_position_embeddings": 262144, "num_experts": 512, "num_experts_per_tok": 10},
+        **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True},
+        **{"decoder_sparse_step": 1, "mlp_only_layers": [], "rope_theta": 10000000},
+        **{"partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+        **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16},
+        **{"linear_num_value_heads": 32, "attention_bias": False, "use_sliding_window": False},
     },
     "qwen1.5-MoE-A2.7B": _QWEN2_MOE
     | {

@@ -33,10 +33,26 @@ def shape_of(model, **changes):
         ("deepseek-v3", {}, "rope_type", "yarn"),
         ("deepseek-v3", {}, "q_lora_rank", 1536),
         ("moonlight", {}, "q_lora_rank", None),
+        ("deepseek-v2", {}, "moe_router_group_topk", 3),
+        ("deepseek-v2", {"topk_method": "greedy"}, "moe_router_num_groups", 1),
+        ("deepseek-v2", {"first_k_dense_replace": None}, "moe_layer_freq", (1,) * 60),
         ("minimax-m2", {}, "rotary_percent", 0.5),
         ("minimax-m2", {"rotary_dim": None}, "rotary_percent", 1.0),
         ("qwen1.5-MoE-A2.7B", {}, "moe_router_pre_softmax", True),
         ("mixtral-8x7B", {}, "moe_router_pre_softmax", False),
+        ("gpt-oss-20b", {}, "attention_windows", (128, None) * 12),
+        ("gpt-oss-20b", {"layer_types": None}, "attention_windows", (128, None) * 12),
+        ("gpt-oss-20b", {}, "softmax_type", "learnable"),
+        ("gpt-oss-20b", {"swiglu_limit": 5}, "activation_func_clamp_value", 5.0),
+        ("qwen3-next-80B-A3B", {}, "linear_attention_freq", (1, 1, 1, 0) * 12),
+        ("qwen3-next-80B-A3B", {"norm_topk_prob": None}, "moe_router_pre_softmax", True),
+        ("qwen3-next-80B-A3B", {"linear_num_value_heads": None}, "linear_num_value_heads", 32),
+        (
+            "qwen3-next-80B-A3B",
+            {"layer_types": ["full_attention"] + ["linear_attention"] * 47},
+            "linear_attention_freq",
+            (0,) + (1,) * 47,
+        ),
     ],
 )
 def test_variants(model, change, field, value):
@@ -63,6 +79,17 @@ def test_variants(model, change, field, value):
         ("deepseek-v3", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1 .wanted: 2 or more"),
         ("deepseek-v3", {"attention_bias": True}, "attention_bias True"),
         ("glm4.7-30B-A3B", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("deepseek-v2", {"n_group": 7}, "n_group is 7 .wanted: a divisor of n_routed_experts 160"),
+        ("gpt-oss-20b", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0"),
+        ("gpt-oss-20b", {"attention_bias": False}, "attention_bias False"),
+        ("qwen3-next-80B-A3B", {"layer_types": ["sliding_attention"] * 48}, "layer_types is"),
+        (
+            "qwen3-next-80B-A3B",
+            {"linear_num_value_heads": 20},
+            "linear_num_value_heads is 20 .wanted: a multiple of linear_num_key_heads 16",
+        ),
     ],
 )
 def test_what_the_trainer_would_compute_wrongly_is_refused(model, change, complaint):
@@ -114,3 +141,21 @@ def test_flops_of_latent_attention_and_shared_experts_counted_by_hand():
     linear = 2 * (2 * attention + mlp + 4 * 10)
     # Per layer, 2 heads, 3 causal pairs of 2 tokens: scores of width 7 and sums of width 6.
     assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * (7 + 6) * 3
+
+
+def test_flops_of_delta_nets_and_gated_attention_counted_by_hand():
+    from argparse import Namespace
+
+    args = Namespace(model_type="qwen3_next", num_layers=3, hidden_size=4, ffn_hidden_size=6)
+    vars(args).update(num_attention_heads=2, num_query_groups=1, kv_channels=5, padded_vocab_size=10)
+    vars(args).update(linear_attention_freq=(1, 1, 0), linear_conv_kernel_dim=3, linear_key_head_dim=2)
+    vars(args).update(linear_value_head_dim=3, linear_num_key_heads=2, linear_num_value_heads=4)
+    vars(args).update(num_experts=3, moe_router_topk=2, moe_ffn_hidden_size=5, moe_layer_freq=(0, 1, 1))
+    vars(args).update(moe_shared_expert_intermediate_size=7)
+    # Query 4, key 4, value and gate 12 each, strength and decay 4 each; convolution of 20 features; states.
+    delta_net = 4 * 40 + 3 * 20 + 3 * 4 * 2 * 3 + 12 * 4
+    attention = 4 * (10 + 10 + 5 + 5) + 10 * 4  # query and gate, key, value; output
+    mlp = 3 * 4 * 6 + 2 * (4 * (3 + 3 * 2 * 5) + 3 * 4 * 7)
+    linear = 2 * (2 * delta_net + attention + mlp + 4 * 10)
+    assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * 5 * 3
+    assert calculate_fwd_flops([2, 2], args) == 2 * calculate_fwd_flops([2], args)

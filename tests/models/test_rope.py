@@ -60,7 +60,7 @@ def test_what_config_json_leaves_out_is_what_the_family_does(values, options, ex
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "RoPE factor: missing .RoPE type is linear"),
-        ({"rope_scaling": YARN | {"truncate": False}}, "RoPE truncate False is not supported"),
+        ({"rope_scaling": YARN | {"truncate": 0.5}}, "RoPE truncate is 0.5 .wanted: true or false"),
         ({"rope_scaling": YARN | {"beta_fast": "x"}}, "RoPE beta_fast is 'x'"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0.5 \(wanted: 1.0\)"),
     ],

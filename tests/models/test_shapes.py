@@ -69,6 +69,15 @@ def test_fields_carry_megatron_names(tmp_path):
         "activation": "silu",
         "swiglu": True,
         "multi_latent_attention": False,
+        "attention_output_gate": False,
+        "add_bias_linear": False,
+        "softmax_type": "vanilla",
+        "glu_linear_offset": 0.0,
+        "activation_func_clamp_value": None,
+        "quick_geglu": False,
+        "linear_attention_freq": None,
+        **dict.fromkeys(f"linear_{part}" for part in ("conv_kernel_dim", "key_head_dim", "value_head_dim")),
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads")),
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")),
     }
 

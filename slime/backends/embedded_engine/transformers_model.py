@@ -1,13 +1,16 @@
 """Any family that ``transformers`` computes, sequence by sequence: correct, and slower than our own."""
 
 import re
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.initialization import no_init_weights
 
 from slime.backends.embedded_engine.linear import linear
@@ -29,9 +32,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     """
     hf_config = _hf_config(path, config)
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            hf_config, dtype=config.dtype, attn_implementation="sdpa"
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=config.dtype)
     model.tie_weights()
     for module in model.modules():
         bias = getattr(module, _FLOAT32_BUFFER, None)
@@ -89,6 +90,11 @@ class TransformersLM:
         self._head = model.get_output_embeddings()
         self.recorder = record_routes(config, self._decoder) if records_routes else None
 
+    def new_cache(self) -> DynamicCache:
+        """An empty one for a sequence."""
+        linear = "linear_attention" in (getattr(self._decoder.config, "layer_types", None) or ())
+        return DynamicCache(config=self._decoder.config) if linear else DynamicCache()
+
     def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
         """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""
         out = self._decoder(
@@ -105,36 +111,68 @@ class TransformersLM:
         return linear(hidden, self._head.weight, self._head.bias).float()
 
 
-class CacheRows:
-    """A cache of ``transformers`` for each sequence. Layers with a window keep all tokens too, for copies."""
+@dataclass
+class CacheRow:
+    """A sequence's cache. Layers with a window keep all tokens too, for copies.
 
-    def __init__(self) -> None:
-        self.rows: list[DynamicCache] = []
+    Layers of linear attention have a state in the place of tokens. ``prompt_states`` holds that which they
+    had after ``prompt_length`` tokens, where copies of the prompt start.
+    """
+
+    cache: DynamicCache
+    prompt_length: int = 0
+    prompt_states: dict[int, LinearAttentionLayer] = field(default_factory=dict)
+
+    def note_prompt(self) -> None:
+        """Those of now are the states after the prompt."""
+        self.prompt_length = self.cache.get_seq_length()
+        self.prompt_states = {
+            number: deepcopy(layer)
+            for number, layer in enumerate(self.cache.layers)
+            if isinstance(layer, LinearAttentionLayer)
+        }
+
+    def start(self, length: int) -> "CacheRow":
+        """A copy of the first ``length`` tokens."""
+        row = deepcopy(self)
+        if length == self.cache.get_seq_length():
+            return row
+        if self.prompt_states and length != self.prompt_length:
+            raise ValueError(f"states after {length} tokens: only those after {self.prompt_length} are kept")
+        for number, layer in enumerate(row.cache.layers):
+            if number in row.prompt_states:
+                row.cache.layers[number] = deepcopy(row.prompt_states[number])
+            else:
+                layer.crop(length - layer.get_seq_length())
+        return row
+
+
+class CacheRows:
+    """A cache of ``transformers`` for each sequence."""
+
+    def __init__(self, new_cache: Callable[[], DynamicCache]) -> None:
+        self.rows: list[CacheRow] = []
+        self._new_cache = new_cache
 
     def reserve(self, rows: int, length: int) -> None:
         """Caches grow by themselves."""
         del length
-        self.rows += [DynamicCache() for _ in range(rows - len(self.rows))]
+        self.rows += [CacheRow(self._new_cache()) for _ in range(rows - len(self.rows))]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` tokens of a row over another row."""
         self.reserve(target + 1, length)
-        self.rows[target] = _start_of(self.rows[source], length)
+        self.rows[target] = self.rows[source].start(length)
 
     def import_row(self, other: "CacheRows", target: int, length: int) -> None:
-        """Copies the first ``length`` tokens of another cache's row 0."""
+        """Copies the first ``length`` tokens of another cache's row 0, a prompt."""
         self.reserve(target + 1, length)
-        self.rows[target] = _start_of(other.rows[0], length)
+        self.rows[target] = other.rows[0].start(length)
+        self.rows[target].note_prompt()
 
     def clear(self) -> None:
         """Frees everything."""
         self.rows.clear()
-
-
-def _start_of(cache: DynamicCache, length: int) -> DynamicCache:
-    copied = deepcopy(cache)
-    copied.crop(length - copied.get_seq_length())
-    return copied
 
 
 class TransformersExecutor:
@@ -142,12 +180,12 @@ class TransformersExecutor:
 
     def __init__(self, model: TransformersLM) -> None:
         self.model = model
-        self.cache = CacheRows()
+        self.cache = CacheRows(model.new_cache)
         self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> CacheRows:
         """For a prompt of that length which is computed by itself, in chunks."""
-        cache = CacheRows()
+        cache = CacheRows(self.model.new_cache)
         cache.reserve(1, length)
         return cache
 
@@ -159,8 +197,9 @@ class TransformersExecutor:
         self.cache.reserve(first_row + len(prompts), 0)
         states, routes = [], []
         for row, prompt in enumerate(prompts, first_row):
-            self.cache.rows[row] = DynamicCache()
-            states.append(self.model.forward(prompt, 0, self.cache.rows[row]))
+            self.cache.rows[row] = CacheRow(self.model.new_cache())
+            states.append(self.model.forward(prompt, 0, self.cache.rows[row].cache))
+            self.cache.rows[row].note_prompt()
             routes += self._take_routes()
         if routes:
             self.routes = torch.nn.utils.rnn.pad_sequence(routes, batch_first=True)
@@ -168,7 +207,7 @@ class TransformersExecutor:
 
     def prefill_chunk(self, ids: list[int], start: int, cache: CacheRows) -> torch.Tensor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
-        hidden = self.model.forward(ids, start, cache.rows[0])[None]
+        hidden = self.model.forward(ids, start, cache.rows[0].cache)[None]
         for routes in self._take_routes():
             self.routes = routes[None]
         return hidden
@@ -186,10 +225,10 @@ class TransformersExecutor:
         """
         del longest
         states, routes = [], []
-        for token, at, cache in zip(
+        for token, at, row in zip(
             ids.tolist(), positions.tolist(), self.cache.rows[first_row:], strict=False
         ):
-            states.append(self.model.forward([token], at, cache))
+            states.append(self.model.forward([token], at, row.cache))
             routes += self._take_routes()
         if routes:
             self.routes = torch.cat(routes)

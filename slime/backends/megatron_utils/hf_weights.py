@@ -74,8 +74,16 @@ class HfWeights:
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of (HF name, tensor) of at most ``max_bytes`` each; a larger parameter comes alone."""
+        stacks = Stacks(self._args)
         for bucket in self._pack(max_bytes):
-            yield self._gather(bucket)
+            pairs = []
+            for name, expert, tensor in self._gather(bucket):
+                if expert is None:
+                    pairs.append((name, tensor))
+                elif (stack := stacks.add(name, expert, tensor)) is not None:
+                    yield [(name, stack)]
+            if pairs:
+                yield pairs
 
     def _all_infos(self) -> list[ParamInfo]:
         """The parameters of all pipeline stages in order, identical on every rank."""
@@ -103,15 +111,16 @@ class HfWeights:
             yield bucket
 
     @torch.no_grad()
-    def _gather(self, bucket: list[ParamInfo]) -> NamedTensors:
+    def _gather(self, bucket: list[ParamInfo]) -> list[tuple[str, int | None, torch.Tensor]]:
+        """(HF name, expert, tensor); with an expert it is that one's part of the tensor of that name."""
         # Shards cross pipeline stages before they are joined: that moves 1 / TP of the bytes.
         shards = self._broadcast_over_stages(bucket)
         gathered = _gather_parts(bucket, shards)
         return [
-            pair
+            (hf_name, self._rules.rule_for(name).expert, tensor)
             for info, parts in zip(bucket, gathered, strict=True)
             for name, full in self._joined(info, parts)
-            for pair in self._rules.split(self._args, name, full)
+            for hf_name, tensor in self._rules.split(self._args, name, full)
         ]
 
     def _joined(self, info: ParamInfo, parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,6 +154,29 @@ class HfWeights:
                 waiting.append(dist.broadcast(shard, source, group=group, async_op=True))
         _wait_all(waiting)
         return shards
+
+
+class Stacks:
+    """Tensors of a layer that hold all of its experts, put together expert by expert.
+
+    Layers come one after the other, so that those of one layer are in memory.
+    """
+
+    def __init__(self, args: ModelView) -> None:
+        self._args = args
+        self._open: dict[str, tuple[torch.Tensor, set[int]]] = {}
+
+    def add(self, name: str, expert: int, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Takes the part of an expert; returns the tensor once it has all of them."""
+        if name not in self._open:
+            self._open[name] = tensor.new_empty(self._args.num_experts, *tensor.shape), set()
+        stack, there = self._open[name]
+        stack[expert] = tensor
+        there.add(expert)
+        if len(there) < self._args.num_experts:
+            return None
+        del self._open[name]
+        return stack
 
 
 def _gather_parts(bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[list[torch.Tensor]]:

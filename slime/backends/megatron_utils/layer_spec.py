@@ -52,7 +52,11 @@ def _adapt(args: Namespace, config: TransformerConfig, layer: ModuleSpec) -> Non
         return
     attention = parts.self_attention.submodules
     attention.core_attention = partial(
-        PackedAttention, rope=args.rope, windows=args.attention_windows, local_rope=args.local_rope
+        PackedAttention,
+        rope=args.rope,
+        windows=args.attention_windows,
+        local_rope=args.local_rope,
+        sinks=args.softmax_type == "learnable",
     )
     if args.qk_norm_over_heads:
         attention.q_layernorm = _norm_over(config.num_attention_heads)

@@ -10,9 +10,11 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.autograd.function import once_differentiable
 
 from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
+from slime.backends.megatron_utils.sinks import attention_with_sinks, sink_parameter
 from slime.models.rope import Rope
 from slime.utils.accelerator import has_packed_attention
 
@@ -132,12 +134,14 @@ class PackedAttention(MegatronModule):
         score_factor: float = 1.0,
         windows: Sequence[int | None] | None = None,
         local_rope: Rope | None = None,
+        sinks: bool = False,
     ) -> None:
         """megatron-core's arguments, and what is rotated: ``rotated_width`` features of a head (None: what
         ``rope`` says) from the feature ``rotated_from`` on. ``score_factor`` multiplies the scores.
 
         ``windows`` has, for each layer of the model, the number of tokens that one sees, itself included, or
-        None for all; the layers with a number are rotated by ``local_rope``, if there is one."""
+        None for all; the layers with a number are rotated by ``local_rope``, if there is one. With
+        ``sinks`` each head has a learned score beside those of keys, which takes its share of the softmax."""
         super().__init__(config=config)
         if config.attention_dropout or attention_dropout:
             raise ValueError(
@@ -149,6 +153,7 @@ class PackedAttention(MegatronModule):
         self.scale = (config.kv_channels**-0.5 if softmax_scale is None else softmax_scale) * score_factor
         self._window = windows[layer_number - 1] if windows else None
         self._rope = rope if self._window is None or local_rope is None else local_rope
+        self.softmax_offset = sink_parameter(config) if sinks else None
         self._rotated_from = rotated_from
         self._rotated_width = (
             int(config.kv_channels * rope.percent) if rotated_width is None else rotated_width
@@ -178,6 +183,18 @@ class PackedAttention(MegatronModule):
         out = self._packed(query, key, value, layout, False).reshape(batch, length, -1)
         return out.transpose(0, 1).contiguous()
 
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """For megatron-core's checkpoints, which hold the sinks of all heads."""
+        groups = {
+            "tp_group": mpu.get_tensor_model_parallel_group(),
+            "dp_cp_group": (metadata or {}).get("dp_cp_group"),
+        }
+        values = self.state_dict(prefix="", keep_vars=True)
+        axes = {"softmax_offset": 0}
+        return make_sharded_tensors_for_checkpoint(values, prefix, axes, sharded_offsets, **groups)
+
     def _packed(
         self,
         query: torch.Tensor,
@@ -191,7 +208,7 @@ class PackedAttention(MegatronModule):
         query, key = self._rotate(query, layout), self._rotate(key, layout)
         if layout.slots is not None:
             key, value = self._gather(key, value)
-        if has_kernel:
+        if has_kernel and self.softmax_offset is None:
             return self._flash(query, key, value, layout)
         if layout.order is None:
             return self._group(query, key, value, layout.groups[0], layout.mask(0, self._window))
@@ -222,6 +239,9 @@ class PackedAttention(MegatronModule):
         """Attention of one padded group; takes and returns [segments * length, heads, dim]."""
         q = query.unflatten(0, (group.segments, group.length)).transpose(1, 2)
         k, v = (x.unflatten(0, (group.segments, group.keys)).transpose(1, 2) for x in (key, value))
+        if self.softmax_offset is not None:
+            out = attention_with_sinks(q, k, v, self.softmax_offset, mask, self.scale)
+            return out.transpose(1, 2).flatten(0, 1)
         causal = {"is_causal": True} if mask is None else {"attn_mask": mask}
         gqa = k.size(1) != q.size(1)
         out = F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=gqa, **causal)

@@ -7,18 +7,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.activations import quick_gelu
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 # What the families have in common.
 _ARCHITECTURE: dict[str, Any] = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
-    "add_bias_linear": False,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
 
-_ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}
+_ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+}
 
 # The fusions need kernels of TransformerEngine or Apex. The token dispatcher is checked even in dense
 # models: megatron-core's all-gather refuses the variable lengths that packed batches have, ours does not.
@@ -79,9 +83,14 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
 
 
 def _attention_values(args: Namespace) -> dict[str, Any]:
-    """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients."""
+    """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients.
+
+    megatron-core's checkpoints tell layers apart where a list says that they are of several kinds.
+    """
     if args.qk_norm_over_heads:
         return {"qk_layernorm": False}
+    if args.linear_attention_freq:
+        return {"linear_attention_freq": list(args.linear_attention_freq)}
     if not args.multi_latent_attention:
         return {}
     rotary = {"rope_type": "rope", "rotary_percent": 1.0, "rotary_interleaved": False}

@@ -137,10 +137,25 @@ class MixtureOfExperts(MoELayer):
             self.token_dispatcher = AllGatherDispatcher(
                 self.num_local_experts, self.local_expert_indices, config=config, pg_collection=groups
             )
+        if config.add_bias_linear:
+            _mend_biases(self.experts)
         for parameter in self.experts.parameters():
             # megatron-core says so at an expert-parallel size above 1 only. But where experts are split
             # over fewer ranks than attention is, their gradients have other ranks to be summed over too.
             vars(parameter)["allreduce"] = False
+
+
+def _mend_biases(experts: Any) -> None:
+    """What megatron-core gets wrong of the last bias of an expert that is not split over ranks.
+
+    It adds it in place to what a sum over one rank has passed on as it is, which autograd refuses, sums its
+    gradient over the ranks of attention too, and leaves out of the gradient's norm what the second of these
+    ranks have of it.
+    """
+    for expert in experts.local_experts:
+        expert.linear_fc2.explicit_expert_comm = True
+        own = {"sequence_parallel": False, "tensor_model_parallel": True}
+        vars(expert.linear_fc2.bias).update(own, partition_dim=0, partition_stride=1)
 
 
 def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:

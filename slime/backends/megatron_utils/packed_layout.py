@@ -64,11 +64,13 @@ class PackedLayout:
     Attributes:
         pieces: in the order of this rank's rows.
         slots: where the key of each row of the whole batch is after gathering; None if this rank has all.
+        lengths: of all segments of the whole batch; empty if this rank has all.
     """
 
     pieces: list[Piece]
     device: torch.device
     slots: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()
     _rope: dict[tuple[Rope, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
@@ -89,12 +91,33 @@ class PackedLayout:
 
     @classmethod
     def of_split(cls, split: RowSplit, device: torch.device) -> "PackedLayout":
-        return cls(split.pieces, device, split.slots if split.size > 1 else None)
+        if split.size == 1:
+            return cls(split.pieces, device)
+        return cls(split.pieces, device, split.slots, split.lengths)
 
     @classmethod
     def from_boundaries(cls, boundaries: Sequence[int], device: torch.device) -> "PackedLayout":
         """Layout of the segments ``boundaries[i]:boundaries[i + 1]``, empty ones left out."""
         return cls([Piece(a, a, b) for a, b in pairwise(boundaries) if b > a], device)
+
+    @cached_property
+    def whole(self) -> "PackedLayout":
+        """That of the whole batch, for layers that every context-parallel rank computes for all tokens."""
+        if self.slots is None:
+            return self
+        return PackedLayout.from_boundaries([0, *accumulate(self.lengths)], self.device)
+
+    @cached_property
+    def own_rows(self) -> torch.Tensor:
+        """[rows] int64, where this rank's rows are in the whole batch."""
+        rows = [torch.arange(piece.begin, piece.end) for piece in self.pieces]
+        return torch.cat(rows).to(self.device)
+
+    @cached_property
+    def piece_numbers(self) -> torch.Tensor:
+        """[rows] int64, which of the pieces each row is of."""
+        lengths = torch.tensor([piece.end - piece.begin for piece in self.pieces])
+        return torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device)
 
     @cached_property
     def num_rows(self) -> int:

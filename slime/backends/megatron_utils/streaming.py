@@ -46,7 +46,6 @@ from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.models.weights_dir import WeightsReader
-from slime.training.backend import NamedTensors
 from slime.training.checkpoint_errors import explained
 
 # torch keeps what it writes to a file until the file is complete.
@@ -186,7 +185,7 @@ class StoredHfWeights(HfWeights):
             if isinstance(value, ShardedTensor | ShardedTensorFactory)
         }
 
-    def _gather(self, bucket: list[ParamInfo]) -> NamedTensors:
+    def _gather(self, bucket: list[ParamInfo]) -> list[tuple[str, int | None, torch.Tensor]]:
         own = mpu.get_pipeline_model_parallel_rank()
         self._params = {}  # not two buckets at a time
         self._params = self._read([info.name for info in bucket if info.stage == own])

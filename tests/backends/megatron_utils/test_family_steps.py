@@ -22,7 +22,12 @@ CASES = {
     "minimax_m2, TP 2": ("minimax_m2", TP2),
     "deepseek_v3, TP 2, EP 2": ("deepseek_v3", TP2 | EP2),
     "deepseek_v3, CP 2": ("deepseek_v3", CP2),
+    "deepseek_v2, TP 2": ("deepseek_v2", TP2),
     "moonlight, TP 2": ("moonlight", TP2),
+    "qwen3_next, TP 2": ("qwen3_next", TP2),
+    "qwen3_next, CP 2": ("qwen3_next", CP2),
+    "gpt_oss, TP 2": ("gpt_oss", TP2 | {"expert_tensor_parallel_size": 1}),
+    "gpt_oss, CP 2, EP 2": ("gpt_oss", CP2 | EP2),
 }
 ROUTER = {
     **{"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]},
@@ -39,8 +44,9 @@ def _log_probs(model, tokens, response):
 def _transformers_step(path, rollout):
     """The gradient of PPO's loss at equal old and new log-probs, gradient clipping and AdamW."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
+    named = list(model.named_parameters())
+    decayed = [p for name, p in named if p.dim() > 1 and not name.endswith("bias")]  # of all experts, 2 dims
+    others = [p for name, p in named if p.dim() == 1 or name.endswith("bias")]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-8)
     for i, tokens in enumerate(rollout["tokens"]):

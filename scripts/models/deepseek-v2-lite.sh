@@ -1,0 +1,39 @@
+# DeepSeek-V2-Lite, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 27
+    --hidden-size 2048
+    --ffn-hidden-size 10944
+    --num-attention-heads 16
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-10000}"
+    --vocab-size 102400
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --kv-lora-rank 512
+    --qk-head-dim 128
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 128
+    --qk-layernorm
+    --rope-type yarn
+    --rotary-scaling-factor 40
+    --mscale 0.707
+    --mscale-all-dim 0.707
+    --num-experts 64
+    --moe-layer-freq "[0]*1+[1]*26"
+    --moe-ffn-hidden-size 1408
+    --moe-router-topk 6
+    --moe-shared-expert-intermediate-size 2816
+    --moe-router-pre-softmax
+    --moe-router-score-function softmax
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 1.0
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

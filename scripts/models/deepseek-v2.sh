@@ -1,0 +1,40 @@
+# DeepSeek-V2, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --num-layers 60
+    --hidden-size 5120
+    --ffn-hidden-size 12288
+    --num-attention-heads 128
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-6
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-10000}"
+    --vocab-size 102400
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --q-lora-rank 1536
+    --kv-lora-rank 512
+    --qk-head-dim 128
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 128
+    --qk-layernorm
+    --rope-type yarn
+    --rotary-scaling-factor 40
+    --mscale 0.707
+    --mscale-all-dim 0.707
+    --num-experts 160
+    --moe-layer-freq "[0]*1+[1]*59"
+    --moe-ffn-hidden-size 1536
+    --moe-router-topk 6
+    --moe-shared-expert-intermediate-size 3072
+    --moe-router-pre-softmax
+    --moe-router-score-function softmax
+    --moe-router-num-groups 8
+    --moe-router-group-topk 3
+    --moe-router-topk-scaling-factor 16.0
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

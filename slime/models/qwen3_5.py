@@ -1,0 +1,48 @@
+"""Qwen3.5, its text part: the layers of Qwen3-Next, their projections apart in the checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slime.models.decoder import DECODER_WEIGHTS
+from slime.models.family import Family
+from slime.models.flops import dense_products
+from slime.models.hf_config import HfConfig
+from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
+from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
+from slime.models.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
+from slime.models.shape import ModelShape, ShapeArgs
+
+
+def _moe_shape(config: HfConfig) -> ModelShape:
+    # No layer is dense, and the weights of the chosen experts sum up to 1.
+    fixed = {"norm_topk_prob": True, "intermediate_size": config.size("moe_intermediate_size")}
+    config = HfConfig({**config.values, **fixed}, config.origin)
+    shape = hybrid_shape(config)
+    return replace(shape, moe=gated_shared_experts(config, (1,) * shape.num_layers))
+
+
+def _dense_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+    return hybrid_flops(seqlens, shape, dense_products)
+
+
+_IN_PROJ = ByKeyHead(
+    tuple(f"in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")),
+    ((0, 1, 2), (3,), (4,), (5,)),
+    grouped=False,
+)
+_WEIGHTS = replace(
+    DECODER_WEIGHTS, of_layer=GATED_LAYER, linear=delta_net_rules(_IN_PROJ), untrained=is_of_mtp
+)
+
+FAMILY = Family(
+    shape=hybrid_shape,
+    weights=_WEIGHTS,
+    layer_spec="slime_plugins.models.qwen3_5.get_qwen3_5_spec",
+    forward_flops=_dense_flops,
+)
+MOE_FAMILY = replace(
+    FAMILY,
+    shape=_moe_shape,
+    weights=replace(_WEIGHTS, experts=GATED_SHARED_EXPERTS),
+    forward_flops=hybrid_moe_flops,
+)
