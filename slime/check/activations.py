@@ -30,6 +30,16 @@ class Activations:
         return max(self.kept + self.logits, self.recomputing)
 
 
+def not_estimated(args: Namespace) -> str:
+    """Whose activations are not estimated; empty if they are."""
+    if args.train_backend == "fsdp":
+        return "with --train-backend fsdp"
+    if args.linear_attention_freq:
+        return "for gated delta nets"
+    # Without a kernel of its own it keeps all scores.
+    return "for attention with sinks" if args.softmax_type != "vanilla" else ""
+
+
 def activations(
     args: Namespace,
     layout: Layout,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slime.arguments.critic import of_critic
-from slime.check.activations import Activations, activations, micro_batch_tokens
+from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
 from slime.check.layout import Layout, layout_of
 from slime.check.parameters import Kind, Parameter, counted, stage_parameters, whole_model
 from slime.check.sharded import sharded_states, total_of_any
@@ -80,5 +80,7 @@ def _role(args: Namespace, role: str) -> RoleNeeds:
 def _stage(args: Namespace, layout: Layout, stage: int, tokens: int | None, role: str) -> StageNeeds:
     chunks = stage_parameters(args, layout, stage, role)
     every: list[Parameter] = [parameter for chunk in chunks for parameter in chunk]
-    kept = None if tokens is None else activations(args, layout, stage, tokens, role)
+    kept = None
+    if tokens is not None and not not_estimated(args):
+        kept = activations(args, layout, stage, tokens, role)
     return StageNeeds(counted(every), rank_states(args, layout, chunks), kept)

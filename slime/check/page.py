@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from slime.check.activations import longest_sample, micro_batches
+from slime.check.activations import longest_sample, micro_batches, not_estimated
 from slime.check.engines import EngineNeeds
 from slime.check.layout import Layout, Stage
 from slime.check.needs import RoleNeeds, StageNeeds, reserve
@@ -120,9 +120,8 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "reser
 
 def _memory(report: Report, role: RoleNeeds) -> Iterator[str]:
     if all(stage.activations is None for stage in role.stages):
-        yield "activations are not estimated" + (
-            " with --train-backend fsdp" if report.args.train_backend == "fsdp" else ": no flag limits tokens"
-        )
+        why = not_estimated(report.args) or "where no flag limits tokens"
+        yield f"activations are not estimated {why}"
     yield f"{'ranks':>12}" + "".join(f"{name:>12}" for name in _COLUMNS)
     for number, stage in enumerate(role.stages):
         ranks = role.layout.ranks(number)

@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 from slime.check.layout import Layout, layout_of
 from slime.models import family_of
+from slime.models.linear_attention import DeltaNetSizes
 from slime.models.rules import WeightMap
 from slime.models.shape import ShapeArgs
 
@@ -44,7 +45,8 @@ def _score_width(args: Namespace) -> int:
 
 
 def _qkv(args: Namespace) -> int:
-    return int((args.num_attention_heads + 2 * args.num_query_groups) * args.kv_channels)
+    heads = args.num_attention_heads * (2 if args.attention_output_gate else 1)
+    return int((heads + 2 * args.num_query_groups) * args.kv_channels)
 
 
 def _hidden(args: Namespace) -> int:
@@ -66,6 +68,15 @@ def _norm(of_latent: str, heads: str) -> Callable[[Namespace], int]:
     return elements
 
 
+def _delta_net(args: Namespace) -> DeltaNetSizes:
+    return DeltaNetSizes.of(cast(ShapeArgs, args))
+
+
+def _values(args: Namespace) -> int:
+    """Of all heads of a gated delta net."""
+    return int(args.linear_num_value_heads * args.linear_value_head_dim)
+
+
 SIZES: dict[str, Size] = {
     "embedding.word_embeddings.weight": Size(_vocabulary),
     "output_layer.weight": Size(_vocabulary),
@@ -77,6 +88,16 @@ SIZES: dict[str, Size] = {
     "self_attention.linear_qkv.weight": Size(lambda args: _qkv(args) * _hidden(args)),
     "self_attention.linear_qkv.bias": Size(_qkv),
     "self_attention.linear_proj.weight": Size(lambda args: _heads(args) * _hidden(args)),
+    "self_attention.linear_proj.bias": Size(_hidden, split=False),
+    "self_attention.core_attention.softmax_offset": Size(lambda args: int(args.num_attention_heads)),
+    "self_attention.in_proj.weight": Size(lambda args: _delta_net(args).projected * _hidden(args)),
+    "self_attention.conv1d.weight": Size(
+        lambda args: _delta_net(args).mixed * int(args.linear_conv_kernel_dim)
+    ),
+    "self_attention.A_log": Size(lambda args: int(args.linear_num_value_heads)),
+    "self_attention.dt_bias": Size(lambda args: int(args.linear_num_value_heads)),
+    "self_attention.out_norm.weight": Size(lambda args: int(args.linear_value_head_dim), split=False),
+    "self_attention.out_proj.weight": Size(lambda args: _values(args) * _hidden(args)),
     "self_attention.linear_q_proj.weight": Size(lambda args: _score_width(args) * _hidden(args)),
     "self_attention.linear_q_down_proj.weight": Size(
         lambda args: int(args.q_lora_rank * args.hidden_size), split=False
@@ -92,6 +113,7 @@ SIZES: dict[str, Size] = {
     "mlp.linear_fc1.weight": Size(lambda args: int(2 * args.ffn_hidden_size * args.hidden_size)),
     "mlp.linear_fc2.weight": Size(lambda args: int(args.ffn_hidden_size * args.hidden_size)),
     "mlp.router.weight": Size(lambda args: int(args.num_experts * args.hidden_size), split=False),
+    "mlp.router.bias": Size(lambda args: int(args.num_experts), split=False),
     "mlp.shared_experts.linear_fc1.weight": Size(
         lambda args: int(2 * args.moe_shared_expert_intermediate_size * args.hidden_size)
     ),
@@ -106,6 +128,8 @@ _NORMS_OF_HEADS = {
     "self_attention.k_layernorm.weight": _norm("kv_lora_rank", "num_query_groups"),
 }
 OF_EXPERT: dict[str, Callable[[Namespace], int]] = {
+    "linear_fc1.bias": lambda args: int(2 * args.moe_ffn_hidden_size),
+    "linear_fc2.bias": _hidden,
     "linear_fc1.weight": lambda args: int(2 * args.moe_ffn_hidden_size * args.hidden_size),
     "linear_fc2.weight": lambda args: int(args.moe_ffn_hidden_size * args.hidden_size),
 }
@@ -172,7 +196,7 @@ def _chunk(
 
 def _layer(args: Namespace, layout: Layout, weights: WeightMap, layer: int) -> Iterator[Parameter]:
     prefix, experts = f"decoder.layers.{layer}.", weights.experts
-    names = [*weights.of_layer]
+    names = weights.names_beside_experts(cast(ShapeArgs, args), layer)
     if experts is not None and args.moe_layer_freq[layer]:
         names = [name for name in names if not name.startswith("mlp.")] + [*experts.of_layer]
         for name in experts.of_expert:

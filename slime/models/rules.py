@@ -260,10 +260,15 @@ class WeightMap:
         rule = self.of_layer.get(name) or (self.linear or {}).get(name)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
-    def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
-        names = [*self.of_layer]
+    def names_beside_experts(self, shape: ShapeArgs, layer: int) -> list[str]:
+        """The names within a layer, as if its MLP were dense."""
         if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
-            names = [name for name in names if not name.startswith("self_attention.")] + [*self.linear]
+            kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
+            return [*kept, *self.linear]
+        return [*self.of_layer]
+
+    def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
+        names = self.names_beside_experts(shape, layer)
         if self.experts and shape.moe_layer_freq[layer]:
             dense = [name for name in names if not name.startswith("mlp.")]
             names = dense + self.experts.names(shape.num_experts)

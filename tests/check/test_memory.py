@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.check.activations import activations
+from slime.check.activations import activations, not_estimated
 from slime.check.kernels import Kernels
 from slime.check.layout import layout_of
 from slime.check.needs import trained_roles
@@ -20,7 +20,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP2 = PP2 | {"num_virtual_stages_per_pipeline_rank": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
-EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3")
+EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3", "qwen3_next")
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)]
@@ -30,9 +30,10 @@ PP2_CASES = [
 ]
 LAYOUTS = {
     "TP 2": TP2_CASES,
+    "TP 2, ETP 1": [("gpt_oss", TP2)],
     "PP 2": PP2_CASES,
     "PP 2 + VPP 2": [("qwen3", VPP2), ("glm4_moe", VPP2)],
-    "EP 2": [(name, EP2) for name in EXPERTS] + [("llama", {})],
+    "EP 2": [(name, EP2) for name in (*EXPERTS, "gpt_oss")] + [("llama", {})],
 }
 OPTIMIZERS = [
     {"optimizer": "sgd"},
@@ -60,8 +61,12 @@ RECOMPUTATIONS = [
     SELECTIVE | {"recompute_modules": ["layernorm"]},
     SELECTIVE | {"recompute_modules": ["mlp", "moe"]},
 ]
+NOT_ESTIMATED = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "for gated delta nets"),
+    "gpt_oss": "for attention with sinks",
+}
 ACTIVATIONS = [
-    *[(name, {"fp32": fp32}) for name in NAMES for fp32 in (True, False)],
+    *[(name, {"fp32": fp32}) for name in NAMES if name not in NOT_ESTIMATED for fp32 in (True, False)],
     *[(name, flags) for name in ("qwen3", "glm4_moe", "moonlight") for flags in RECOMPUTATIONS],
 ]
 
@@ -94,6 +99,14 @@ def _estimated(args, rank=0):
 
 def test_every_family_is_among_the_tiny_models(args_of):
     assert {args_of(name, 1, {}).model_type for name in NAMES} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_families_whose_activations_are_not_estimated_are_named(name, args_of):
+    args = args_of(name, 1, {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64})
+    assert not_estimated(args) == NOT_ESTIMATED.get(name, "")
+    (role,) = trained_roles(args)
+    assert [stage.activations is None for stage in role.stages] == [name in NOT_ESTIMATED]
 
 
 def test_states_of_every_family_are_counted_to_the_byte(args_of):
