@@ -29,7 +29,6 @@ PLUG_INS = (
 # What the config.json of families that are not here says.
 _ELSEWHERE = {
     "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
-    "Qwen3-Next-80B-A3B-Thinking": "qwen3_next",
     "Qwen3.5-27B": "qwen3_5",
     "Qwen3.5-35B-A3B": "qwen3_5_moe",
     "GLM-5": "glm_moe_dsa",
