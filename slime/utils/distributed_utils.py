@@ -29,6 +29,8 @@ _BACKLOG = 2048  # connections, as torch's own
 def join_process_group(timeout_minutes: float) -> None:
     """Joins the default group that RANK, WORLD_SIZE and MASTER_* describe; one that exists is used as it is.
 
+    Under torchrun its store is used, which listens at MASTER_* already.
+
     Raises:
         RuntimeError: the other ranks did not join in time; the message says which rank waited for how many.
     """
@@ -40,10 +42,11 @@ def join_process_group(timeout_minutes: float) -> None:
     if is_loopback(host):
         # Else gloo listens on the interface that the host's name leads to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     try:
         dist.init_process_group(
             process_group_backend(),
-            store=meeting_store(host, port, world_size, rank, timeout),
+            store=None if served else meeting_store(host, port, world_size, rank, timeout),
             rank=rank,
             world_size=world_size,
             timeout=timeout,

@@ -1,4 +1,8 @@
+import os
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +14,8 @@ from slime.utils.distributed_utils import distributed_masked_whiten, init_proces
 from tests.engines import free_port
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import trainer_args
+
+ROOT = Path(__file__).parents[2]
 
 
 def _listening() -> list[str]:
@@ -114,3 +120,24 @@ def _two_groups(rank, ports):
 def test_groups_of_processes_that_share_no_default_group():
     ports = {"weights-a": free_port(), "weights-b": free_port()}
     assert run_ranks(_two_groups, 2, ports) == [[[3.0, 6.0], [rank, rank], False] for rank in range(2)]
+
+
+_JOIN = """
+import torch
+import torch.distributed as dist
+from slime.utils.distributed_utils import join_process_group
+
+join_process_group(1)
+sum_of_ranks = torch.tensor(dist.get_rank() + 1)
+dist.all_reduce(sum_of_ranks)
+print(f"{sum_of_ranks.item()} of {dist.get_world_size()}")
+"""
+
+
+def test_ranks_that_torchrun_started_meet_in_its_store(tmp_path):
+    script = tmp_path / "join.py"
+    script.write_text(_JOIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert run.stdout.split("\n")[:2] == ["3 of 2"] * 2
