@@ -168,6 +168,36 @@ def test_tokens_differ_from_a_new_tokenization_and_are_kept_all_the_same() -> No
     assert mask == [1] * len(ids) + [0] * len(rest)
 
 
+def test_of_two_tokenizations_that_go_equally_far_the_one_inserted_last_is_given() -> None:
+    tokenizer = byte_level()
+    tree = StringRadixTrie(10**6, tokenizer=tokenizer)
+    apart = [token for piece in ("l", "o", "w", "!") for token in tokenizer(piece)["input_ids"]]
+    together = tokenizer("low?")["input_ids"]
+    assert together[:-1] != apart[:-1]
+    for text, ids in (("low!", apart), ("low?", together), ("low!", apart)):
+        tree.insert(text, ids, [0.0] * len(ids), [1] * len(ids), 0)
+        assert tree.find_longest_prefix("low.").token_ids == ids[:-1]
+
+
+def test_the_same_tokens_with_other_texts_are_two_trajectories() -> None:
+    tokenizer = byte_level()
+    tree = StringRadixTrie(10**6, tokenizer=tokenizer)
+    ids = [*tokenizer("a")["input_ids"], 10**6]  # no token of this tokenizer: its text is what is left
+    for text in ("aX", "aY"):
+        tree.insert(text, ids, [0.0, 0.0], [1, 1], 0)
+    assert [tree.find_longest_prefix(text).matched_prefix for text in ("aX", "aY")] == ["aX", "aY"]
+
+
+@pytest.mark.parametrize(("mask", "left"), [([1, 0, 0], 0), ([1, 1, 0], 2), ([0, 1, 0], 2), ([0, 0, 1], 3)])
+def test_what_follows_the_last_generated_token_is_cut_off_after_a_character(mask, left) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.convert_tokens_to_ids(
+        ["\u00c3", "\u00a9", "!"]
+    )  # the two bytes of e with an acute accent
+    run = TokenRun.of("\u00e9!", ids, [0.0] * 3, mask, tokenizer).until_last_generated()
+    assert (run.ids, run.text) == (ids[:left], "\u00e9!"[: max(0, left - 1)])
+
+
 def test_two_answers_share_their_prompt_and_part_within_an_edge() -> None:
     tokenizer = byte_level()
     tree = StringRadixTrie(tokenizer=tokenizer)
