@@ -168,6 +168,7 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(dir=options.directory))
     try:
         config = {**CONFIG, "num_hidden_layers": options.layers, "num_experts": options.experts}
+        config["num_experts_per_tok"] = min(config["num_experts_per_tok"], options.experts)
         total = write_source(work / "hf", config)
         found: dict[str, Any] = {"model_gb": total / 1e9, "parameters": total // 2, "layers": options.layers}
         words = ["--hf-checkpoint", str(work / "hf"), "--save", str(work / "saved")]

@@ -127,7 +127,7 @@ def make_args(checkpoint: str, port: int, samples: int) -> Namespace:
         rollout_all_samples_process_path=None, custom_rm_path="benchmarks.rollout_driver.reward",
         rm_type=None, group_rm=False, reward_key=None, eval_reward_key=None,
         custom_reward_post_process_path=None,
-        custom_convert_samples_to_train_data_path=None,
+        custom_convert_samples_to_train_data_path=None, use_rollout_routing_replay=False,
     )  # fmt: skip
 
 

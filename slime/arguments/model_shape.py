@@ -48,7 +48,7 @@ class ModelShapeArgs:
     )
     swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
     quick_geglu: bool | None = flag(const=True, help="gated MLP with x * sigmoid(1.702 x)")
-    glu_linear_offset: float | None = flag(help="added to what the gate of an MLP weighs")
+    glu_linear_offset: float | None = flag(at_least=0, help="added to what the gate of an MLP weighs")
     activation_func_clamp_value: float | None = flag(above=0, help="limit of the gate and what it weighs")
     softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = flag(
         help="learnable: the softmax of attention has a sink, a learned score of each head"

@@ -8,6 +8,8 @@ from types import TracebackType
 
 import torch
 
+from slime.models.tensor_bytes import bytes_of
+
 Spec = tuple[torch.dtype, tuple[int, ...]]
 """Format and shape of a tensor."""
 
@@ -62,7 +64,8 @@ class SafetensorFile:
         spec = (tensor.dtype, tuple(tensor.shape))
         if self._specs.get(name) != spec or name not in self._missing:
             raise ValueError(f"{self.path}: {name!r} {spec} (wanted: {self._specs.get(name)}, once)")
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+        tensor = tensor.detach().cpu().contiguous()
+        data = bytes_of(tensor)
         at = self._offsets[name]
         while data:
             written = os.pwrite(self._file.fileno(), data, at)

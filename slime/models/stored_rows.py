@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from slime.models.tensor_bytes import bytes_of
+
 _SCRATCH_BYTES = 4 * 1024**2
 
 
@@ -59,7 +61,7 @@ class StoredRows:
             target[at : at + step].copy_(part[(slice(None), *columns)])
 
     def _read(self, target: torch.Tensor, start: int) -> None:
-        data = target.view(torch.uint8).numpy().data
+        data = bytes_of(target)
         while data:
             count = os.preadv(self._file.fileno(), [data], start)
             if count == 0:

@@ -30,6 +30,7 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         offload_rollout=False,
         colocate=False,
         debug_rollout_only=False,
+        use_rollout_routing_replay=False,
         use_fault_tolerance=True,
         engine_startup_timeout=5,
         num_gpus_per_node=8,

@@ -73,6 +73,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         load_debug_rollout_data=None,
         rollout_timeout=10,
         use_fault_tolerance=False,
+        debug_rollout_only=False,
         rollout_health_check_interval=1.0,
         rollout_health_check_timeout=1.0,
         rollout_health_check_first_wait=0.0,
