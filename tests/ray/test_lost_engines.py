@@ -8,8 +8,11 @@ manager are those of a run; the trainer sends checkpoints from disk.
 import json
 import os
 import signal
+import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +48,40 @@ FUNCTIONS: dict[str, list[Any]] = {
 }
 MAY_BE_DROPPED = {"default, aborting": {"aborted", "surplus"}, "streaming": {"aborted"}}
 SIGNALS = pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
-strike: Callable[[], None] = lambda: None
 
 
-async def striking_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
-    """No task of the rollout runs meanwhile, so what is in flight then is struck in flight."""
-    strike()
+async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
     return float(sum(sample.tokens) % 2)
 
 
 class Strike:
-    """Sends the signal to the engine with most requests in flight, at that call or the next with any."""
+    """Sends the signal, once, to the engine with most requests in flight, if there are any."""
 
-    def __init__(self, signum: int, calls: int = 3) -> None:
-        self.signum, self.left = signum, calls
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
         self.victim: ForkedEngine | None = None
 
     def __call__(self) -> None:
-        self.left -= 1
-        if self.left > 0 or self.victim is not None:
+        if self.victim is not None:
             return
         loads = {one: _num_running(one.client) for one in living()}
         busiest = max(loads, key=lambda one: loads[one])
         if loads[busiest]:
             self.victim = busiest
             os.kill(busiest.process.pid, self.signum)
+
+    @contextmanager
+    def as_soon_as_possible(self) -> Iterator[None]:
+        """Tries until it has struck; whoever makes the requests may be slow and is not to know."""
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        watcher.start()
+        yield
+        watcher.join()
+
+    def _watch(self) -> None:
+        deadline = time.monotonic() + 30
+        while self.victim is None and time.monotonic() < deadline:
+            self()
 
 
 def _num_running(client: EngineClient) -> int:
@@ -97,7 +109,7 @@ def flags(models: dict[str, Any], tmp_path: Path) -> list[Any]:
     return [
         *("--hf-checkpoint", models["default"][0], "--fp32", "--num-gpus-per-node", 8, "--seed", 7),
         *("--prompt-data", data, "--input-key", "prompt", "--rollout-max-response-len", 48),
-        *("--custom-rm-path", f"{__name__}.striking_reward", "--num-rollout", ROLLOUTS),
+        *("--custom-rm-path", f"{__name__}.parity_reward", "--num-rollout", ROLLOUTS),
         *(
             "--rollout-batch-size",
             BATCH,
@@ -178,7 +190,7 @@ class Rollouts:
     """Calls the manager and keeps what it was given."""
 
     def __init__(self, manager: RolloutManager, models: dict[str, Any], monkeypatch: Any) -> None:
-        self.manager, self.models, self.monkeypatch = manager, models, monkeypatch
+        self.manager, self.models = manager, models
         self.samples: list[Sample] = []
         check = manager._check
         monkeypatch.setattr(
@@ -189,12 +201,6 @@ class Rollouts:
         assert len(samples) == BATCH * SAMPLES
         check_tokens(samples, self.models)
         self.samples += samples
-
-    def generate(self, rollout_id: int, blow: Callable[[], None], where: str = "strike") -> None:
-        module = __name__ if where == "strike" else sglang_rollout.__name__
-        with self.monkeypatch.context() as patch:
-            patch.setattr(f"{module}.{where}", blow)
-            self.manager.generate(rollout_id)
 
     @property
     def groups(self) -> list[int]:
@@ -232,21 +238,23 @@ def test_a_lost_engine_costs_no_group_and_its_successor_has_current_weights(
     manager = start(*FUNCTIONS[function], "--save", tmp_path / "save", "--save-interval", 1)
     trainer, rollouts = Trainer(manager, models), Rollouts(manager, models, monkeypatch)
     trainer.update()
-    rollouts.generate(0, lambda: None)
+    manager.generate(0)
     trainer.update()
+    blow = Strike(signum)
     if function.endswith("aborting"):
-        blow = Strike(signum, calls=1)
         abort = sglang_rollout.abort_servers_until_idle
-        rollouts.generate(1, lambda urls: (blow(), abort(urls))[1], "abort_servers_until_idle")
+        with monkeypatch.context() as patch:
+            patch.setattr(sglang_rollout, abort.__name__, lambda urls: (blow(), abort(urls))[1])
+            manager.generate(1)
     else:
-        blow = Strike(signum)
-        rollouts.generate(1, blow)
+        with blow.as_soon_as_possible():
+            manager.generate(1)
     assert blow.victim is not None
     trainer.update()
     assert blow.victim.process.exitcode is not None
     assert listed(manager) == {one.endpoint.url for one in living()}
     assert len(ForkedEngines.launched) == 3
-    rollouts.generate(2, lambda: None)
+    manager.generate(2)
     stop_worker()
     assert manager._data_source.ledger.trained == BATCH * ROLLOUTS
     rollouts.check_books(MAY_BE_DROPPED.get(function, set()))
@@ -260,10 +268,11 @@ def test_rejection_sampling_outlives_every_engine_it_began_with(
     output = tmp_path / "accepted"
     manager = start(*REJECTION, "--debug-rollout-only", "--rejection-output", output)
     rollouts = Rollouts(manager, models, monkeypatch)
-    rollouts.generate(0, lambda: None)
+    manager.generate(0)
     for rollout_id in (1, 2):
         blow = Strike(signum)
-        rollouts.generate(rollout_id, blow)
+        with blow.as_soon_as_possible():
+            manager.generate(rollout_id)
         assert blow.victim is not None
         wait_until(lambda launched=2 + rollout_id: len(ForkedEngines.launched) == launched)
         wait_until(lambda: listed(manager) == {one.endpoint.url for one in living()})
