@@ -37,12 +37,13 @@ OVER_SAMPLING = ["--over-sampling-batch-size", 2 * BATCH]  # some wait for their
 STREAMING = ["--custom-generate-function-path", "slime.rollout.sglang_streaming_rollout.generate_streaming"]
 FULLY_ASYNC = ["--rollout-function-path", "slime.rollout.fully_async_rollout.generate_rollout_fully_async"]
 REJECTION = ["--rollout-function-path", "slime.rollout.rejection_sampling.generate_rollout"]
+LONG = ["--rollout-max-response-len", 200]  # so that engines are still busy when the batch is full
 FUNCTIONS: dict[str, list[Any]] = {
     "default": [],
     "default, partial": [*OVER_SAMPLING, "--partial-rollout"],
-    "default, aborting": [*OVER_SAMPLING, "--drop-surplus-groups"],
+    "default, aborting": [*OVER_SAMPLING, *LONG, "--drop-surplus-groups"],
     "streaming": [*STREAMING, *OVER_SAMPLING],
-    "streaming, aborting": [*STREAMING, *OVER_SAMPLING, "--partial-rollout", "--use-slime-router"],
+    "streaming, aborting": [*STREAMING, *OVER_SAMPLING, *LONG, "--partial-rollout", "--use-slime-router"],
     "fully async": [*FULLY_ASYNC, "--max-staleness", 2],
     "fully async, streaming": [*FULLY_ASYNC, *STREAMING, "--use-slime-router"],
 }
