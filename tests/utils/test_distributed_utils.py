@@ -140,4 +140,4 @@ def test_ranks_that_torchrun_started_meet_in_its_store(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    assert run.stdout.split("\n")[:2] == ["3 of 2"] * 2
+    assert run.stdout.count("3 of 2") == 2  # the two may write into one line
