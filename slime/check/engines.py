@@ -78,5 +78,7 @@ def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_by
 def _cached(shape: ModelShape, tp: int) -> int:
     """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them."""
     if shape.latent is not None:
-        return shape.num_layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        latents = shape.num_layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        indexer = shape.indexer
+        return latents + (sum(indexer.dsa_indexer_freq) * indexer.dsa_indexer_head_dim if indexer else 0)
     return shape.num_layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels
