@@ -11,6 +11,7 @@ from slime.models.rope import Rope
 from slime.training.context_parallel import Piece
 from slime_plugins.models import lightning_indexer
 from slime_plugins.models.lightning_indexer import IndexerSizes, LightningIndexer
+from slime_plugins.models.passed_choice import EdgeLayer
 
 # Below, at and above the number of chosen keys.
 LENGTHS = [3, 4, 17, 9, 1]
@@ -130,3 +131,16 @@ def test_a_choice_travels_row_by_row(indexer):
     rows = choice.rows(layout)
     assert rows.shape == (sum(LENGTHS), 4) and rows.dtype == torch.int32
     assert read_keys(lightning_indexer.Choice.of_rows(rows, layout), layout) == read_keys(choice, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_choice_travels_with_hidden_states_bit_by_bit(indexer, dtype):
+    hidden, latent = inputs()
+    layout = PackedLayout.from_boundaries(boundaries(), hidden.device)
+    choice = indexer(hidden, latent, layout)
+    stage = Namespace(config=Namespace(sequence_parallel=False, hidden_size=12))
+    wide = EdgeLayer._widened(stage, hidden.to(dtype), choice, layout)
+    assert wide.shape == (sum(LENGTHS), 1, 12 + 4 * 4 // dtype.itemsize)
+    narrow, found = EdgeLayer._narrowed(stage, wide, layout)
+    assert torch.equal(narrow, hidden.to(dtype))
+    assert read_keys(found, layout) == read_keys(choice, layout)
