@@ -90,6 +90,15 @@ class LatentAttentionArgs:
 
 
 @dataclass(frozen=True)
+class SparseAttentionArgs:
+    """What config.json says of the indexers of sparse attention too."""
+
+    dsa_indexer_n_heads: int | None = flag(above=0, help="heads of an indexer")
+    dsa_indexer_head_dim: int | None = flag(above=0, help="features of an indexer's head")
+    dsa_indexer_topk: int | None = flag(above=0, help="keys that a query reads, as an indexer chooses them")
+
+
+@dataclass(frozen=True)
 class LinearAttentionArgs:
     """What config.json says of gated delta nets too."""
 
@@ -137,6 +146,7 @@ class DerivedModelShape(ShapeArgs):
         qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
         activation: of the MLPs, under its name in transformers.
         attention_output_gate, softmax_type, glu_linear_offset, activation_func_clamp_value: see `ModelShape`.
+        dsa_indexer_interleaved: see `IndexerShape`.
     """
 
     group_query_attention: bool
@@ -170,6 +180,7 @@ class DerivedModelShape(ShapeArgs):
     activation: Literal["silu", "gelu_pytorch_tanh", "quick_gelu"]
     multi_latent_attention: bool
     attention_output_gate: bool
+    dsa_indexer_interleaved: bool | None
 
 
 # What all supported families share.
@@ -260,6 +271,7 @@ CONCERN = Concern(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,
+        "sparse attention": SparseAttentionArgs,
         "linear attention": LinearAttentionArgs,
         "layer variants": LayerVariantArgs,
         "vocabulary": VocabularyArgs,

@@ -36,6 +36,8 @@ def not_estimated(args: Namespace) -> str:
         return "with --train-backend fsdp"
     if args.linear_attention_freq:
         return "for gated delta nets"
+    if args.dsa_indexer_freq:
+        return "for sparse attention"
     # Without a kernel of its own it keeps all scores.
     return "for attention with sinks" if args.softmax_type != "vanilla" else ""
 

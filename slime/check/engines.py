@@ -82,5 +82,7 @@ def _cached(shape: ModelShape, tp: int) -> int:
     """
     layers = shape.num_layers - (sum(shape.linear.linear_attention_freq) if shape.linear else 0)
     if shape.latent is not None:
-        return layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        latents = layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        indexer = shape.indexer
+        return latents + (sum(indexer.dsa_indexer_freq) * indexer.dsa_indexer_head_dim if indexer else 0)
     return layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels

@@ -109,6 +109,17 @@ SIZES: dict[str, Size] = {
     "self_attention.linear_kv_up_proj.weight": Size(
         lambda args: int(args.num_attention_heads * (args.qk_head_dim + args.v_head_dim) * args.kv_lora_rank)
     ),
+    "self_attention.indexer.linear_wq_b.weight": Size(
+        lambda args: int(args.q_lora_rank * args.dsa_indexer_n_heads * args.dsa_indexer_head_dim), split=False
+    ),
+    "self_attention.indexer.linear_wk.weight": Size(
+        lambda args: int(args.hidden_size * args.dsa_indexer_head_dim), split=False
+    ),
+    "self_attention.indexer.k_norm.weight": Size(lambda args: int(args.dsa_indexer_head_dim), split=False),
+    "self_attention.indexer.k_norm.bias": Size(lambda args: int(args.dsa_indexer_head_dim), split=False),
+    "self_attention.indexer.linear_weights_proj.weight": Size(
+        lambda args: int(args.hidden_size * args.dsa_indexer_n_heads), split=False
+    ),
     "self_attention.kv_layernorm.weight": Size(lambda args: int(args.kv_lora_rank), split=False),
     "mlp.linear_fc1.weight": Size(lambda args: int(2 * args.ffn_hidden_size * args.hidden_size)),
     "mlp.linear_fc2.weight": Size(lambda args: int(args.ffn_hidden_size * args.hidden_size)),

@@ -232,6 +232,7 @@ class WeightMap:
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
+        indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
             nor saved, as those that predict further tokens (MTP).
     """
@@ -242,6 +243,7 @@ class WeightMap:
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
     linear: Mapping[str, Rule] | None = None
+    indexer: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
 
     def rule_for(self, name: str) -> Rule:
@@ -257,7 +259,8 @@ class WeightMap:
         return rule.under(self.layer_prefix.format(match[1])) if match else rule
 
     def _in_layer(self, name: str) -> Rule | None:
-        rule = self.of_layer.get(name) or (self.linear or {}).get(name)
+        tables = (self.of_layer, self.linear or {}, self.indexer or {})
+        rule = next((table[name] for table in tables if name in table), None)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def names_beside_experts(self, shape: ShapeArgs, layer: int) -> list[str]:
@@ -265,6 +268,8 @@ class WeightMap:
         if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
             kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
             return [*kept, *self.linear]
+        if self.indexer and shape.dsa_indexer_freq and shape.dsa_indexer_freq[layer]:
+            return [*self.of_layer, *self.indexer]
         return [*self.of_layer]
 
     def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:

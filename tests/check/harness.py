@@ -52,6 +52,7 @@ def checked_args(directory: Path, world_size: int = 1, **flags: Any) -> Namespac
         **{"rollout_batch_size": 8, "global_batch_size": 8, "loss_type": "sft_loss"},
         **{"rollout_function_path": "tests.check.harness.no_samples"},
         **{"actor_num_gpus_per_node": world_size, "make_vocab_size_divisible_by": 1},
+        "freeze_indexer": "index_topk" in json.loads((directory / "config.json").read_text()),
         **flags,
     }
     words: list[str] = []

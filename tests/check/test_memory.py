@@ -20,12 +20,15 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP2 = PP2 | {"num_virtual_stages_per_pipeline_rank": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
-EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3", "qwen3_next")
+EXPERTS = (
+    *("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3", "deepseek_v32"),
+    "qwen3_next",
+)
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)]
 PP2_CASES = [
-    *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight")],
+    *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight", "glm_moe_dsa-shared")],
     *[("qwen3", PP2 | UNEVEN), ("glm4_moe", PP2 | COUNTED)],
 ]
 LAYOUTS = {
@@ -63,6 +66,7 @@ RECOMPUTATIONS = [
 ]
 NOT_ESTIMATED = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "for gated delta nets"),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared"), "for sparse attention"),
     "gpt_oss": "for attention with sinks",
 }
 ACTIVATIONS = [

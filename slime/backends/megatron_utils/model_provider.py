@@ -17,6 +17,7 @@ from slime.backends.megatron_utils.model_config import transformer_config_from_a
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
+from slime.models.deepseek_v32 import INDEXER
 from slime.utils.misc import load_function
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -103,7 +104,8 @@ def _spec_path(args: Namespace) -> str:
 def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> None:
     """Freezes by regular expressions over the parameters' global names (``re.search``). Collective.
 
-    Where the output layer shares the embedding's weight, both copies go by the name of the embedding.
+    Where the output layer shares the embedding's weight, both copies go by the name of the embedding. With
+    ``freeze_indexer`` those are frozen beside what patterns say.
 
     Raises:
         ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
@@ -113,12 +115,15 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
     frozen = getattr(args, "freeze_params_name_list", None)
     if only and frozen:
         raise ValueError("--only-train-params-name-list and --freeze-params-name-list exclude each other")
-    patterns = only or frozen
-    if not patterns:
+    patterns, indexers = only or frozen or (), getattr(args, "freeze_indexer", False)
+    if not patterns and not indexers:
         return
     params = list(_names_to_match(model))
     for name, param in params:
-        param.requires_grad = _any_match(patterns, name) == bool(only)
+        wanted = not patterns or _any_match(patterns, name) == bool(only)
+        param.requires_grad = wanted and not (indexers and re.search(INDEXER, name))
+    if not patterns:
+        return
     flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
     _check_freezing(flag, patterns, params)
 

@@ -72,7 +72,7 @@ def test_a_sequence_is_the_same_to_the_last_bit_in_any_company(glm4):
         assert torch.equal(executor.model.logits(torch.cat(parts)), alone)
 
 
-@pytest.mark.parametrize("family", ["glm4", "qwen3_next"])
+@pytest.mark.parametrize("family", ["glm4", "qwen3_next", "glm_moe_dsa-shared"])
 def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(tmp_path, family):
     tiny_family(family, tmp_path)
     executor, _ = serve(tmp_path)
