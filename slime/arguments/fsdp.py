@@ -56,6 +56,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
     "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
     "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
+    "enable_mtp_training": (False, "it trains what transformers computes, which leaves these layers out"),
     "fp16": (False, "wanted --bf16 or --fp32"),
     "optimizer": ("adam", "wanted adam"),
     "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slime.check.kernels import CUDA, Kernels
 from slime.check.layer_activations import Rank, angles, kept_by_layer, recomputed
 from slime.check.layout import Layout
+from slime.models.mtp import trained_mtp_layers
 
 _FLOAT32 = 4
 
@@ -55,9 +56,28 @@ def activations(
     each = sum(kept for kept, _ in chunks) / len(chunks) + angles(rank)
     waiting = _waiting(args, layout, stage)
     kept = each * waiting + (_head(rank) if last else 0.0)
-    logits = 2 * _FLOAT32 * args.padded_vocab_size / layout.tp if last and role != "critic" else 0.0
+    vocabulary = args.padded_vocab_size / layout.tp
+    logits = 2 * _FLOAT32 * vocabulary if last and role != "critic" else 0.0
     again = each * (waiting - 1) + angles(rank) + max(again for _, again in chunks)
+    if last and role != "critic" and (further := trained_mtp_layers(args)):
+        # Each has logits of its own, in the model's format. They go before the decoder's layers do.
+        kept += further * _of_mtp_layer(rank)
+        logits += further * rank.size * vocabulary
     return Activations(tokens * kept, tokens * logits, tokens * again)
+
+
+def _of_mtp_layer(rank: Rank) -> float:
+    """What a layer for further tokens keeps, per token: norms, projection, and the decoder layer in it."""
+    args, layer = rank.args, rank.args.num_layers - 1
+    norm = rank.kernels.norm(1, args.hidden_size, rank.size)
+    row = args.hidden_size * rank.size
+    if args.recompute_granularity == "full":
+        return rank.share * 3 * row  # what goes in and comes out
+    inner = kept_by_layer(rank, layer)
+    if args.recompute_granularity == "selective":
+        inner = recomputed(rank, inner, bool(args.num_experts and args.moe_layer_freq[layer]))
+    # Inputs of three norms, what the projection and the head are computed from.
+    return inner.total + rank.share * (3 * (row + norm) + 3 * row)
 
 
 def _head(rank: Rank) -> float:

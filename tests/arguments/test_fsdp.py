@@ -16,6 +16,7 @@ REFUSED = {
     "decoupled_lr": 0.0,
     "apply_wd_to_qk_layernorm": True,
     "no_decoupled_weight_decay": True,
+    "enable_mtp_training": True,
     "custom_model_provider_path": "tests.arguments.test_fsdp.anything",
     "custom_megatron_init_path": "tests.arguments.test_fsdp.anything",
     "custom_megatron_before_train_step_hook_path": "tests.arguments.test_fsdp.anything",
