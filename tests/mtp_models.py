@@ -119,7 +119,7 @@ class MtpReference:
                 counts[depth] += len(losses)
         means = [total / count for total, count in zip(sums, counts, strict=True)]
         (factor / len(means) * sum(means)).backward()
-        return [float(mean) for mean in means], self._gradients()
+        return [mean.item() for mean in means], self._gradients()
 
     def _sample(self, tokens: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         """-log p of the predictions that count, of each depth."""
@@ -130,6 +130,8 @@ class MtpReference:
         counts = torch.cat([torch.zeros(len(tokens) - len(mask)), mask]) > 0
         losses = []
         for depth, (own, inner) in enumerate(zip(self._own, self._inner, strict=True), start=1):
+            if len(tokens) < depth + 2:
+                break
             hidden = self._depth(own, inner, hidden[: len(tokens) - depth], embedded[depth:])
             log_probs = (hidden @ head.T).log_softmax(-1)[:-1]
             targets = tokens[depth + 1 :]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag
-from slime.models import FAMILIES, HfConfigError
+from slime.models import FAMILIES
 from slime.models.hf_config import read_hf_config
 from slime.models.rules import WeightMap
 
@@ -40,6 +40,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     name = "--enable-mtp-training"
     if not args.mtp_num_layers:
         yield f"{name}: wanted --mtp-num-layers 1, or as many as the checkpoint has"
+        return
     if args.custom_model_provider_path:
         yield f"{name}: not with --custom-model-provider-path (the layers are put into the model built here)"
     if args.fp32_residual_connection:
@@ -50,8 +51,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if family.weights.mtp is None:
         there = ", ".join(sorted(other for other, known in FAMILIES.items() if known.weights.mtp))
         yield f"{name}: {args.model_type} has no such layers that are known (wanted: one of {there})"
-    elif _share_tensors(family.weights, args.mtp_num_layers or 0):
+    elif _share_tensors(family.weights, args.mtp_num_layers):
         yield f"--mtp-num-layers {args.mtp_num_layers}: checkpoints of {args.model_type} have one (wanted: 1)"
+    yield from _too_many(args)
 
 
 def _share_tensors(weights: WeightMap, layers: int) -> bool:
@@ -60,14 +62,9 @@ def _share_tensors(weights: WeightMap, layers: int) -> bool:
     return len({weights.rule_for(name).hf_names for name in names}) < len(names)
 
 
-def unusable(args: Namespace) -> Iterator[str]:
+def _too_many(args: Namespace) -> Iterator[str]:
     """More layers than config.json knows."""
-    if not args.enable_mtp_training:
-        return
-    try:
-        published = read_hf_config(args.hf_checkpoint).get(_PUBLISHED)
-    except HfConfigError:
-        return  # another concern says so
+    published = read_hf_config(args.hf_checkpoint).get(_PUBLISHED)
     if isinstance(published, int) and published < args.mtp_num_layers:
         yield (
             f"--mtp-num-layers {args.mtp_num_layers}: config.json of --hf-checkpoint says "
@@ -75,6 +72,4 @@ def unusable(args: Namespace) -> Iterator[str]:
         )
 
 
-CONCERN = Concern(
-    {"layers for further tokens": MtpArgs}, notes=notes, contradictions=contradictions, unusable=unusable
-)
+CONCERN = Concern({"layers for further tokens": MtpArgs}, notes=notes, contradictions=contradictions)

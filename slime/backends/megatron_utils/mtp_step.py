@@ -99,8 +99,8 @@ class MtpTraining:
         ours = (sums * self._weights).sum()
 
         def both(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-            loss, *rest = function(output)
-            return loss + ours, *rest
+            loss, normaliser, report = function(output)
+            return loss + ours, normaliser, report
 
         return both
 

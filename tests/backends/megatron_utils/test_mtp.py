@@ -16,7 +16,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
-REPLAYED = {"use_routing_replay": True, "records_routes": True}
+REPLAYED = {"use_routing_replay": True, "records_routes": True, "use_rollout_logprobs": False}
 TIED = "mimo, tied"
 MODELS = {
     "mimo": ("mimo", 2, {}),
