@@ -127,7 +127,7 @@ def test_packed_weights_need_a_server_that_unpacks_them(recorder, directories, k
 
 
 def test_an_engine_serves_the_quantised_weights_after_a_sync(engine, directories, kind, tmp_path):
-    """By handle and by broadcast, gathered over two ranks; and its log-probs are those of ``transformers``."""
+    """By handle and by broadcast, from two ranks; its log-probs are those of ``transformers``."""
     before = _checksum(engine)
     engine.update_weights_from_disk(directories[kind, TRAINER], flush_cache=True)
     wanted = _checksum(engine)
