@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.transformer_config import MLATransformerConfig
-from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 
 from slime.backends.megatron_utils.latent_attention import ReplicatedLinear
 from slime.backends.megatron_utils.layers import apply_rope
 from slime.models.rope import Rope
+from slime.training.packed_layout import PackedLayout, SegmentGroup
 
 _EPSILON = 1e-6  # of the norm of keys
 _MOST_SCORES = 2**26  # in memory at a time, of all heads

@@ -9,10 +9,10 @@ from megatron.core.tensor_parallel import checkpoint
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig
-from slime.backends.megatron_utils.packed_layout import PackedLayout
 
 from slime.backends.megatron_utils.latent_attention import LatentAttention
 from slime.backends.megatron_utils.layers import PackedAttention
+from slime.training.packed_layout import PackedLayout
 from slime.utils.accelerator import has_packed_attention
 from slime_plugins.models.lightning_indexer import Choice, IndexerSizes, LightningIndexer, left_by
 

@@ -226,6 +226,29 @@ def test_delta_nets_keep_no_tokens(checked):
     assert engine.token == 12 * 2 * 256 * 2
 
 
+# Gigabytes of the files that are published.
+QUANTISED = {
+    "qwen3-30B-A3B": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 31.2),
+    "kimi-k2-thinking": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+            },
+        },
+        594,
+    ),
+}
+
+
+@pytest.mark.parametrize("model", QUANTISED)
+def test_quantised_engines_need_what_published_files_have(model, checked, monkeypatch):
+    described, size = QUANTISED[model]
+    monkeypatch.setitem(CONFIGS, model, CONFIGS[model] | {"quantization_config": described})
+    (engine,) = report(checked(model, "--rollout-num-gpus-per-engine", "8")).engines
+    assert engine.weights * 8 / 1e9 == pytest.approx(size, rel=0.03)
+
+
 def test_data_that_is_missing_is_an_error_behind_the_page(tmp_path, words, capsys):
     line = words("qwen3-4B")
     (tmp_path / "data.jsonl").unlink()
