@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, option_string, refused
+from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
 from slime.arguments.user_code import why_unusable
 from slime.models import HfConfigError, shape_from_hf_config, shape_of_any
@@ -111,15 +111,8 @@ class LinearAttentionArgs:
 
 @dataclass(frozen=True)
 class LayerVariantArgs:
-    """Kinds of layers that no supported family has, and a layer spec in the place of the family's."""
+    """A layer spec in the place of the family's."""
 
-    mtp_num_layers: int | None = flag(
-        at_least=0, same_as_default=(0,), help="multi-token prediction layers; they are left out"
-    )
-    mtp_loss_scaling_factor: float = refused(
-        0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
-    )
-    enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
     spec: list[str] | None = flag(help="module and function of a layer spec: fn(args, config, vp_stage)")
 
 
@@ -239,15 +232,6 @@ def _agrees(given: Any, value: Any) -> bool:
     return given == value
 
 
-def notes(args: Namespace) -> Iterator[str]:
-    """Layers that nothing trains."""
-    if args.mtp_num_layers:
-        yield (
-            f"--mtp-num-layers {args.mtp_num_layers}: has no effect, layers for further tokens are neither "
-            "built nor saved"
-        )
-
-
 def contradictions(args: Namespace) -> Iterator[str]:
     """A vocabulary that has no room for its tokens, a layer spec that is none."""
     if args.padded_vocab_size < args.vocab_size:
@@ -278,7 +262,6 @@ CONCERN = Concern(
     },
     derived=DerivedModelShape,
     derive=derive,
-    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

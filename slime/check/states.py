@@ -49,10 +49,11 @@ def formats(args: Namespace) -> Formats:
     """What the flags about precision and the optimizer say."""
     weight = args.params_dtype.itemsize
     wide = args.accumulate_allreduce_grads_in_fp32 or (args.bf16 and not args.grad_reduce_in_bf16)
-    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, _moments(args))
+    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, moments(args))
 
 
-def _moments(args: Namespace) -> int:
+def moments(args: Namespace) -> int:
+    """Bytes of what the optimizer remembers of an element."""
     if args.use_stateless_adam:
         return 0
     if args.optimizer == "sgd":

@@ -14,8 +14,8 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from slime.backends.megatron_utils.latent_attention import ReplicatedLinear
 from slime.backends.megatron_utils.layers import apply_rope
-from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 from slime.models.rope import Rope
+from slime.training.packed_layout import PackedLayout, SegmentGroup
 
 _EPSILON = 1e-6  # of the norm of keys
 _MOST_SCORES = 2**26  # in memory at a time, of all heads

@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout
+from slime.training.packed_layout import PackedLayout
 from slime_plugins.models.lightning_indexer import Choice, left_by
 
 

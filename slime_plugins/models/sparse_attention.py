@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from slime.backends.megatron_utils.latent_attention import LatentAttention
 from slime.backends.megatron_utils.layers import PackedAttention
-from slime.backends.megatron_utils.packed_layout import PackedLayout
+from slime.training.packed_layout import PackedLayout
 from slime.utils.accelerator import has_packed_attention
 from slime_plugins.models.lightning_indexer import Choice, IndexerSizes, LightningIndexer, left_by
 

@@ -155,10 +155,12 @@ def activations_of_trainers(rank: int, runs: list[Namespace], lengths: list[int]
 
 def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
     from megatron.core.transformer.module import Float16Module
-    from megatron.core.utils import get_model_config
+    from megatron.core.utils import get_model_config, unwrap_model
 
     from slime.backends.megatron_utils.data import _packed_seq_params
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.backends.megatron_utils.mtp_step import layers_of
+    from slime.training.parallel import ParallelContext
     from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
     (model,) = get_model(args)
@@ -174,6 +176,23 @@ def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
             packed_seq_params=_packed_seq_params(lengths, tokens.device),
         )
         log_probs, _ = vocab_parallel_log_prob_entropy(logits[0], tokens[0], None, entropy_gradient=False)
+        loss = log_probs.sum()
+        if (layers := layers_of(model)) is not None:
+            batch = _micro_batch(tokens[0], lengths)
+            loss = loss + layers.losses(unwrap_model(model), batch, ParallelContext()).sum()
         kept = saved.now
-        log_probs.sum().backward()
+        loss.backward()
     return {"kept": kept, "most": saved.most, "logits": logits.nbytes, "left": saved.now}
+
+
+def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
+    """Samples of these lengths, every token but the first one of each being trained."""
+    from slime.backends.megatron_utils.data import _packed_seq_params
+
+    return {
+        "unconcat_tokens": list(tokens.split(lengths)),
+        "loss_masks": [torch.ones(length - 1, dtype=torch.int) for length in lengths],
+        "segment_lengths": lengths,
+        "padding_mask": torch.zeros(1, len(tokens), dtype=torch.bool),
+        "packed_seq_params": _packed_seq_params(lengths, tokens.device),
+    }

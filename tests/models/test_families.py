@@ -71,6 +71,8 @@ def shape_of(model, **changes):
         ("gpt-oss-20b", {}, "attention_windows", (128, None) * 12),
         ("gpt-oss-20b", {"layer_types": None}, "attention_windows", (128, None) * 12),
         ("gpt-oss-20b", {}, "softmax_type", "learnable"),
+        ("gpt-oss-20b", {"rope_scaling": None}, "rope", shape_of("gpt-oss-20b")["rope"]),
+        ("gpt-oss-20b", {"rope_scaling": {"rope_type": "default"}}, "rope_type", "rope"),
         ("gpt-oss-20b", {"swiglu_limit": 5}, "activation_func_clamp_value", 5.0),
         ("qwen3-next-80B-A3B", {}, "linear_attention_freq", (1, 1, 1, 0) * 12),
         ("qwen3-next-80B-A3B", {"norm_topk_prob": None}, "moe_router_pre_softmax", True),

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout
 from slime.models.rope import Rope
 from slime.training.context_parallel import Piece
+from slime.training.packed_layout import PackedLayout
 from slime_plugins.models import lightning_indexer
 from slime_plugins.models.lightning_indexer import IndexerSizes, LightningIndexer
 from slime_plugins.models.passed_choice import EdgeLayer

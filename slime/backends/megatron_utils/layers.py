@@ -14,9 +14,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.autograd.function import once_differentiable
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 from slime.backends.megatron_utils.sinks import attention_with_sinks, sink_parameter
 from slime.models.rope import Rope
+from slime.training.packed_layout import PackedLayout, SegmentGroup
 from slime.utils.accelerator import has_packed_attention
 
 

@@ -7,7 +7,6 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime.models.rope import Rope, inverse_frequencies
 from slime.training.context_parallel import Piece, RowSplit
@@ -84,8 +83,8 @@ class PackedLayout:
     _windows: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: PackedSeqParams) -> "PackedLayout":
-        """The layout of ``params``, kept on it; that of the ``row_split`` that `get_batch` has put there."""
+    def of(cls, params: Any) -> "PackedLayout":
+        """The layout of megatron-core's ``PackedSeqParams``, kept on it, or that of its ``row_split``."""
         layout = getattr(params, "segment_layout", None)
         if layout is None:
             device, split = params.cu_seqlens_q.device, getattr(params, "row_split", None)
