@@ -30,6 +30,10 @@ def test_the_shape_comes_from_config_json(words, shared):
             {"freeze_indexer": True, "dsa_indexer_topk": 7},
             "--dsa-indexer-topk 7: config.json of --hf-checkpoint says 6",
         ),
+        (
+            {"freeze_indexer": True, "enable_mtp_training": True, "mtp_num_layers": 1},
+            "--enable-mtp-training: glm_moe_dsa has no such layers that are known",
+        ),
     ],
 )
 def test_what_cannot_be(words, refusal, shared, flags, message):
