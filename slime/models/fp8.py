@@ -79,7 +79,8 @@ def _short(scale: torch.Tensor) -> torch.Tensor:
 
 def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
     """The smallest at which the largest number of a block is not cut off by more than rounding."""
-    mantissa, exponent = torch.frexp(largest / _ROUNDED_TO_LARGEST)
+    # What is divided to 0 would have the exponent 0.
+    mantissa, exponent = torch.frexp((largest / _ROUNDED_TO_LARGEST).clamp(min=_SMALLEST_SCALE))
     return torch.ldexp(torch.ones_like(largest), torch.where(mantissa == 0.5, exponent - 1, exponent))
 
 

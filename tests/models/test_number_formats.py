@@ -140,3 +140,20 @@ def test_what_is_not_finite_is_refused(bad):
         fp8.quantize(weight, (4, 4))
     with pytest.raises(ValueError, match="numbers that are not finite"):
         int4.quantize(weight, 8)
+
+
+def test_numbers_too_small_for_a_scale_of_their_own_are_within_that_of_the_smallest():
+    for value in (1e-33, 1e-38, 1e-45):
+        for power_of_two in (False, True):
+            weight = torch.full((4, 6), value)
+            codes, scale = fp8.quantize(weight, (4, 6), power_of_two)
+            assert scale.item() == 2.0**-100
+            assert (codes.double() * scale.double() - weight.double()).abs().max() <= 2.0**-110
+
+
+@pytest.mark.parametrize("columns", range(1, 17))
+def test_rows_that_are_no_multiple_of_a_word_are_packed_into_one_more(columns):
+    codes = torch.randint(-8, 8, (3, columns), dtype=torch.int32)
+    words = int4.pack(codes)
+    assert words.shape == (3, math.ceil(columns / 8))
+    assert torch.equal(int4.unpack(words)[:, :columns], codes)
