@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.arguments.absent_sglang import bad_numbers
 from slime.arguments.concern import Concern
 from slime.arguments.debug import trains_only
 from slime.arguments.embedded_engine import EmbeddedServerArgs
@@ -170,6 +171,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     yield from bad_models(args)
     if args.rollout_engine == "embedded" or has_sglang():
         yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
+    else:
+        yield from bad_numbers(args)
     if args.rollout_engine == "embedded":
         yield from _unreachable_weights(args)
     yield from bad_formats(args)

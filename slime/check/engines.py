@@ -94,7 +94,13 @@ def _weights(args: Namespace, size: int) -> int:
 
 
 def _cached(shape: ModelShape, tp: int) -> int:
-    """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them."""
+    """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them.
+
+    Delta nets have a state of a sequence in the place of its tokens.
+    """
+    layers = shape.num_layers - (sum(shape.linear.linear_attention_freq) if shape.linear else 0)
     if shape.latent is not None:
-        return shape.num_layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
-    return shape.num_layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels
+        latents = layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        indexer = shape.indexer
+        return latents + (sum(indexer.dsa_indexer_freq) * indexer.dsa_indexer_head_dim if indexer else 0)
+    return layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels

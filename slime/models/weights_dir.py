@@ -16,6 +16,7 @@ from slime.models.safetensors_dir import SafetensorReader
 # What stands beside quantised weights. Scales of activations and of caches belong to no weight.
 _BESIDE = ("_scale_inv", ".weight_scale", ".weight_shape", ".input_scale", ".k_scale", ".v_scale")
 _PACKED = "_packed"
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 # Rows that are dequantised at once.
 _BLOCK_BYTES = 8 * 1024**2
 
@@ -111,6 +112,11 @@ class WeightsReader(SafetensorReader):
                     yield name, _Fp8Weight(raw, name, scale, quantization)
                 elif super().dtype(name).itemsize == 1:
                     raise ValueError(f"{self.path}: {name} is quantised and has no {name}_scale_inv")
+            elif not name.endswith(_BESIDE) and super().dtype(name) in _CODES:
+                # Their scales would be left out, and the codes be taken for the weights.
+                raise ValueError(
+                    f"{self.path}: {name} is {super().dtype(name)}: quantised in a way that is not read"
+                )
 
 
 class _Raw:

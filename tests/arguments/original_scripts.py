@@ -31,8 +31,6 @@ _ELSEWHERE = {
     "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen3.5-27B": "qwen3_5",
     "Qwen3.5-35B-A3B": "qwen3_5_moe",
-    "GLM-5": "glm_moe_dsa",
-    "GLM-5.2": "glm_moe_dsa",
 }
 _BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 _GROUPS = {

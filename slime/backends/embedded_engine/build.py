@@ -11,7 +11,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_rand
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.executor import Executor
 from slime.backends.embedded_engine.http.state import ServerState
-from slime.backends.embedded_engine.kv_cache import KVCache
+from slime.backends.embedded_engine.kv_cache import KVCache, LayerCache
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.model_config import ModelConfig
@@ -87,6 +87,8 @@ def build_executor(
         recorder = RouteRecorder(moe) if records_routes and moe is not None else None
         return Executor(CausalLM(config, parameters, limits.context, recorder), cache), parameters
     # takes seconds, which a model of our own need not wait for
+    from slime.backends.embedded_engine.row_executor import RowExecutor, StateExecutor
+    from slime.backends.embedded_engine.row_states import StateCache
     from slime.backends.embedded_engine.transformers_model import (
         TransformersExecutor,
         TransformersLM,
@@ -96,7 +98,13 @@ def build_executor(
 
     model = load_model(path, config)
     weights = TransformersWeights(config, model)
-    return TransformersExecutor(TransformersLM(config, model, records_routes)), weights
+    computed = TransformersLM(config, model, records_routes)
+    if not computed.by_row:
+        return TransformersExecutor(computed), weights
+    room = limits.rows, limits.context, limits.tokens
+    if computed.has_states:
+        return StateExecutor(computed, StateCache(config, *room)), weights
+    return RowExecutor(computed, LayerCache(config, *room)), weights
 
 
 def _stored_format(args: EmbeddedServerArgs) -> StoredFormat | None:
