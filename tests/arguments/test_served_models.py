@@ -63,6 +63,15 @@ def test_a_path_may_stand_in_the_overrides_and_updates_may_be_said(configured, a
     assert (twin.model_path, twin.update_weights) == (path, True)
 
 
+def test_updates_have_the_format_of_what_the_engines_start_with(configured, altered_checkpoint) -> None:
+    path = str(altered_checkpoint(quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]}))
+    own = POLICY | {"model_path": path, "update_weights": True}
+    args = validated_args(configured([own], rollout_num_gpus=1))
+    assert args.synced_checkpoint == path != args.hf_checkpoint
+    plain = validated_args(configured([POLICY], rollout_num_gpus=1))
+    assert plain.synced_checkpoint == plain.hf_checkpoint
+
+
 def test_a_frozen_copy_of_the_same_model_takes_no_updates(configured) -> None:
     copy = POLICY | {"name": "reference", "update_weights": False}
     _, frozen = validated_args(configured([POLICY, copy])).served_models

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from slime.ray.train_worker import TrainWorker
+from slime.utils.types import EngineEndpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
+from tests.weight_sync.test_handle import Recorder
+from tools.convert_hf_to_fp8 import main as to_fp8
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,29 @@ def test_the_first_step_starts_on_policy(checkpoint):
     assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
     assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
+
+
+def _sends(rank, args, endpoint):
+    worker = TrainWorker(args)
+    worker.start()
+    worker.connect_rollout_engines([endpoint])
+    return worker.update_weights()
+
+
+def test_engines_of_a_quantised_checkpoint_are_sent_its_tensors(checkpoint, tmp_path):
+    """The trainer starts with the weights of --ref-load, which the checkpoint stands for."""
+    quantised = str(tmp_path / "fp8")
+    assert to_fp8(["--model-dir", checkpoint, "--save-dir", quantised, "--block-size", "16", "16"]) == 0
+    args = trainer_args(quantised, ref_load=checkpoint, synced_checkpoint=quantised, colocate=True)
+    engine = Recorder()
+    engine.start()
+    try:
+        run_ranks(_sends, 1, args, EngineEndpoint(engine.url, None, 1, 0))
+    finally:
+        engine.stop()
+    wanted = load_file(f"{quantised}/model.safetensors")
+    assert engine.weights[0].keys() == wanted.keys()
+    assert all(torch.equal(engine.weights[0][name], tensor) for name, tensor in wanted.items())
 
 
 class _Engines:
