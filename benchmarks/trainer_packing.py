@@ -1,6 +1,6 @@
 """The packed trainer against the same model in transformers with padded batches.
 
-    python benchmarks/trainer_packing.py [--size 0.5M] [--repeats 3]
+    python benchmarks/trainer_packing.py [--size 0.5M] [--samples 64] [--repeats 3]
 
 One policy-gradient step over 64 samples whose lengths spread as those of real responses do (log-normal,
 capped), float32, one process, one thread. Both sides see at most 2,048 tokens per micro-batch: packed
@@ -49,17 +49,17 @@ def make_model(directory: str, size: str) -> None:
     transformers.Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
-def make_batch(vocab: int) -> dict:
+def make_batch(vocab: int, samples: int = SAMPLES) -> dict:
     """Prompts of 16 to 63 tokens; responses log-normal around 128, between 8 and 960."""
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(16, 64, (SAMPLES,), generator=generator)
-    responses = (128 * torch.randn(SAMPLES, generator=generator).mul(0.8).exp()).clamp(8, 960).long()
+    prompts = torch.randint(16, 64, (samples,), generator=generator)
+    responses = (128 * torch.randn(samples, generator=generator).mul(0.8).exp()).clamp(8, 960).long()
     tokens = [
         torch.randint(vocab, (int(p + r),), generator=generator).tolist()
         for p, r in zip(prompts, responses, strict=True)
     ]
     lengths = responses.tolist()
-    rewards = torch.randn(SAMPLES, generator=generator).tolist()
+    rewards = torch.randn(samples, generator=generator).tolist()
     return {
         "tokens": tokens,
         "response_lengths": lengths,
@@ -67,9 +67,9 @@ def make_batch(vocab: int) -> dict:
         "rollout_mask_sums": lengths,
         "rewards": rewards,
         "raw_reward": rewards,
-        "truncated": [0] * SAMPLES,
-        "sample_indices": [*range(SAMPLES)],
-        "rollout_ids": [*range(SAMPLES)],
+        "truncated": [0] * samples,
+        "sample_indices": [*range(samples)],
+        "rollout_ids": [*range(samples)],
     }
 
 
@@ -82,7 +82,7 @@ def packed_step(directory: str, batch: dict) -> Callable[[], None]:
     args = trainer_args(
         directory,
         max_tokens_per_gpu=BUDGET,
-        global_batch_size=SAMPLES,
+        global_batch_size=len(batch["tokens"]),
         data_pad_size_multiplier=128,
         lr=1e-5,
         clip_grad=1.0,
@@ -115,7 +115,7 @@ def padded_step(directory: str, batch: dict, *, by_length: bool) -> Callable[[],
 
 def _padded_micro_batches(batch: dict, by_length: bool) -> list[list[int]]:
     """Runs of samples whose padded size fits the budget."""
-    order = [*range(SAMPLES)]
+    order = [*range(len(batch["tokens"]))]
     if by_length:
         order.sort(key=lambda i: len(batch["tokens"][i]))
     micro_batches: list[list[int]] = [[]]
@@ -141,7 +141,7 @@ def _padded_loss(model: torch.nn.Module, batch: dict, indices: list[int]) -> tor
         ratio = (new - new.detach()).exp()
         advantage = batch["rewards"][i]
         token_loss = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.28) * advantage)
-        loss = loss + token_loss.mean() / SAMPLES
+        loss = loss + token_loss.mean() / len(batch["tokens"])
     return loss
 
 
@@ -158,10 +158,10 @@ def measure(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, dic
     return best
 
 
-def run_size(size: str, repeats: int) -> dict:
+def run_size(size: str, samples: int, repeats: int) -> dict:
     with tempfile.TemporaryDirectory() as directory:
         make_model(directory, size)
-        batch = make_batch(SIZES[size][-1])
+        batch = make_batch(SIZES[size][-1], samples)
         seconds = measure(
             {
                 "packed": packed_step(directory, batch),
@@ -184,12 +184,13 @@ def run_size(size: str, repeats: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--size", choices=SIZES, default="0.5M", help="parameters of the model")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of the step")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    result = run_size(options.size, options.repeats)
+    result = run_size(options.size, options.samples, options.repeats)
     results = json.loads(options.output.read_text()) if options.output.exists() else {}
     results[options.size] = result
     options.output.parent.mkdir(parents=True, exist_ok=True)

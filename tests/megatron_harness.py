@@ -14,7 +14,6 @@ of a second.
 import contextlib
 import gc
 import io
-import multiprocessing
 import os
 import signal
 import time
@@ -31,6 +30,7 @@ import torch
 from slime.models import shape_from_hf_config
 from slime.models.shape import pad_vocab_size
 from tests.engines import free_port
+from tests.forking import forking
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 # One layer is dense. The weights of experts sum up to 1, as in the published models.
@@ -38,19 +38,6 @@ TINY_EXPERTS = {
     **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
     **{"mlp_only_layers": [1], "decoder_sparse_step": 1},
 }
-# What ranks import sooner or later, some of it late: each would spend two seconds on it.
-PRELOAD = [
-    "tests.megatron_harness",
-    "tests.golden.trainer",
-    "slime.arguments.registry",
-    "slime.backends.megatron_utils.worker",
-    "slime.ray.train_worker",
-    "slime.rollout.data_source",
-    "slime.rollout.sglang_rollout",
-    "slime.weight_sync.update",
-    "torch._dynamo",
-    "transformers.models.auto.tokenization_auto",
-]
 
 
 def tiny_hf_model(model_type: str, seed: int = 0, **overrides):
@@ -131,8 +118,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         RuntimeError: a rank raised or died; the message holds its traceback. The others are killed.
         TimeoutError: a rank gave no result within ``timeout`` seconds.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = forking()
     port = free_port()
     processes, pipes = [], {}
     for rank in range(world_size):

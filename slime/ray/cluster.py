@@ -18,6 +18,7 @@ import ray
 from slime.arguments.views import FleetView
 from slime.processes.reaper import start_run_reaper
 from slime.ray.ending import leaving_within
+from slime.ray.node import forget_shared_environment, share_environment
 from slime.utils.accelerator import has_gpu
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def ray_cluster(args: FleetView) -> Iterator[None]:
 
 
 def _join(address: str, timeout: float) -> None:
+    forget_shared_environment()
     _await_answer(address, timeout)
     _use_token_if_there_is_one()
     failures: tuple[type[BaseException], ...] = (ConnectionError, ray.exceptions.RayError)
@@ -88,6 +90,9 @@ def _start_local(args: FleetView) -> None:
     if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         # Ray would leave a token file behind, by which a later `ray start` decides who may join.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    share_environment()
+    # Else raylet starts processes for tasks that a run does not have.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     _init(address="local", include_dashboard=False, **local_resources(args))
     try:
         session_directory().chmod(0o700)

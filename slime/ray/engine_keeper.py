@@ -1,101 +1,23 @@
 """Engines that we start ourselves: each has a keeper, a Ray actor on its node that owns its process."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
-from slime.arguments.views import FleetView
-from slime.backends.sglang_utils.server_engine import EnginePlacement
-from slime.backends.sglang_utils.servers import ENGINES
-from slime.ray.node import first_port, log_dir, node_host, process_env
+from slime.arguments.views import FleetView, view
+from slime.ray.keeper_actor import EngineKeeper, EngineShape
+from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
-from slime.utils.http_utils import find_available_port, wrap_ipv6
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
 
-PORTS = (15000, 12000)  # below the kernel's range for outgoing connections, 32768 and up
 ANSWER_TIMEOUT = 30.0  # seconds that a keeper may take to answer
-_MEETING_PORTS = 32  # in a row, of which SGLang takes some more the more data-parallel ranks it has
 CALLS_AT_ONCE = 4  # one that waits for a slow start must not keep others from looking at it or ending it
-
-
-@dataclass(frozen=True)
-class EngineShape:
-    """What the engines of a group have in common.
-
-    Attributes:
-        num_gpus: of one engine.
-        kind: "regular", "prefill" or "decode".
-        overrides: option values of the server, instead of those of ``--sglang-*``.
-    """
-
-    num_gpus: int
-    kind: str = "regular"
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-
-class EngineKeeper:
-    """Launches one HTTP server process, or one node's part of one, and answers for its life.
-
-    Args:
-        part: which part of an engine over ``parts`` nodes.
-        meeting_point: where the parts find each other, as part 0 says.
-    """
-
-    def __init__(
-        self,
-        args: FleetView,
-        rank: int,
-        shape: EngineShape,
-        gpu_offset: int | None,
-        base_gpu_id: int,
-        part: int = 0,
-        parts: int = 1,
-        meeting_point: str | None = None,
-    ) -> None:
-        # Ports of neighbours on a node start far apart, or two engines could pick the same one.
-        port = find_available_port(first_port(*PORTS) + 40 * rank)
-        host = node_host()
-        if parts > 1 and meeting_point is None:
-            meeting_point = f"{wrap_ipv6(host)}:{find_available_port(port + 20, _MEETING_PORTS)}"
-        placement = EnginePlacement(
-            rank=rank,
-            host=host,
-            port=port,
-            nccl_port=find_available_port(port + 10),
-            num_gpus=shape.num_gpus,
-            base_gpu_id=base_gpu_id,
-            gpu_offset=gpu_offset,
-            num_nodes=parts,
-            node_rank=part,
-            dist_init_addr=meeting_point,
-            api_key=args.sglang_api_key,
-            worker_type=shape.kind,
-            bootstrap_port=find_available_port(port + 5) if shape.kind == "prefill" else None,
-        )
-        self._engine = ENGINES[args.rollout_engine](args, placement, log_dir(), shape.overrides)
-        self._engine.launch()
-
-    def meeting_point(self) -> str | None:
-        """Where the other parts of this engine find this one; None if it has no others."""
-        return self._engine.placement.dist_init_addr
-
-    def wait_ready(self, timeout: float) -> EngineEndpoint:
-        """Where it serves, once it does; ``timeout`` in seconds."""
-        self._engine.wait_ready(timeout)
-        return self._engine.endpoint
-
-    def failure_reason(self) -> str | None:
-        """None while the server lives, else why it ended, with its last log lines."""
-        return self._engine.failure_reason()
-
-    def shutdown(self) -> None:
-        self._engine.shutdown()
 
 
 class SpawnedEngine:
@@ -173,10 +95,10 @@ class SpawnedEngines:
                 num_cpus=0.2,
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=self._slots.strategy(slot),
-                runtime_env={"env_vars": process_env()},
+                runtime_env=runtime_env(process_env()),
             )
             .remote(
-                self._args,
+                _plain(self._args),
                 rank,
                 self._shape,
                 gpu_offset=offset if self._args.colocate and offset < self._trainer_gpus else None,
@@ -193,3 +115,20 @@ class SpawnedEngines:
         refs = [ref for own in parts for ref in own]
         answers = wait_all(refs, "start of the rollout engines", timeout + ANSWER_TIMEOUT)
         return [answers[refs.index(own[0])] for own in parts]
+
+
+def _plain(args: FleetView) -> FleetView:
+    """Those that can be unpickled without torch and our own classes, which take a second to import.
+
+    What a server is started with is among them.
+    """
+    plain = {name: value for name, value in vars(args).items() if _is_plain(value)}
+    return view(Namespace(**plain), FleetView)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value.keys(), *value.values()]))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, str, type(None))

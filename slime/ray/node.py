@@ -1,5 +1,6 @@
 """What a process knows about its node: the environment, the log directory, free ports, its address."""
 
+import json
 import os
 import tempfile
 import zlib
@@ -37,8 +38,36 @@ def process_env(extra: dict[str, str] | None = None, *, trainer: bool = False) -
     env = {name: os.environ.get(name, value) for name, value in defaults.items()}
     env |= dict.fromkeys(NOSET_VISIBLE_DEVICES_ENV_VARS_LIST, "1")
     # Its import path must match the driver's, or dotted paths of user code would not resolve.
-    env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, others)]))
     return env | {k: str(v) for k, v in (extra or {}).items()}
+
+
+_INHERITED = "SLIME_INHERITED_ENVIRONMENT"
+
+
+def share_environment() -> None:
+    """Gives this process the variables that those of a cluster which it is about to start need.
+
+    They inherit them then. Ray starts a process with an environment of its own by way of an agent and of
+    another interpreter, which imports Ray too.
+    """
+    from slime.utils.accelerator import has_gpu  # imports torch
+
+    env = process_env(trainer=not has_gpu())
+    os.environ |= env | {_INHERITED: json.dumps(env)}
+
+
+def forget_shared_environment() -> None:
+    """For whoever joins a cluster: its processes inherit nothing from this one."""
+    os.environ.pop(_INHERITED, None)
+
+
+def runtime_env(env: dict[str, str]) -> dict[str, dict[str, str]]:
+    """What Ray is to be told of the environment ``env``: what its processes do not inherit anyway."""
+    inherited = json.loads(os.environ.get(_INHERITED, "{}"))
+    own = {name: value for name, value in env.items() if inherited.get(name) != value}
+    return {"env_vars": own} if own else {}
 
 
 def log_dir() -> Path:

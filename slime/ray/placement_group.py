@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.arguments.views import FleetView
 from slime.ray.cluster import require_resources
+from slime.ray.info_actor import InfoActor, Location
 from slime.ray.waiting import wait_all, wait_one
 
 
@@ -93,20 +94,6 @@ class Placement:
         group = self.actor.group or self.rollout.group
         if group is not None:
             remove_placement_group(group)
-
-
-Location = tuple[str, int, str]
-"""Address of a node, GPU id, Ray's id of the node: several nodes may have one address."""
-
-
-class InfoActor:
-    """Tells where a bundle landed."""
-
-    def get_ip_and_gpu_id(self) -> tuple[str, int]:
-        return ray.util.get_node_ip_address(), int(ray.get_gpu_ids()[0])
-
-    def locate(self) -> Location:
-        return *self.get_ip_and_gpu_id(), ray.get_runtime_context().get_node_id()
 
 
 def sort_key(location: tuple[str, int]) -> tuple[int, tuple[int, ...], int]:

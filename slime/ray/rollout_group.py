@@ -8,7 +8,7 @@ import ray
 
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
-from slime.ray.node import process_env
+from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessWatch
 from slime.ray.rollout_manager import RolloutManager
@@ -37,7 +37,7 @@ class RolloutGroup:
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
-            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env={"env_vars": process_env()})
+            .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env=runtime_env(process_env()))
             .remote(args, slots, trainer_gpus)
         )
         self._watch = ProcessWatch()

@@ -8,7 +8,7 @@ import ray
 
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
-from slime.ray.node import process_env
+from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
@@ -147,7 +147,7 @@ class RayTrainGroup:
                 num_gpus=GPU_PER_ACTOR,
                 num_cpus=GPU_PER_ACTOR,
                 scheduling_strategy=slots.strategy(rank),
-                runtime_env={"env_vars": env},
+                runtime_env=runtime_env(env),
             )
             .remote(self._args, self._role, rank, len(slots))
         )

@@ -5,14 +5,11 @@ engine is a process of its own, asked over HTTP. Runs of a cluster: ``benchmarks
 """
 
 import json
-import multiprocessing
-from multiprocessing import forkserver
 
 import pytest
 import torch
 
 from slime.models import FAMILIES, read_shape
-from tests import megatron_harness
 from tests.engines import forked
 from tests.families import ALL, chat_family, model_type
 from tests.megatron_harness import run_ranks
@@ -34,16 +31,6 @@ GRPO = [
     *("--num-rollout", "2", "--rollout-batch-size", "2", "--n-samples-per-prompt", "4"),
 ]
 R3 = ["--use-rollout-routing-replay", "--use-slime-router"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_parent_of_trainers_and_engines():
-    """A process that has imported what both do, from which each is forked; else each would import it."""
-    preload = [*megatron_harness.PRELOAD, *forked.PRELOAD]
-    multiprocessing.set_forkserver_preload(
-        [*preload, "slime.backends.embedded_engine.row_executor", "transformers.models.glm4.modeling_glm4"]
-    )
-    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="module")

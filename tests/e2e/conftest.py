@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.calculator_tool.make_data import main as make_data
 from slime.processes.reaper import Known, living
+from tools.make_tiny_model import main as make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 TAG = "SLIME_TEST_RUN"
@@ -152,8 +154,7 @@ def start(tmp_path: Path):
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny Qwen3 with its tokenizer."""
     path = tmp_path_factory.mktemp("model") / "tiny"
-    make = ["tools/make_tiny_model.py", "--output", str(path), "--hidden-size", "64", "--num-layers", "2"]
-    subprocess.run([sys.executable, *make], cwd=ROOT, check=True)
+    make_tiny_model(["--output", str(path), "--hidden-size", "64", "--num-layers", "2"])
     return path
 
 
@@ -161,8 +162,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """sft.jsonl, rl.jsonl and eval.jsonl of the calculator task."""
     path = tmp_path_factory.mktemp("data")
-    make = ["examples/calculator_tool/make_data.py", "--output", str(path), "--sft-rows", "64"]
-    subprocess.run([sys.executable, *make, "--rl-rows", "64", "--eval-rows", "8"], cwd=ROOT, check=True)
+    rows = ["--sft-rows", "64", "--rl-rows", "64", "--eval-rows", "8"]
+    make_data(["--output", str(path), *rows])
     return path
 
 

@@ -1,12 +1,9 @@
 """A teacher behind an engine and the same one in the trainer say the same about the same tokens."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.e2e.conftest import ROOT
 from tests.engines.embedded import Server
+from tools.make_tiny_model import main as make_tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -16,8 +13,7 @@ OPD = "slime.rollout.on_policy_distillation."
 @pytest.fixture
 def teacher(tmp_path):
     path = tmp_path / "teacher"
-    make = ["tools/make_tiny_model.py", "--output", str(path), "--hidden-size", "64", "--num-layers", "2"]
-    subprocess.run([sys.executable, *make, "--seed", "9"], cwd=ROOT, check=True)
+    make_tiny_model(["--output", str(path), "--hidden-size", "64", "--num-layers", "2", "--seed", "9"])
     return path
 
 

@@ -9,6 +9,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 LONG = ["--colocate", "--num-rollout", 1000]
+NO_TRAINER = ["--debug-rollout-only"]
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training) -> N
 
 
 def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None:
-    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.plugins.exiting_reward"])
+    run = start([*rl_flags, *NO_TRAINER, "--custom-rm-path", "tests.e2e.plugins.exiting_reward"])
     assert run.wait() == 1
     assert "exiting_reward failed on sample" in run.output.strip().splitlines()[-1]
     run.expect_no_processes()
@@ -92,7 +93,7 @@ def test_sigkill_of_the_driver_stops_everything(training) -> None:
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) -> None:
-    run = start([*rl_flags, "--colocate", "--custom-rm-path", "tests.e2e.plugins.broken_reward"])
+    run = start([*rl_flags, *NO_TRAINER, "--custom-rm-path", "tests.e2e.plugins.broken_reward"])
     assert run.wait() == 1
     assert "this reward is broken" in run.output.strip().splitlines()[-1]
     run.expect_no_processes()

@@ -13,9 +13,9 @@ import pytest
 from slime.rollout.sglang_rollout import get_model_url
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
-from tests.e2e.conftest import ROOT
 from tests.engines import free_port
 from tests.engines.embedded import Server
+from tools.make_tiny_model import main as make_tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -56,9 +56,8 @@ def _judge(directory: Path) -> int:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
     """The file of a policy, and of a frozen judge of another size."""
-    make = ["tools/make_tiny_model.py", "--output", str(tmp_path / "judge"), "--seed", "5"]
     shape = ["--hidden-size", "32", "--num-layers", "1"]
-    subprocess.run([sys.executable, *make, *shape], cwd=ROOT, check=True)
+    make_tiny_model(["--output", str(tmp_path / "judge"), "--seed", "5", *shape])
     path = tmp_path / "fleet.yaml"
     path.write_text(
         f"""

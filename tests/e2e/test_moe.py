@@ -1,16 +1,14 @@
 """A mixture of experts through the loop: experts on two ranks, routes of the engine replayed."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.conftest import ROOT
 from tests.families import tiny_family
+from tools.make_tiny_model import main as make_tiny_model
 from tools.make_tiny_model import make_tokenizer
 
 pytestmark = pytest.mark.e2e
@@ -21,8 +19,8 @@ R3 = ("--use-rollout-routing-replay", "--use-slime-router")
 @pytest.fixture
 def moe_model(tmp_path: Path) -> Path:
     path = tmp_path / "moe"
-    make = ["tools/make_tiny_model.py", "--output", str(path), "--hidden-size", "64", "--num-layers", "2"]
-    subprocess.run([sys.executable, *make, "--family", "qwen3_moe"], cwd=ROOT, check=True)
+    shape = ["--hidden-size", "64", "--num-layers", "2", "--family", "qwen3_moe"]
+    make_tiny_model(["--output", str(path), *shape])
     return path
 
 

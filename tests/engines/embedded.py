@@ -1,9 +1,7 @@
 """Tiny random checkpoints, and real embedded engines over them in processes of their own."""
 
 import contextlib
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 import transformers
 
 from tests.engines import free_port
+from tests.forking import ForkedScript
 from tools.make_tiny_model import make_tokenizer
 
 CONTEXT = 16384
@@ -85,21 +84,17 @@ class _ExplainingTransport(httpx.HTTPTransport):
 
 
 class Server:
-    """``python -m slime.backends.embedded_engine``, a client for it, and its log in a file."""
+    """``python -m slime.backends.embedded_engine``, forked; a client for it, and its log in a file."""
 
     def __init__(self, model_path: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(model_path)]
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         self._log = tempfile.NamedTemporaryFile(prefix="embedded_engine_", suffix=".log")  # noqa: SIM115
         self._ready = False
-        self.process = subprocess.Popen(
-            [*command, "--port", str(port), *flags],
-            env={**os.environ, **threads, **(env or {})},
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
+        words = ["--model-path", str(model_path), "--port", str(port), *flags]
+        module = "slime.backends.embedded_engine"
+        self.process = ForkedScript(module, words, self._log.name, env={**threads, **(env or {})})
         self.client = httpx.Client(base_url=self.url, timeout=60, transport=_ExplainingTransport(self))
 
     def wait_ready(self, timeout: float = 150) -> "Server":

@@ -127,6 +127,7 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "set")
     monkeypatch.setattr(cluster, "_init", lambda **_: None)
     monkeypatch.setattr(cluster, "start_run_reaper", lambda: None)
+    monkeypatch.setattr(cluster, "share_environment", lambda: None)
     monkeypatch.setattr(cluster, "_reapers", [])
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
     cluster._start_local(Namespace(num_gpus_per_node=1))

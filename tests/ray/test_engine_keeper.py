@@ -2,10 +2,12 @@
 
 import threading
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from slime.ray import engine_keeper
 from slime.ray.engine_keeper import EngineKeeper, EngineShape, SpawnedEngine, SpawnedEngines
@@ -57,7 +59,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return self
 
         def remote(self, args: Namespace, rank: int, shape: EngineShape, **arguments: Any) -> Asked:
-            asked[-1] |= {"rank": rank, "shape": shape, **arguments}
+            asked[-1] |= {"args": args, "rank": rank, "shape": shape, **arguments}
             return Asked(f"keeper {rank}.{arguments['part']}")
 
     monkeypatch.setattr(engine_keeper.ray, "remote", Remote)
@@ -94,6 +96,7 @@ def test_each_engine_is_kept_beside_its_first_gpu(
     assert keepers == [[Asked("keeper 10.0")], [Asked("keeper 11.0")]]
     assert launched == [
         {
+            "args": args,
             "strategy": f"bundle {2 * place}",
             "rank": 10 + place,
             "shape": shape,
@@ -121,6 +124,14 @@ def test_an_engine_over_two_nodes_has_a_keeper_on_each_and_the_first_says_where_
     assert (first["part"], second["part"], second["parts"]) == (0, 1, 2)
     assert "meeting_point" not in first
     assert second["meeting_point"] == Asked("keeper 3.0.meeting_point")
+
+
+def test_a_keeper_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
+    plain: Any = flags(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
+    heavy: Any = flags(**vars(plain), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()})
+    slots: Any = Slots()
+    SpawnedEngines(heavy, slots, EngineShape(4)).launch(0, 0)
+    assert vars(launched[0]["args"]) == vars(plain)
 
 
 def test_the_death_of_any_part_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from slime.ray import node
-from slime.ray.node import first_port, listening_host, log_dir, process_env
+from slime.ray.node import (
+    first_port,
+    forget_shared_environment,
+    listening_host,
+    log_dir,
+    process_env,
+    runtime_env,
+    share_environment,
+)
 
 
 def test_servers_leave_loopback_only_in_a_cluster_of_several_machines() -> None:
@@ -23,6 +31,23 @@ def test_the_shell_wins_over_our_defaults_and_the_flag_over_both(monkeypatch: py
     assert env["PYTHONPATH"].split(os.pathsep)[0] == os.getcwd()
     assert "NCCL_CUMEM_ENABLE" not in env
     assert process_env(trainer=True)["NCCL_CUMEM_ENABLE"] == "0"
+
+
+def test_ray_is_told_of_what_its_processes_do_not_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        everything = process_env()
+        assert runtime_env(everything) == {"env_vars": everything}
+        share_environment()
+        assert everything.items() <= os.environ.items()
+        assert process_env() == everything
+        assert runtime_env(process_env(trainer=True)) == {}
+        assert runtime_env(process_env({"OMP_NUM_THREADS": "2"})) == {"env_vars": {"OMP_NUM_THREADS": "2"}}
+        # Too late for those that run.
+        os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
+        assert runtime_env(process_env()) == {"env_vars": {"OMP_WAIT_POLICY": "ACTIVE"}}
+        forget_shared_environment()
+        assert runtime_env(everything) == {"env_vars": everything}
 
 
 def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,10 +9,17 @@ import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 _PREFIX = "megatron.core"
+# Its own logs would go there; it takes half a second of every rank's start.
+_HIDDEN = {
+    "megatron.core.inference.contexts.dynamic_context": "wandb",
+    "megatron.core.inference.engines.dynamic_engine": "wandb",
+    "megatron.core.timers": "wandb",
+}
 
 
 def register() -> None:
@@ -40,6 +47,19 @@ def _treat(module: types.ModuleType) -> None:
     without_te.treat(module)
 
 
+@contextmanager
+def _hiding(name: str | None) -> Iterator[None]:
+    """Whoever imports this module meanwhile is told that it is not installed, unless it is loaded already."""
+    if name is None or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 class _TreatedLoader(importlib.abc.Loader):
     """The real loader, followed by `_treat`."""
 
@@ -50,7 +70,8 @@ class _TreatedLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        self._loader.exec_module(module)
+        with _hiding(_HIDDEN.get(module.__name__)):
+            self._loader.exec_module(module)
         _treat(module)
 
     def __getattr__(self, name: str) -> Any:

@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.http_utils import http_url, is_loopback
 from slime.utils.types import EngineEndpoint
+
+if TYPE_CHECKING:
+    from slime.arguments.views import FleetView
 
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
@@ -78,7 +80,7 @@ class ServerEngine(ABC):
 
     def __init__(
         self,
-        args: FleetView,
+        args: "FleetView",
         placement: EnginePlacement,
         log_dir: str | Path,
         overrides: Mapping[str, Any] | None = None,

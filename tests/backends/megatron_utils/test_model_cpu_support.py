@@ -23,6 +23,7 @@ import megatron.core.optimizer.distrib_optimizer as distributed
 from megatron.core import utils
 from megatron.core.fusions.fused_bias_swiglu import swiglu
 from slime.backends.megatron_utils.fused_adam import FusedAdam
+assert "wandb" not in __import__("sys").modules
 assert utils.torch is not torch
 assert utils.torch.zeros(2, device="cuda", pin_memory=True).device.type == "cpu"
 assert utils.torch.tensor([1], device=torch.cuda.current_device()).device.type == "cpu"

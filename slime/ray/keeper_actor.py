@@ -1,0 +1,91 @@
+"""The Ray actor that owns an engine's process. Imports little: engines start after it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slime.backends.sglang_utils.server_engine import EnginePlacement
+from slime.backends.sglang_utils.servers import ENGINES
+from slime.ray.node import first_port, log_dir, node_host
+from slime.utils.http_utils import find_available_port, wrap_ipv6
+from slime.utils.types import EngineEndpoint
+
+if TYPE_CHECKING:
+    from slime.arguments.views import FleetView
+
+PORTS = (15000, 12000)  # below the kernel's range for outgoing connections, 32768 and up
+_MEETING_PORTS = 32  # in a row, of which SGLang takes some more the more data-parallel ranks it has
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What the engines of a group have in common.
+
+    Attributes:
+        num_gpus: of one engine.
+        kind: "regular", "prefill" or "decode".
+        overrides: option values of the server, instead of those of ``--sglang-*``.
+    """
+
+    num_gpus: int
+    kind: str = "regular"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EngineKeeper:
+    """Launches one HTTP server process, or one node's part of one, and answers for its life.
+
+    Args:
+        part: which part of an engine over ``parts`` nodes.
+        meeting_point: where the parts find each other, as part 0 says.
+    """
+
+    def __init__(
+        self,
+        args: "FleetView",
+        rank: int,
+        shape: EngineShape,
+        gpu_offset: int | None,
+        base_gpu_id: int,
+        part: int = 0,
+        parts: int = 1,
+        meeting_point: str | None = None,
+    ) -> None:
+        # Ports of neighbours on a node start far apart, or two engines could pick the same one.
+        port = find_available_port(first_port(*PORTS) + 40 * rank)
+        host = node_host()
+        if parts > 1 and meeting_point is None:
+            meeting_point = f"{wrap_ipv6(host)}:{find_available_port(port + 20, _MEETING_PORTS)}"
+        placement = EnginePlacement(
+            rank=rank,
+            host=host,
+            port=port,
+            nccl_port=find_available_port(port + 10),
+            num_gpus=shape.num_gpus,
+            base_gpu_id=base_gpu_id,
+            gpu_offset=gpu_offset,
+            num_nodes=parts,
+            node_rank=part,
+            dist_init_addr=meeting_point,
+            api_key=args.sglang_api_key,
+            worker_type=shape.kind,
+            bootstrap_port=find_available_port(port + 5) if shape.kind == "prefill" else None,
+        )
+        self._engine = ENGINES[args.rollout_engine](args, placement, log_dir(), shape.overrides)
+        self._engine.launch()
+
+    def meeting_point(self) -> str | None:
+        """Where the other parts of this engine find this one; None if it has no others."""
+        return self._engine.placement.dist_init_addr
+
+    def wait_ready(self, timeout: float) -> EngineEndpoint:
+        """Where it serves, once it does; ``timeout`` in seconds."""
+        self._engine.wait_ready(timeout)
+        return self._engine.endpoint
+
+    def failure_reason(self) -> str | None:
+        """None while the server lives, else why it ended, with its last log lines."""
+        return self._engine.failure_reason()
+
+    def shutdown(self) -> None:
+        self._engine.shutdown()
