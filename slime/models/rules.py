@@ -216,6 +216,35 @@ class ExpertRules:
         return StackedRule(named.hf_names, named, int(match[1])) if self.stacked else named
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint has the tensors of its language model.
+
+    Attributes:
+        trunk, head: what stands for the ``model.`` and the ``lm_head.`` of a checkpoint of nothing else.
+    """
+
+    trunk: str = "model."
+    head: str = "lm_head."
+
+    def outer(self, name: str) -> str:
+        """How the checkpoint calls a tensor that has this name in one of nothing else."""
+        return _moved(name, {"model.": self.trunk, "lm_head.": self.head})
+
+    def inner(self, name: str) -> str:
+        """The reverse; other tensors keep their names."""
+        return _moved(name, {self.trunk: "model.", self.head: "lm_head."})
+
+    def of(self, rule: Rule) -> Rule:
+        """The rule with the names that its tensors have there."""
+        return replace(rule, hf_names=tuple(map(self.outer, rule.hf_names)))
+
+
+def _moved(name: str, prefixes: Mapping[str, str]) -> str:
+    found = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+    return name if found is None else prefixes[found] + name.removeprefix(found)
+
+
 def behind_last_layer(name: str, num_layers: int) -> bool:
     """Whether a tensor is of a layer that counts on from the last one, where DeepSeek-V3 has its MTP."""
     match = _HF_LAYER.match(name)
@@ -232,8 +261,9 @@ class WeightMap:
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
-        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
-            nor saved, as those that predict further tokens (MTP).
+        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, as
+            those that predict further tokens (MTP) or that read images. Exports carry them over.
+        place: where the checkpoint has what the rules are about.
     """
 
     of_model: Mapping[str, Rule]
@@ -243,6 +273,7 @@ class WeightMap:
     experts: ExpertRules | None = None
     linear: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
+    place: Place = Place()
 
     def rule_for(self, name: str) -> Rule:
         """The rule of a global parameter name, its HF names complete.
@@ -254,7 +285,7 @@ class WeightMap:
         rule = self._in_layer(match[2]) if match else self.of_model.get(name)
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
-        return rule.under(self.layer_prefix.format(match[1])) if match else rule
+        return self.place.of(rule.under(self.layer_prefix.format(match[1])) if match else rule)
 
     def _in_layer(self, name: str) -> Rule | None:
         rule = self.of_layer.get(name) or (self.linear or {}).get(name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.check.activations import activations, not_estimated
+from slime.check.activations import activations
 from slime.check.kernels import Kernels
 from slime.check.layout import layout_of
 from slime.check.needs import trained_roles
@@ -61,13 +61,12 @@ RECOMPUTATIONS = [
     SELECTIVE | {"recompute_modules": ["layernorm"]},
     SELECTIVE | {"recompute_modules": ["mlp", "moe"]},
 ]
-NOT_ESTIMATED = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "for gated delta nets"),
-    "gpt_oss": "for attention with sinks",
-}
+# Segments are as long, which attention with sinks and delta nets ask.
+LONGEST = {"rollout_max_context_len": max(LENGTHS)}
 ACTIVATIONS = [
-    *[(name, {"fp32": fp32}) for name in NAMES if name not in NOT_ESTIMATED for fp32 in (True, False)],
+    *[(name, {"fp32": fp32, **LONGEST}) for name in NAMES for fp32 in (True, False)],
     *[(name, flags) for name in ("qwen3", "glm4_moe", "moonlight") for flags in RECOMPUTATIONS],
+    *[(name, flags | LONGEST) for name in ("qwen3_next", "gpt_oss") for flags in RECOMPUTATIONS],
 ]
 
 
@@ -102,11 +101,10 @@ def test_every_family_is_among_the_tiny_models(args_of):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_families_whose_activations_are_not_estimated_are_named(name, args_of):
+def test_activations_of_every_family_are_estimated(name, args_of):
     args = args_of(name, 1, {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64})
-    assert not_estimated(args) == NOT_ESTIMATED.get(name, "")
     (role,) = trained_roles(args)
-    assert [stage.activations is None for stage in role.stages] == [name in NOT_ESTIMATED]
+    assert all(stage.activations is not None for stage in role.stages)
 
 
 def test_states_of_every_family_are_counted_to_the_byte(args_of):
