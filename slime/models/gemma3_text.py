@@ -6,8 +6,9 @@ from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.inside import inside
+from slime.models.place import Place
 from slime.models.rope import Rope, read_rope
-from slime.models.rules import Place, Rule
+from slime.models.rules import Rule
 from slime.models.shape import ModelShape
 from slime.models.windows import LOCAL, SEES_ALL, attention_windows
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
-from slime.models.rules import Place
+from slime.models.place import Place
 from slime.models.shape import ModelShape
 
 

@@ -9,9 +9,10 @@ from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
 from slime.models.inside import inside
 from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
+from slime.models.place import Place
 from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
-from slime.models.rules import FusedGateUpRule, Place, Rule
+from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape, ShapeArgs
 
 

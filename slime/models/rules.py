@@ -9,10 +9,11 @@ Names are global and without wrappers: ``decoder.layers.<layer of the whole mode
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
+from slime.models.place import ALONE, Place
 from slime.models.shape import ShapeArgs
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -216,39 +217,17 @@ class ExpertRules:
         return StackedRule(named.hf_names, named, int(match[1])) if self.stacked else named
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a checkpoint has the tensors of its language model.
-
-    Attributes:
-        trunk, head: what stands for the ``model.`` and the ``lm_head.`` of a checkpoint of nothing else.
-    """
-
-    trunk: str = "model."
-    head: str = "lm_head."
-
-    def outer(self, name: str) -> str:
-        """How the checkpoint calls a tensor that has this name in one of nothing else."""
-        return _moved(name, {"model.": self.trunk, "lm_head.": self.head})
-
-    def inner(self, name: str) -> str:
-        """The reverse; other tensors keep their names."""
-        return _moved(name, {self.trunk: "model.", self.head: "lm_head."})
-
-    def of(self, rule: Rule) -> Rule:
-        """The rule with the names that its tensors have there."""
-        return replace(rule, hf_names=tuple(map(self.outer, rule.hf_names)))
-
-
-def _moved(name: str, prefixes: Mapping[str, str]) -> str:
-    found = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-    return name if found is None else prefixes[found] + name.removeprefix(found)
-
-
 def behind_last_layer(name: str, num_layers: int) -> bool:
     """Whether a tensor is of a layer that counts on from the last one, where DeepSeek-V3 has its MTP."""
     match = _HF_LAYER.match(name)
     return match is not None and int(match[1]) >= num_layers
+
+
+class FurtherLayers(Protocol):
+    """The rules of layers for further tokens: `slime.models.mtp.MtpRules`."""
+
+    def rule_for(self, name: str, num_layers: int, inner: Callable[[str], Rule | None]) -> Rule | None: ...
+    def names(self, layers: int, in_layer: Sequence[str]) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -261,8 +240,11 @@ class WeightMap:
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
-        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, as
-            those that predict further tokens (MTP) or that read images. Exports carry them over.
+        indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
+        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
+            only if flags say so, as those that predict further tokens (MTP) or read images. Exports carry
+            over what was not.
+        mtp: of the former; None where they are never trained.
         place: where the checkpoint has what the rules are about.
     """
 
@@ -272,23 +254,32 @@ class WeightMap:
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
     linear: Mapping[str, Rule] | None = None
+    indexer: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
-    place: Place = Place()
+    mtp: FurtherLayers | None = None
+    place: Place = ALONE
 
-    def rule_for(self, name: str) -> Rule:
+    def rule_for(self, name: str, num_layers: int = 0) -> Rule:
         """The rule of a global parameter name, its HF names complete.
+
+        Args:
+            num_layers: of the decoder, from which names of layers for further tokens may count on.
 
         Raises:
             ValueError: no rule covers the parameter.
         """
         match = _LAYER.fullmatch(name)
         rule = self._in_layer(match[2]) if match else self.of_model.get(name)
+        if rule is None and self.mtp is not None:
+            rule = self.mtp.rule_for(name, num_layers, self._in_layer)
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
-        return self.place.of(rule.under(self.layer_prefix.format(match[1])) if match else rule)
+        rule = rule.under(self.layer_prefix.format(match[1])) if match else rule
+        return replace(rule, hf_names=tuple(map(self.place.outer, rule.hf_names)))
 
     def _in_layer(self, name: str) -> Rule | None:
-        rule = self.of_layer.get(name) or (self.linear or {}).get(name)
+        tables = (self.of_layer, self.linear or {}, self.indexer or {})
+        rule = next((table[name] for table in tables if name in table), None)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def names_beside_experts(self, shape: ShapeArgs, layer: int) -> list[str]:
@@ -296,6 +287,8 @@ class WeightMap:
         if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
             kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
             return [*kept, *self.linear]
+        if self.indexer and shape.dsa_indexer_freq and shape.dsa_indexer_freq[layer]:
+            return [*self.of_layer, *self.indexer]
         return [*self.of_layer]
 
     def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
@@ -305,14 +298,17 @@ class WeightMap:
             names = dense + self.experts.names(shape.num_experts)
         return names
 
-    def hf_names(self, shape: ShapeArgs) -> set[str]:
-        """The names of all tensors of a model."""
+    def hf_names(self, shape: ShapeArgs, mtp_layers: int = 0) -> set[str]:
+        """The names of all tensors of a model, and of so many of its layers for further tokens."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
         for layer in range(shape.num_layers):
             in_layer = [name for name in self._names_in_layer(shape, layer) if name not in absent]
             names += [f"decoder.layers.{layer}.{name}" for name in in_layer]
-        return {hf_name for name in names for hf_name in self.rule_for(name).hf_names}
+        if self.mtp is not None:
+            inner = [name for name in self._names_in_layer(shape, shape.num_layers - 1) if name not in absent]
+            names += self.mtp.names(mtp_layers, inner)
+        return {name for ours in names for name in self.rule_for(ours, shape.num_layers).hf_names}
 
     def split(self, shape: ShapeArgs, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """(HF name, tensor) pairs that a full parameter holds; views of it where possible.
@@ -325,5 +321,5 @@ class WeightMap:
         """
         if name in self.absent(shape):
             return []
-        rule = self.rule_for(name)
+        rule = self.rule_for(name, shape.num_layers)
         return list(zip(rule.hf_names, rule.split(param, shape), strict=True))

@@ -3,7 +3,7 @@
 import json
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -48,7 +48,7 @@ def save_hf_model_to_path(
     shards = _write_shards(partial, weights, shard_bytes, _writers(args))
     dist.barrier()
     if dist.get_rank() == 0:
-        shards += _write_kept(source, partial, len(shards), shard_bytes, args.params_dtype)
+        shards += _write_kept(source, partial, shards, shard_bytes, args.params_dtype)
         _name_shards(partial, shards)
         _copy_assets(source, partial, args.params_dtype)
         _publish(partial, target)
@@ -84,9 +84,14 @@ def _write(file: Path, bucket: NamedTensors) -> None:
 
 
 def _write_kept(
-    source: Path, directory: Path, there: int, shard_bytes: int, dtype: torch.dtype
+    source: Path,
+    directory: Path,
+    there: Sequence[Mapping[str, int]],
+    shard_bytes: int,
+    dtype: torch.dtype,
 ) -> list[dict[str, int]]:
     """Copies what is not trained, tensor by tensor, into shards behind those that are ``there``."""
+    trained = {name for shard in there for name in shard}
     if not any(source.glob("*.safetensors")):
         return []
     shards = []
@@ -95,8 +100,9 @@ def _write_kept(
         specs: dict[str, Spec] = {
             name: (dtype if name in reader.quantized else reader.dtype(name), reader.shape(name))
             for name in kept_names(source, reader)
+            if name not in trained
         }
-        for number, part in enumerate(_packed(specs, shard_bytes), start=there + 1):
+        for number, part in enumerate(_packed(specs, shard_bytes), start=len(there) + 1):
             with SafetensorFile(directory / _shard_name(number, 0), part) as out:
                 for name, spec in part.items():
                     out.write(name, reader.read(name).to(spec[0]))

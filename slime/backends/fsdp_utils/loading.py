@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
+from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.models.kept import kept_names
-from slime.models.rules import Place
+from slime.models.place import Place
 from slime.models.tensor_views import view_at
 from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
@@ -30,7 +31,7 @@ _T = TypeVar("_T")
 
 @torch.no_grad()
 def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -> None:
-    """Collective. Fills every parameter and buffer with those of the directory ``path``.
+    """Collective. Fills every parameter and buffer with those of the directory ``path``, but no value head.
 
     The first rank reads them unit by unit, in the order of the model, and gives the others their shards. So
     no rank has more than its shards and one unit, a layer at most, in memory. A checkpoint whose tensors have
@@ -42,7 +43,7 @@ def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -
     """
     source = _on_first_rank(path, lambda: _source(args, model, path))
     try:
-        for unit in units(model):
+        for unit in _trunk(model):
             values = _on_first_rank(path, partial(_read_unit, source, unit))
             for name, tensor in unit:
                 _fill(tensor, None if values is None else values[name])
@@ -54,6 +55,13 @@ def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -
         if name in computed:
             buffer.copy_(computed[name])
         dist.broadcast(buffer, src=0)
+
+
+def _trunk(model: PreTrainedModel) -> Iterator[NamedTensors]:
+    """Units without a value head, which no checkpoint of a language model has."""
+    for unit in units(model):
+        if kept := [pair for pair in unit if not is_of_value_head(pair[0])]:
+            yield kept
 
 
 def _read_unit(source: "StreamedSource | WholeSource | None", unit: NamedTensors) -> dict[str, torch.Tensor]:
@@ -98,6 +106,7 @@ class StreamedSource:
 
     def __init__(self, model: PreTrainedModel, path: str | Path) -> None:
         self._model, self._reader = model, WeightsReader(path)
+        self._has_value_head = any(is_of_value_head(name) for name, _ in model.named_parameters())
         self.differs = self._difference(path)
 
     def close(self) -> None:
@@ -105,7 +114,7 @@ class StreamedSource:
 
     def _difference(self, path: str | Path) -> str:
         wanted: dict[str, torch.Size] = {}
-        for unit in units(self._model):
+        for unit in _trunk(self._model):
             whole = {name: torch.empty(tensor.shape, device="meta") for name, tensor in unit}
             wanted |= {name: view.shape for name, view in as_in_checkpoints(self._model, whole).items()}
         found = set(self._reader.names())
@@ -119,9 +128,9 @@ class StreamedSource:
         return _shown("mismatched", other) if other else ""
 
     def _is_ignored(self, name: str) -> bool:
-        """A tied head; what ``transformers`` says that checkpoints have in vain."""
-        tied = self._model.config.get_text_config().tie_word_embeddings
-        if tied and name == self._model._checkpoint_place.outer("lm_head.weight"):
+        """A tied head, or that of a critic; what ``transformers`` says that checkpoints have in vain."""
+        needless = self._model.config.get_text_config().tie_word_embeddings or self._has_value_head
+        if needless and name == self._model._checkpoint_place.outer("lm_head.weight"):
             return True
         ignored = self._model._keys_to_ignore_on_load_unexpected or ()
         return any(re.search(pattern, name) for pattern in (r"rotary_emb\.inv_freq$", *ignored))
