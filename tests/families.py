@@ -142,6 +142,17 @@ USUAL = {
     ),
 }
 ALL = {**USUAL, **FAMILIES}
+# Models that read images: what there is beside the language model, which is that of another row.
+_VISION = {"hidden_size": 16, "intermediate_size": 24, "patch_size": 2}
+_QWEN_VISION = _VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
+_GEMMA_VISION = _VISION | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 4}
+WITH_IMAGES = {
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", {"vision_config": _QWEN_VISION}),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {"vision_config": _QWEN_VISION}),
+    "gemma3": ("Gemma3", "gemma3_text", {"vision_config": _GEMMA_VISION, "mm_tokens_per_image": 1}),
+}
+FAMILIES |= {name: FAMILIES[text] for name, (_, text, _) in WITH_IMAGES.items()}
+_IMAGE_PARTS = ("model.visual.", "vision_tower.", "multi_modal_projector.", "mtp.")
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
 # Tensors for predicting further tokens, which are in published checkpoints; nothing reads them.
@@ -150,6 +161,8 @@ _UNTRAINED = {
     "deepseek_v3": "model.layers.4.eh_proj.weight",
     "glm4_moe": "model.layers.4.eh_proj.weight",
     "qwen3_next": "mtp.fc.weight",
+    "qwen3_5": "mtp.fc.weight",
+    "qwen3_5_moe": "mtp.fc.weight",
 }
 
 
@@ -167,6 +180,11 @@ def model_type(name: str) -> str:
 
 def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
     """What ``transformers`` knows the family's model by."""
+    if name in WITH_IMAGES:
+        whole, text, others = WITH_IMAGES[name]
+        inner = tiny_config(text, **changes)
+        tied = {"tie_word_embeddings": inner.tie_word_embeddings}
+        return getattr(transformers, f"{whole}Config")(text_config=inner.to_dict(), **others, **tied)
     prefix, own = ALL[name]
     sizes = {**_SIZES, **own, **changes}
     if prefix in ("Qwen2", "Glm4MoeLite"):
@@ -177,18 +195,30 @@ def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
 
 
 def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
-    """Writes a checkpoint whose every tensor matters to the logits, but for a stray one of MTP layers."""
+    """Writes a checkpoint whose every tensor matters to the logits, but for those that nothing trains."""
     torch.manual_seed(seed)
     config = tiny_config(name, **changes)
-    model_class = ALL[name][0].removesuffix("Text") + "ForCausalLM"
+    if name in WITH_IMAGES:
+        model_class = f"{WITH_IMAGES[name][0]}ForConditionalGeneration"
+    else:
+        model_class = ALL[name][0].removesuffix("Text") + "ForCausalLM"
     model = getattr(transformers, model_class)(config).float().eval()
     _stir(model, torch.Generator().manual_seed(seed + 1))
-    model.save_pretrained(path)
+    _save(name, model, path)
     _rename(name, path)
     if name in _UNTRAINED:
         file = path / "model.safetensors"
         save_file(load_file(file) | {_UNTRAINED[name]: torch.ones(2, 2)}, file, {"format": "pt"})
     return model
+
+
+def _save(name: str, model: transformers.PreTrainedModel, path: Path) -> None:
+    model.save_pretrained(path)
+    if name == "qwen3_5_moe":
+        # Published ones have experts as the model has, transformers writes them one by one.
+        tied = model.config.tie_word_embeddings
+        kept = {key: value for key, value in model.state_dict().items() if not (tied and "lm_head" in key)}
+        save_file(kept, path / "model.safetensors", {"format": "pt"})
 
 
 def chat_family(name: str, path: Path, seed: int = 0) -> transformers.PreTrainedModel:
@@ -214,10 +244,17 @@ def _rename(name: str, path: Path) -> None:
 
 def stored_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
     """Those of the checkpoint that a model of the family has."""
+    kept = kept_tensors(name, path)
+    return {key: value for key, value in load_file(path / "model.safetensors").items() if key not in kept}
+
+
+def kept_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
+    """The others."""
     return {
         tensor_name: tensor
         for tensor_name, tensor in load_file(path / "model.safetensors").items()
-        if tensor_name != _UNTRAINED.get(name)
+        if tensor_name == _UNTRAINED.get(name)
+        or (name in WITH_IMAGES and tensor_name.startswith(_IMAGE_PARTS))
     }
 
 

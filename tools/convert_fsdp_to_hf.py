@@ -6,7 +6,6 @@ The shards of all ranks are merged on this machine's host memory; no GPU and no 
 """
 
 import argparse
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from slime.backends.fsdp_utils.checkpoint import read_metadata
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
 from slime.backends.fsdp_utils.model import empty_model, named_tensors
 from slime.backends.fsdp_utils.value_head import is_of_value_head
+from slime.models.hf_config import HfConfig
 from slime.training.checkpoint_dir import MARKER, find_checkpoint
 from slime.training.hf_export import save_hf_model_to_path
 from slime.utils import safe_checkpoint
@@ -51,8 +51,7 @@ def _is_of_critic(weights: Path) -> bool:
 
 def dtype_of(origin: Path) -> str:
     """The format that the config of a directory names; float32 without one."""
-    config = json.loads((origin / "config.json").read_text())
-    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    name = HfConfig.read(origin).dtype or "float32"
     return name if name in DTYPES else "float32"
 
 

@@ -4,8 +4,8 @@
 
 --strategy says what shares a scale: blocks of --block-size (``quant_method: fp8``, as DeepSeek-V3 has it),
 the rows (channel) or the whole of a matrix (tensor; both ``compressed-tensors``). Matrices of linear layers
-are converted; embeddings, the head, routers and norms stay as they are. Each of --max-workers threads holds
-one matrix.
+are converted, those of experts one by one; embeddings, the head, routers, norms and towers for images stay as
+they are. Each of --max-workers threads holds one matrix.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from slime.models.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
 _KEPT = ("norm", "embed", "router", "lm_head", "eh_proj", "weights_proj")
+_KEPT += ("visual.", "vision_tower.", "multi_modal_projector.")
 _PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 
 

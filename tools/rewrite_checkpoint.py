@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from slime.models.hf_config import HfConfigError, read_hf_config
+from slime.models.expert_forms import parts_of
+from slime.models.hf_config import HfConfig, HfConfigError, read_hf_config
 from slime.models.quantization import KEYS
 from slime.models.safetensors_dir import SafetensorReader
 from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
@@ -41,6 +42,38 @@ class Recipe(Protocol):
         """The new config.json; ``names`` are all tensors of the old checkpoint."""
 
 
+class MatrixReader(WeightsReader):
+    """As `WeightsReader`, but experts are read one by one whatever form the checkpoint has them in."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        shapes = {name: super(MatrixReader, self).shape(name) for name in super().names()}
+        self._parts = parts_of(shapes, HfConfig.read(path))
+        self._whole = {part.stack for part in self._parts.values()}
+
+    def names(self) -> list[str]:
+        return [name for name in super().names() if name not in self._whole] + list(self._parts)
+
+    def file_of(self, name: str) -> str:
+        return super().file_of(self._parts[name].stack if name in self._parts else name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return super().dtype(self._parts[name].stack if name in self._parts else name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._parts:
+            return super().shape(name)
+        _, rows, columns = super().shape(self._parts[name].stack)
+        return rows // self._parts[name].parts, columns
+
+    def read(self, name: str) -> torch.Tensor:
+        if name not in self._parts:
+            return super().read(name)
+        part, rows = self._parts[name], self.shape(name)[0]
+        box = [slice(part.expert, part.expert + 1), slice(part.place * rows, (part.place + 1) * rows)]
+        return self.read_part(part.stack, box)[0]
+
+
 def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> None:
     """Writes the directory ``target``, its files under the names that they have in ``source``.
 
@@ -52,7 +85,7 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target}: is there and not empty (wanted: a new directory)")
     config = read_hf_config(source)
-    with WeightsReader(source) as reader:
+    with MatrixReader(source) as reader:
         reader.open_all()
         old = {name: (reader.dtype(name), reader.shape(name)) for name in reader.names()}
         files: dict[str, list[str]] = defaultdict(list)
@@ -94,7 +127,7 @@ def require_plain(source: Path) -> None:
 
 
 def _write(source: Path, file: Path, names: list[str], recipe: Recipe) -> None:
-    with WeightsReader(source) as reader:
+    with MatrixReader(source) as reader:
         specs: dict[str, Spec] = {}
         for name in names:
             specs |= recipe.specs(name, (reader.dtype(name), reader.shape(name)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.arguments.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.models import HfConfigError, read_shape
-from slime.models.hf_config import read_hf_config
+from slime.models.hf_config import HfConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHAPE = (
@@ -142,19 +142,25 @@ def unusable_models(args: Namespace) -> Iterator[str]:
     for model in _others(args):
         where = f"{_origin(args)}: model {model.name}: model_path {model.model_path}"
         try:
-            own = read_hf_config(model.model_path or "")
+            own = _sizes(model.model_path or "")
             if args.rollout_engine == "embedded":
                 read_shape(model.model_path or "")
         except HfConfigError as error:
             yield f"{where}: {error}"
             continue
-        trained = read_hf_config(args.hf_checkpoint)
+        trained = _sizes(args.hf_checkpoint)
         for name in _SHAPE if model.update_weights else ():
-            if own.get(name) != trained.get(name):
+            if own[name] != trained[name]:
                 yield (
-                    f"{where}: takes the trainer's weights, but its {name} is {own.get(name)} "
-                    f"(wanted: {trained.get(name)} as --hf-checkpoint, or update_weights: false)"
+                    f"{where}: takes the trainer's weights, but its {name} is {own[name]} "
+                    f"(wanted: {trained[name]} as --hf-checkpoint, or update_weights: false)"
                 )
+
+
+def _sizes(path: str) -> dict[str, Any]:
+    """What config.json says of `_SHAPE`."""
+    config = HfConfig.read(path)
+    return {**{name: config.text.get(name) for name in _SHAPE}, "model_type": config.get("model_type")}
 
 
 def _others(args: Namespace) -> Iterator[ModelConfig]:

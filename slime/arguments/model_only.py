@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from slime.arguments import compute, model_shape, moe, mtp, parallelism, precision
 from slime.arguments.errors import UsageError
 from slime.models import HfConfigError
-from slime.models.hf_config import read_hf_config
+from slime.models.hf_config import HfConfig
 
 _CONCERNS = (
     *(model_shape.CONCERN, precision.CONCERN, parallelism.CONCERN),
@@ -46,6 +46,4 @@ def model_args(words: Sequence[str], world_size: int) -> Namespace:
 
 
 def _dtype_flag(path: str) -> str:
-    config = read_hf_config(path)
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return _DTYPE_FLAGS.get(str(dtype), "bf16")
+    return _DTYPE_FLAGS.get(str(HfConfig.read(path).dtype), "bf16")

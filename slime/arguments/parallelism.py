@@ -86,17 +86,27 @@ def contradictions(args: Namespace) -> Iterator[str]:
         sizes = f"--tensor-model-parallel-size {tp} x --pipeline-model-parallel-size {pp}"
         sizes += f" x --context-parallel-size {cp}" if cp > 1 else ""
         yield f"{sizes}: does not divide {args.trainer_world_size} trainer GPUs"
-    names = ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "padded_vocab_size")
-    for name in (*names, "linear_num_key_heads"):
+    for name in ("num_attention_heads", "ffn_hidden_size", "padded_vocab_size", "linear_num_key_heads"):
         size = getattr(args, name) or 0  # models without delta nets have no heads of theirs
         if size % tp:
             yield f"--tensor-model-parallel-size {tp} does not divide {name} {size} (config.json)"
+    yield from _query_groups(args, tp)
     uneven = bool(args.decoder_first_pipeline_num_layers or args.decoder_last_pipeline_num_layers)
     if uneven:
         yield from _uneven_stages(args)
     elif _layers(args) % pp:
         yield f"--pipeline-model-parallel-size {pp} does not divide {_described_layers(args)}"
     yield from _virtual_pipeline(args, uneven)
+
+
+def _query_groups(args: Namespace, tp: int) -> Iterator[str]:
+    """Ranks have some key-value heads each, or as many ranks share each of them."""
+    groups = args.num_query_groups
+    name, found = f"--tensor-model-parallel-size {tp}", f"num_query_groups {groups} (config.json)"
+    if groups % tp and tp % groups:
+        yield f"{name} neither divides {found} nor is a multiple of it"
+    elif groups % tp and args.qk_norm_over_heads:
+        yield f"{name} does not divide {found}: norms over all heads count shared key heads several times"
 
 
 def _layers(args: Namespace) -> int:

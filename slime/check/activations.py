@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slime.check.kernels import CUDA, Kernels
-from slime.check.layer_activations import Rank, angles, kept_by_layer, recomputed
+from slime.check.layer_activations import Kept, Rank, angles, kept_by_layer, recomputed
 from slime.check.layout import Layout
 from slime.models.mtp import trained_mtp_layers
 
@@ -35,12 +35,7 @@ def not_estimated(args: Namespace) -> str:
     """Whose activations are not estimated; empty if they are."""
     if args.train_backend == "fsdp":
         return "with --train-backend fsdp"
-    if args.linear_attention_freq:
-        return "for gated delta nets"
-    if args.dsa_indexer_freq:
-        return "for sparse attention"
-    # Without a kernel of its own it keeps all scores.
-    return "for attention with sinks" if args.softmax_type != "vanilla" else ""
+    return "for sparse attention" if args.dsa_indexer_freq else ""
 
 
 def activations(
@@ -52,7 +47,8 @@ def activations(
     kernels: Kernels = CUDA,
 ) -> Activations:
     """Of a rank of this stage, each micro-batch having so many tokens there."""
-    rank = Rank(args, layout, kernels)
+    longest = tokens * layout.cp
+    rank = Rank(args, layout, kernels, min(longest, longest_sample(args) or longest))
     chunks = [_chunk(rank, layers) for layers in layout.stages[stage]]
     last = stage == layout.pp - 1
     each = sum(kept for kept, _ in chunks) / len(chunks) + angles(rank)
@@ -104,10 +100,17 @@ def _chunk(rank: Rank, layers: Sequence[int]) -> tuple[float, float]:
         return sum(kept.total for kept in whole), 0.0
     if kind == "selective":
         kinds = [bool(args.num_experts and args.moe_layer_freq[layer]) for layer in layers]
-        rest = [recomputed(rank, kept, experts).total for kept, experts in zip(whole, kinds, strict=True)]
-        saved = [kept.total - left for kept, left in zip(whole, rest, strict=True)]
-        return sum(rest), sum(rest) + max(saved, default=0.0)
+        rest = [recomputed(rank, kept, experts) for kept, experts in zip(whole, kinds, strict=True)]
+        again = [_again_of_layer(kept, left) for kept, left in zip(whole, rest, strict=True)]
+        kept_in_all = sum(left.total for left in rest)
+        return kept_in_all, kept_in_all + max(again, default=0.0)
     return _full(rank, [kept.total for kept in whole])
+
+
+def _again_of_layer(kept: Kept, left: Kept) -> float:
+    """What a layer has more while it is computed again; its MLP is done when attention is."""
+    norms = kept.inputs + kept.normed - left.inputs - left.normed
+    return norms + max(kept.mlp - left.mlp, kept.core - left.core - left.mlp)
 
 
 def _full(rank: Rank, totals: Sequence[float]) -> tuple[float, float]:

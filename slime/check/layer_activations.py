@@ -8,6 +8,7 @@ however many do. What all layers share (angles, masks) is left out.
 from argparse import Namespace
 from dataclasses import dataclass, fields, replace
 
+from slime.check.delta_net_activations import delta_net
 from slime.check.kernels import Kernels
 from slime.check.layout import Layout
 
@@ -47,11 +48,13 @@ class Rank:
     Attributes:
         size: bytes of an element.
         share: part of the tokens that sequence parallelism leaves a rank outside of attention and MLP.
+        longest: tokens of the longest segment, those of all context-parallel ranks.
     """
 
     args: Namespace
     layout: Layout
     kernels: Kernels
+    longest: int
 
     @property
     def size(self) -> int:
@@ -65,8 +68,7 @@ class Rank:
 def kept_by_layer(rank: Rank, layer: int) -> Kept:
     """Everything that a layer keeps without recomputation."""
     args, norms = rank.args, 2 + args_norms(rank.args)
-    latent = args.multi_latent_attention
-    projected, core, core_inputs, output = _latent(rank) if latent else _grouped(rank)
+    projected, core, core_inputs, output = _attention(rank, layer)
     experts = bool(args.num_experts and args.moe_layer_freq[layer])
     return Kept(
         inputs=norms * rank.share * _norm_input(rank),
@@ -77,6 +79,17 @@ def kept_by_layer(rank: Rank, layer: int) -> Kept:
         output=output,
         mlp=_experts(rank) if experts else _mlp(rank, args.ffn_hidden_size),
     )
+
+
+def _attention(rank: Rank, layer: int) -> tuple[float, float, float, float]:
+    """(projected, core, core_inputs, output); ``core_inputs`` is all of it if it is never computed again."""
+    args, layout = rank.args, rank.layout
+    if args.multi_latent_attention:
+        return _latent(rank)
+    if args.linear_attention_freq and args.linear_attention_freq[layer]:
+        projected, core, output = delta_net(args, rank.kernels, layout.tp, layout.cp, rank.longest)
+        return projected, core, core, output
+    return _grouped(rank)
 
 
 def args_norms(args: Namespace) -> int:
@@ -118,10 +131,19 @@ def _norm_input(rank: Rank) -> float:
 def _grouped(rank: Rank) -> tuple[float, float, float, float]:
     """Attention with query groups: (projected, core, core_inputs, output)."""
     args, size, tp = rank.args, rank.size, rank.layout.tp
-    heads, groups, width = args.num_attention_heads // tp, args.num_query_groups // tp, args.kv_channels
+    heads, groups, width = (
+        args.num_attention_heads // tp,
+        max(1, args.num_query_groups // tp),
+        args.kv_channels,
+    )
     queries, keys = heads * width * size, groups * width * size
-    row = queries + 2 * keys  # query, key and value of a token lie together
+    gates = queries if args.attention_output_gate else 0
+    row = queries + gates + 2 * keys  # query, key and value of a token lie together
+    if args.num_query_groups < tp:  # each rank has those of all
+        row *= tp
     copied = queries if groups > 1 and not args.qk_norm_over_heads else 0
+    if rank.args.softmax_type != "vanilla":
+        return 0.0, _with_sinks(rank, heads), copied + row, queries
     has_norm = args.qk_layernorm
     projected = row if has_norm or not rank.kernels.pads_values else 0.0
     core = queries + keys + rank.kernels.attention(heads)
@@ -130,7 +152,17 @@ def _grouped(rank: Rank) -> tuple[float, float, float, float]:
     core_inputs = queries + keys if has_norm else (copied if projected else copied + row)
     if has_norm:
         projected += copied + _head_norms(rank, heads, groups)
-    return projected, core, core_inputs, queries
+    # The gate's sigmoid in float32, and what it weighs.
+    weighed = heads * width * _FLOAT32 + queries if gates else 0
+    return projected + weighed, core, core_inputs, queries
+
+
+def _with_sinks(rank: Rank, heads: int) -> float:
+    """Queries, keys and values of all heads, and the weights of all pairs: there is no kernel for it."""
+    pairs = _FLOAT32 * (rank.longest + 1)
+    if rank.size != _FLOAT32:
+        pairs += rank.size * rank.longest
+    return heads * (3 * rank.args.kv_channels * rank.size + pairs)
 
 
 def _head_norms(rank: Rank, heads: int, groups: int) -> float:
@@ -177,6 +209,8 @@ def _experts(rank: Rank) -> float:
     args, size, layout = rank.args, rank.size, rank.layout
     routed = rank.share * layout.etp * args.moe_router_topk
     parts = 4 if args.bias_activation_fusion else 6  # the last one is weighed by the router
+    if args.activation_func_clamp_value is not None:
+        parts += 2  # the clamped gate, and the sigmoid in its activation
     of_expert = args.hidden_size * size + parts * args.moe_ffn_hidden_size // layout.etp * size
     router = rank.share * args.num_experts * (4 * _FLOAT32 + 3)
     shared = args.moe_shared_expert_intermediate_size

@@ -14,7 +14,7 @@ def page(report: Report) -> str:
     args = report.args
     lines = [f"{args.hf_checkpoint}: {args.model_type}", ""]
     for role in report.roles:
-        lines += _section(f"Parameters of the {role.role}", _parameters(role))
+        lines += _section(f"Parameters of the {role.role}", _parameters(report, role))
         lines += _section(f"Layout of the {role.role}", _layout(report, role))
     lines += _section("Placement", _placement(report))
     lines += _section("Batches", _batches(report))
@@ -41,9 +41,20 @@ def _split(parameters: dict[str, int]) -> str:
     return ", ".join(f"{kind} {_billions(count)}" for kind, count in parameters.items() if count)
 
 
-def _parameters(role: RoleNeeds) -> Iterator[str]:
+# Our layer specs give what config.json asks for anyway.
+_OWN_LAYERS = ("slime.", "slime_plugins.")
+
+
+def _parameters(report: Report, role: RoleNeeds) -> Iterator[str]:
     whole = {str(kind): count for kind, count in role.whole.items()}
     yield f"{_billions(sum(whole.values()))} in all ({_split(whole)})"
+    args = report.args
+    for flag, given in (
+        ("--spec", " ".join(args.spec or ())),
+        ("--custom-model-provider-path", args.custom_model_provider_path or ""),
+    ):
+        if given and not given.startswith(_OWN_LAYERS):
+            yield f"{flag} {given}: is not looked into; the layers of a {args.model_type} are counted"
 
 
 def _layout(report: Report, role: RoleNeeds) -> Iterator[str]:

@@ -56,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": glm4.FAMILY,
     "mimo": mimo.FAMILY,
     "gemma3_text": gemma3_text.FAMILY,
+    "gemma3": gemma3_text.WITH_IMAGES,
     "glm4_moe": glm4_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
     "minimax_m2": minimax_m2.FAMILY,
@@ -68,6 +69,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": qwen3_next.FAMILY,
     "qwen3_5_text": qwen3_5.FAMILY,
     "qwen3_5_moe_text": qwen3_5.MOE_FAMILY,
+    "qwen3_5": qwen3_5.WITH_IMAGES,
+    "qwen3_5_moe": qwen3_5.MOE_WITH_IMAGES,
     "gpt_oss": gpt_oss.FAMILY,
 }
 """By the ``model_type`` of config.json."""
@@ -91,7 +94,7 @@ def shape_from_hf_config(path: str | Path) -> dict[str, Any]:
     Raises:
         HfConfigError: see `read_shape`; or the trainer would compute something else than the model does.
     """
-    return trained_shape(read_shape(path), HfConfig.read(path))
+    return trained_shape(read_shape(path), HfConfig.read(path).text)
 
 
 def read_shape(path: str | Path) -> ModelShape:

@@ -5,10 +5,18 @@ from dataclasses import replace
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
+from slime.models.inside import inside
+from slime.models.place import Place
 from slime.models.rope import Rope, read_rope
 from slime.models.rules import Rule
 from slime.models.shape import ModelShape
 from slime.models.windows import LOCAL, SEES_ALL, attention_windows
+
+# Gemma3TextConfig's, which published files leave out.
+_DEFAULTS = {
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208},
+    **{"max_position_embeddings": 131072, "tie_word_embeddings": True},
+}
 
 
 def _shape(config: HfConfig) -> ModelShape:
@@ -19,7 +27,7 @@ def _shape(config: HfConfig) -> ModelShape:
         use_bidirectional_attention=False,
     )
     rope, local = _ropes(config)
-    values = {"tie_word_embeddings": True, **config.values}
+    values = {**_DEFAULTS, **config.values}
     shape = decoder_shape(
         HfConfig(values, config.origin),
         rope=rope,
@@ -54,3 +62,8 @@ _NORMS = {
 _LAYER = {**DECODER_WEIGHTS.of_layer, **{ours: Rule((theirs,)) for ours, theirs in _NORMS.items()}}
 
 FAMILY = Family(shape=_shape, weights=replace(DECODER_WEIGHTS, of_layer=_LAYER))
+WITH_IMAGES = inside(
+    FAMILY,
+    Place("language_model.model.", "language_model.lm_head."),
+    ("vision_tower.", "multi_modal_projector."),
+)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,31 @@ class HfConfig:
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
+
+    @property
+    def text(self) -> "HfConfig":
+        """That of the language model: all of it, or ``text_config``, where it is a part of a larger model.
+
+        Raises:
+            HfConfigError: ``text_config`` is no mapping, or the two differ about tied embeddings.
+        """
+        nested, tied = self.get("text_config"), "tie_word_embeddings"
+        if nested is None:
+            return self
+        if not isinstance(nested, dict):
+            raise self.wrong("text_config", nested, "a mapping")
+        inner = HfConfig(nested, f"{self.origin}: text_config")
+        if None not in (own := self.get(tied), nested.get(tied)) and own != nested[tied]:
+            raise inner.wrong(tied, nested[tied], f"{own!r}, as outside of it")
+        return replace(inner, values={**nested, tied: own}) if own is not None else inner
+
+    @property
+    def dtype(self) -> str | None:
+        """The number format of the weights; None if it does not say."""
+        names = [self.get("dtype"), self.get("torch_dtype")]
+        if isinstance(nested := self.get("text_config"), dict):
+            names += [nested.get("dtype"), nested.get("torch_dtype")]
+        return next((str(name) for name in names if name), None)
 
     def size(self, name: str, default: int | None = None, *, at_most: int = 2**31 - 1) -> int:
         """A count or a width; without a ``default`` it has to be there.
@@ -115,12 +140,19 @@ def read_stop_ids(path: str | Path) -> frozenset[int]:
     """
     ids: set[int] = set()
     for file in (Path(path) / "config.json", Path(path) / "generation_config.json"):
-        found = _read_object(file).get("eos_token_id") if file.is_file() else None
+        found = _stop_ids(_read_object(file)) if file.is_file() else None
         several = found if isinstance(found, list) else [found] if found is not None else []
         if not all(type(token) is int and token >= 0 for token in several):
             raise HfConfigError(f"{file}: eos_token_id is {found!r:.80} (wanted: token ids)")
         ids.update(several)
     return frozenset(ids)
+
+
+def _stop_ids(values: dict[str, Any]) -> Any:
+    """What a file says of them, for the whole model or else for the language model in it."""
+    nested = values.get("text_config")
+    inner = nested.get("eos_token_id") if isinstance(nested, dict) else None
+    return inner if values.get("eos_token_id") is None else values["eos_token_id"]
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Qwen3.5, its text part: the layers of Qwen3-Next, their projections apart in the checkpoint."""
+"""Qwen3.5: the layers of Qwen3-Next, their projections apart in the checkpoint; and a tower for images."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,9 +7,12 @@ from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.family import Family
 from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
+from slime.models.inside import inside
 from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
+from slime.models.place import Place
 from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
+from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape, ShapeArgs
 
 
@@ -45,4 +48,20 @@ MOE_FAMILY = replace(
     shape=_moe_shape,
     weights=replace(_WEIGHTS, experts=GATED_SHARED_EXPERTS),
     forward_flops=hybrid_moe_flops,
+)
+
+_PLACE, _VISION = Place("model.language_model."), ("model.visual.",)
+# Published checkpoints have the experts of a layer in one tensor.
+_STACKED = replace(
+    GATED_SHARED_EXPERTS,
+    of_expert={
+        "linear_fc1.weight": FusedGateUpRule(("gate_up_proj",)),
+        "linear_fc2.weight": Rule(("down_proj",)),
+    },
+    prefix="mlp.experts.",
+    stacked=True,
+)
+WITH_IMAGES = inside(FAMILY, _PLACE, _VISION)
+MOE_WITH_IMAGES = inside(
+    replace(MOE_FAMILY, weights=replace(MOE_FAMILY.weights, experts=_STACKED)), _PLACE, _VISION
 )

@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 import torch
 
+from slime.models.place import ALONE, Place
 from slime.models.shape import ShapeArgs
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -241,8 +242,10 @@ class WeightMap:
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
         indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
-            only if flags say so, as those that predict further tokens (MTP).
-        mtp: of these; None where they are never trained.
+            only if flags say so, as those that predict further tokens (MTP) or read images. Exports carry
+            over what was not.
+        mtp: of the former; None where they are never trained.
+        place: where the checkpoint has what the rules are about.
     """
 
     of_model: Mapping[str, Rule]
@@ -254,6 +257,7 @@ class WeightMap:
     indexer: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
     mtp: FurtherLayers | None = None
+    place: Place = ALONE
 
     def rule_for(self, name: str, num_layers: int = 0) -> Rule:
         """The rule of a global parameter name, its HF names complete.
@@ -270,7 +274,8 @@ class WeightMap:
             rule = self.mtp.rule_for(name, num_layers, self._in_layer)
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
-        return rule.under(self.layer_prefix.format(match[1])) if match else rule
+        rule = rule.under(self.layer_prefix.format(match[1])) if match else rule
+        return replace(rule, hf_names=tuple(map(self.place.outer, rule.hf_names)))
 
     def _in_layer(self, name: str) -> Rule | None:
         tables = (self.of_layer, self.linear or {}, self.indexer or {})

@@ -9,6 +9,7 @@ import torch
 
 from slime.models import fp8, int4
 from slime.models.encoding import Encoding, Fp8Encoding, Int4Encoding
+from slime.models.expert_forms import stacks_of
 from slime.models.hf_config import HfConfig
 from slime.models.quantization import Quantization, read_quantization
 from slime.models.safetensors_dir import SafetensorReader
@@ -30,6 +31,8 @@ class _Encoded(Protocol):
 class WeightsReader(SafetensorReader):
     """As `SafetensorReader`. Quantised weights are read in float32, dequantised, under the plain names.
 
+    Experts that the checkpoint has one by one, and the family in one tensor for each layer, are read so.
+
     Raises:
         ValueError: see `SafetensorReader`; the weights are quantised in a way that is not read; or a tensor
             that is lacks its scale.
@@ -37,14 +40,17 @@ class WeightsReader(SafetensorReader):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        has_config = (self.path / "config.json").is_file()
-        self.quantization = read_quantization(HfConfig.read(path)) if has_config else None
+        config = HfConfig.read(path) if (self.path / "config.json").is_file() else None
+        self.quantization = None if config is None else read_quantization(config)
         self._encoded: dict[str, _Encoded] = {}
+        self._stacks: dict[str, list[tuple[str, ...]]] = {}
         self._names = super().names()
         if self.quantization is not None:
             self._encoded = dict(self._find(self.quantization))
             plain = [name for name in self._names if not name.endswith((*_BESIDE, _PACKED))]
             self._names = list(dict.fromkeys([*plain, *self._encoded]))
+        if config is not None:
+            self._stacks = self._find_stacks(config)
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -52,26 +58,37 @@ class WeightsReader(SafetensorReader):
     @property
     def quantized(self) -> frozenset[str]:
         """The weights that are."""
-        return frozenset(self._encoded)
+        stacks = {name for name, rows in self._stacks.items() if rows[0][0] in self._encoded}
+        return frozenset(self._encoded) | stacks
 
     def encodings(self) -> dict[str, Encoding]:
         """How each of them is stored; reads nothing but headers."""
         return {name: encoded.encoding() for name, encoded in self._encoded.items()}
 
     def file_of(self, name: str) -> str:
+        if name in self._stacks:
+            return self.file_of(self._stacks[name][0][0])
         return super().file_of(name if name in self._file_of else f"{name}{_PACKED}")
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, self.read(name)) for name in self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._stacks:
+            experts = self._stacks[name]
+            rows = sum(self.shape(part)[0] for part in experts[0])
+            return len(experts), rows, self.shape(experts[0][0])[1]
         encoded = self._encoded.get(name)
         return super().shape(name) if encoded is None else encoded.shape()
 
     def dtype(self, name: str) -> torch.dtype:
+        if name in self._stacks:
+            return self.dtype(self._stacks[name][0][0])
         return torch.float32 if name in self._encoded else super().dtype(name)
 
     def read(self, name: str) -> torch.Tensor:
+        if name in self._stacks:
+            return self.read_part(name, [slice(None)])
         if name not in self._encoded:
             return super().read(name)
         whole = torch.empty(self.shape(name))
@@ -82,6 +99,13 @@ class WeightsReader(SafetensorReader):
         return whole
 
     def read_part(self, name: str, box: Sequence[slice]) -> torch.Tensor:
+        if name in self._stacks:
+            experts = self._stacks[name][box[0]]
+            whole = self.shape(name)
+            stack = torch.empty((len(experts), *whole[1:]), dtype=self.dtype(name))
+            for parts, rows in zip(experts, stack, strict=True):
+                torch.cat([self.read(part) for part in parts], out=rows)
+            return stack[(slice(None), *box[1:])]
         encoded = self._encoded.get(name)
         if encoded is None:
             return super().read_part(name, box)
@@ -90,13 +114,23 @@ class WeightsReader(SafetensorReader):
         return encoded.part(rows, columns)
 
     def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None:
-        if name not in self._encoded:
+        if name not in self._encoded and name not in self._stacks:
             super().copy_rows(target, name, rows, columns)
             return
         step = max(1, _BLOCK_BYTES * len(rows) // max(1, target.numel() * 4))
         for at in range(0, len(rows), step):
             part = rows[at : at + step]
             target[at : at + step].copy_(self.read_part(name, [slice(part.start, part.stop), *columns]))
+
+    def _find_stacks(self, config: HfConfig) -> dict[str, list[tuple[str, ...]]]:
+        """By name the matrices of each expert; these names give way to those."""
+        try:
+            stacks = stacks_of(self._names, config)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from error
+        taken = {part for experts in stacks.values() for parts in experts for part in parts}
+        self._names = [name for name in self._names if name not in taken] + list(stacks)
+        return stacks
 
     def _find(self, quantization: Quantization) -> Iterator[tuple[str, _Encoded]]:
         """(name of the weight, how it is read) of those with a scale beside them."""

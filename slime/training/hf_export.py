@@ -3,14 +3,17 @@
 import json
 import shutil
 from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from slime.models.hf_config import read_hf_config
+from slime.models.kept import kept_names
 from slime.models.quantization import KEYS
-from slime.models.safetensors_file import SafetensorFile
+from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
+from slime.models.weights_dir import WeightsReader
 from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3
@@ -25,6 +28,8 @@ def save_hf_model_to_path(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes config, tokenizer and weights to the directory ``path``. Called on every rank.
+
+    Tensors of ``--hf-checkpoint`` that are not trained, as those of a tower for images, are carried over.
 
     The files are written beside ``path`` first and moved there when all are complete. Weights that an earlier
     export left in ``path`` are removed, other files of that name replaced.
@@ -43,6 +48,7 @@ def save_hf_model_to_path(
     shards = _write_shards(partial, weights, shard_bytes, _writers(args))
     dist.barrier()
     if dist.get_rank() == 0:
+        shards += _write_kept(source, partial, shards, shard_bytes, args.params_dtype)
         _name_shards(partial, shards)
         _copy_assets(source, partial, args.params_dtype)
         _publish(partial, target)
@@ -77,6 +83,47 @@ def _write(file: Path, bucket: NamedTensors) -> None:
             out.write(name, tensor)
 
 
+def _write_kept(
+    source: Path,
+    directory: Path,
+    there: Sequence[Mapping[str, int]],
+    shard_bytes: int,
+    dtype: torch.dtype,
+) -> list[dict[str, int]]:
+    """Copies what is not trained, tensor by tensor, into shards behind those that are ``there``."""
+    trained = {name for shard in there for name in shard}
+    if not any(source.glob("*.safetensors")):
+        return []
+    shards = []
+    with WeightsReader(source) as reader:
+        # What the source has quantised gets the format of the other weights.
+        specs: dict[str, Spec] = {
+            name: (dtype if name in reader.quantized else reader.dtype(name), reader.shape(name))
+            for name in kept_names(source, reader)
+            if name not in trained
+        }
+        for number, part in enumerate(_packed(specs, shard_bytes), start=len(there) + 1):
+            with SafetensorFile(directory / _shard_name(number, 0), part) as out:
+                for name, spec in part.items():
+                    out.write(name, reader.read(name).to(spec[0]))
+            shards.append({name: nbytes(spec) for name, spec in part.items()})
+    return shards
+
+
+def _packed(specs: Mapping[str, Spec], most_bytes: int) -> Iterator[dict[str, Spec]]:
+    """Groups of at most so many bytes; a larger tensor comes alone."""
+    part: dict[str, Spec] = {}
+    used = 0
+    for name, spec in specs.items():
+        if part and used + nbytes(spec) > most_bytes:
+            yield part
+            part, used = {}, 0
+        part[name] = spec
+        used += nbytes(spec)
+    if part:
+        yield part
+
+
 def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
     """Final names, known once all shards are written; an index if there is more than one."""
     count = len(shards)
@@ -107,8 +154,10 @@ def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:
     """
     copy_assets(source, target)
     config = {name: value for name, value in read_hf_config(source).items() if name not in KEYS}
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    config[key] = str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.")
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = name
+    if isinstance(nested := config.get("text_config"), dict):
+        config["text_config"] = nested | {key: name for key in ("dtype", "torch_dtype") if key in nested}
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

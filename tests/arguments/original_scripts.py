@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.arguments.conftest import write_empty_weights
-from tests.models.public_configs import CONFIGS
+from tests.models.public_configs import CONFIGS, text_of
 
 FOLDER = Path(__file__).with_name("launch_scripts")
 SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
@@ -29,8 +29,6 @@ PLUG_INS = (
 # What the config.json of families that are not here says.
 _ELSEWHERE = {
     "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
-    "Qwen3.5-27B": "qwen3_5",
-    "Qwen3.5-35B-A3B": "qwen3_5_moe",
 }
 _BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 _GROUPS = {
@@ -149,7 +147,7 @@ def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) 
         if file.name not in ("config.json", "model.safetensors"):
             (path / file.name).write_bytes(file.read_bytes())
     (path / "config.json").write_text(json.dumps(config))
-    if "num_hidden_layers" in config:
+    if "num_hidden_layers" in text_of(config):
         shared = weights / f"{model_of(name) or name}.safetensors"
         if not shared.exists():
             write_empty_weights(path)

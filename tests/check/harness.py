@@ -127,7 +127,7 @@ class Saved:
         self._storages[place] = storage
         self._uses[place] = self._uses.get(place, 0) + 1
         self.most = max(self.most, self.now)
-        holder = _Holder(tensor)
+        holder = _Holder(tensor.detach())  # which a graph that nothing reads any more does not hold in turn
         weakref.finalize(holder, self._drop, place)
         return holder
 

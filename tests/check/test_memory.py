@@ -66,16 +66,20 @@ RECOMPUTATIONS = [
     SELECTIVE | {"recompute_modules": ["layernorm"]},
     SELECTIVE | {"recompute_modules": ["mlp", "moe"]},
 ]
-NOT_ESTIMATED = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "for gated delta nets"),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared"), "for sparse attention"),
-    "gpt_oss": "for attention with sinks",
-}
+# Segments are as long, which attention with sinks and delta nets ask.
+LONGEST = {"rollout_max_context_len": max(LENGTHS)}
+NOT_ESTIMATED = dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared"), "for sparse attention")
 ACTIVATIONS = [
     *[("mimo", {"fp32": fp32, **MTP, "mtp_num_layers": 2}) for fp32 in (True, False)],
     *[(name, MTP | flags) for name in ("mimo", "glm4_moe") for flags in (FULL_OF_ONE, SELECTIVE)],
-    *[(name, {"fp32": fp32}) for name in NAMES if name not in NOT_ESTIMATED for fp32 in (True, False)],
+    *[
+        (name, {"fp32": fp32, **LONGEST})
+        for name in NAMES
+        if name not in NOT_ESTIMATED
+        for fp32 in (True, False)
+    ],
     *[(name, flags) for name in ("qwen3", "glm4_moe", "moonlight") for flags in RECOMPUTATIONS],
+    *[(name, flags | LONGEST) for name in ("qwen3_next", "gpt_oss") for flags in RECOMPUTATIONS],
 ]
 
 

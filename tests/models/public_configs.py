@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.models.public_dense_configs import DENSE_CONFIGS
+from tests.models.public_image_configs import IMAGE_CONFIGS
 
 _DEEPSEEK: dict[str, Any] = {
     **{"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432},
@@ -100,6 +101,7 @@ _MIXTRAL = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     **DENSE_CONFIGS,
+    **IMAGE_CONFIGS,
     "deepseek-v3": _DEEPSEEK,
     "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
     "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
@@ -214,3 +216,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 48, "max_position_embeddings": 65536},
     },
 }
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config says of the language model."""
+    text: dict[str, Any] = config.get("text_config", config)
+    return text

@@ -10,7 +10,7 @@ from tests.models.public_configs import CONFIGS
 
 def shape_of(model, **changes):
     config = HfConfig({**CONFIGS[model], **changes})
-    return trained_shape(family_of(config.get("model_type")).shape(config), config)
+    return trained_shape(family_of(config.get("model_type")).shape(config), config.text)
 
 
 @pytest.mark.parametrize(

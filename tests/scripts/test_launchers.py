@@ -14,7 +14,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.model_only import model_args
 from slime.arguments.parser import parse
 from tests.arguments.sglang_options import as_installed
-from tests.models.public_configs import CONFIGS
+from tests.models.public_configs import CONFIGS, text_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
@@ -89,7 +89,7 @@ def test_the_layout_of_a_launcher_fits_its_model(launcher, tmp_path):
     (place / "config.json").write_text(json.dumps(CONFIGS[model]))
     size = {flag: int(words[words.index(flag) + 1]) for flag in GPUS if flag in words}
     args = model_args(without_sglang(words), math.prod(size.values()))
-    assert args.num_layers == CONFIGS[model]["num_hidden_layers"]
+    assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
 
 
 def without_sglang(words):
@@ -166,7 +166,7 @@ def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
 def test_model_file_says_what_config_json_says(model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
     args = model_args([*words_of(ROOT / f"scripts/models/{model}.sh"), "--hf-checkpoint", str(tmp_path)], 1)
-    assert args.num_layers == CONFIGS[model]["num_hidden_layers"]
+    assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
 
 
 def run_without_slime(command, cwd=ROOT, **more):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.families import tiny_family
 from tests.forking import ForkedScript
 from tests.megatron_harness import save_tiny_hf, tiny_hf_model
 
@@ -33,12 +34,15 @@ def forked(name, *words):
         return status, out.read_text(), err.read_text()
 
 
-@pytest.fixture(scope="module", params=["qwen3 in bfloat16", "llama", "qwen3_moe"])
+@pytest.fixture(scope="module", params=["qwen3 in bfloat16", "llama", "qwen3_5_moe", "qwen3_moe"])
 def source(request, tmp_path_factory):
     """A model with a vocabulary that is padded on the way."""
     path = tmp_path_factory.mktemp("source")
-    if request.param in ("llama", "qwen3_moe"):
+    if request.param == "qwen3_moe":
         return Path(save_tiny_hf(path, request.param, vocab_size=250))
+    if request.param == "qwen3_5_moe":  # beside a tower for images, which is carried over
+        tiny_family(request.param, path, vocab_size=250)
+        return path
     tiny_hf_model("qwen3", vocab_size=250).to(torch.bfloat16).save_pretrained(path)
     return path
 

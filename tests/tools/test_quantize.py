@@ -103,6 +103,25 @@ def test_float8_and_back(source, tmp_path, flags, worst):
     assert not any(f"{module}.weight" in converted for module in listed)
 
 
+def test_experts_in_one_tensor_are_converted_one_by_one_and_read_as_they_were(tmp_path):
+    model = tiny_family("qwen3_5_moe", tmp_path / "in")
+    before, out = load_file(tmp_path / "in/model.safetensors"), tmp_path / "out"
+    assert FP8(words(tmp_path / "in", out, "--block-size", 16, 16)) == 0
+    exact, experts = dequantized(out), "model.language_model.layers.1.mlp.experts"
+    with WeightsReader(out) as reader:
+        assert {*reader.names()} == {*before}
+        both = [exact[f"{experts}.2.{part}_proj.weight"] for part in ("gate", "up")]
+        box = [slice(2, 3), slice(3, 70)]
+        assert torch.equal(reader.read_part(f"{experts}.gate_up_proj", box)[0], torch.cat(both)[3:70].float())
+        assert f"{experts}.down_proj" in reader.quantized
+        tower = [name for name in before if "visual" in name]
+        assert tower and all(torch.equal(reader.read(name), before[name]) for name in tower)
+    model.save_pretrained(tmp_path / "apart")  # transformers writes experts one by one
+    assert f"{experts}.0.up_proj.weight" in load_file(tmp_path / "apart/model.safetensors")
+    with WeightsReader(tmp_path / "apart") as reader:
+        assert all(torch.equal(tensor, before[name]) for name, tensor in reader.items())
+
+
 def test_an_index_names_every_tensor_and_its_file(source, tmp_path):
     out = tmp_path / "out"
     assert FP8(words(source[0], out)) == 0

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from slime.models import ModelShape, read_shape
-from slime.models.hf_config import read_hf_config, read_stop_ids
+from slime.models.hf_config import HfConfig, read_stop_ids
 
 DTYPES = {
     "float32": torch.float32,
@@ -34,17 +33,17 @@ class ModelConfig:
         Raises:
             ValueError: the architecture, or an option of it, is not one the engine can compute.
         """
-        raw = read_hf_config(path)
+        config = HfConfig.read(path)
         return cls(
             shape=read_shape(path),
-            architectures=tuple(raw.get("architectures") or ()),
+            architectures=tuple(config.get("architectures") or ()),
             eos_token_ids=read_stop_ids(path),
-            dtype=_dtype(raw, dtype),
+            dtype=_dtype(config, dtype),
         )
 
 
-def _dtype(raw: dict[str, Any], requested: str) -> torch.dtype:
-    name = requested if requested != "auto" else raw.get("dtype") or raw.get("torch_dtype") or "float32"
+def _dtype(config: HfConfig, requested: str) -> torch.dtype:
+    name = requested if requested != "auto" else config.dtype or "float32"
     if name not in DTYPES:
         raise ValueError(f"--dtype {name}: not supported (wanted: one of {sorted(DTYPES)})")
     return DTYPES[name]

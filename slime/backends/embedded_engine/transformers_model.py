@@ -53,7 +53,10 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
 def _hf_config(path: str | Path, config: ModelConfig) -> PretrainedConfig:
     known_as = family_of(config.shape.model_type).known_to_transformers_as
     if known_as is None:
-        return AutoConfig.from_pretrained(path)
+        # Of a larger model the language model alone, which takes tied embeddings from its own config.
+        text = AutoConfig.from_pretrained(path).get_text_config()
+        text.tie_word_embeddings = not config.shape.untie_embeddings_and_output_weights
+        return text
     values = {
         name: value
         for name, value in read_hf_config(path).items()

@@ -10,6 +10,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
+from slime.models.tensor_views import view_at
 
 
 class TransformersWeights(NamedWeights):
@@ -37,6 +38,8 @@ class TransformersWeights(NamedWeights):
 
     def _name(self, model: PreTrainedModel, own: dict[str, torch.Tensor], places: dict[str, int]) -> None:
         """Fills ``named``, layer by layer, as a conversion joins what is in one layer at most."""
+        if (experts := self._rules.experts) is not None and experts.stacked:
+            model._weight_conversions = []  # such checkpoints have them as transformers has
         for (_, dtype), pairs in groupby(own.items(), lambda pair: (_layer_of(pair[0]), pair[1].dtype)):
             indices = {
                 name: torch.arange(tensor.numel()).add_(places[name] // dtype.itemsize).view(tensor.shape)
@@ -44,7 +47,8 @@ class TransformersWeights(NamedWeights):
             }
             typed = self.flat.view(dtype)
             for name, found in revert_weight_conversion(model, indices).items():
-                self.named[name] = _view_at(typed, found, f"{self.config.shape.model_type}: weight {name!r}")
+                what = f"{self.config.shape.model_type}: weight {name!r}"
+                self.named[self._rules.place.outer(name)] = view_at(typed, found, what)
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -61,23 +65,3 @@ def _layer_of(name: str) -> str:
     """``model.layers.3`` of every name in that layer, nothing elsewhere."""
     match = re.match(r"(.*?\.\d+)\.", name)
     return match[1] if match else ""
-
-
-def _view_at(flat: torch.Tensor, indices: torch.Tensor, what: str) -> torch.Tensor:
-    """The view of ``flat`` whose elements are at ``indices``.
-
-    Raises:
-        ValueError: no view has them.
-    """
-    first = (0,) * indices.dim()
-    start = int(indices[first])
-    strides = []
-    for dim, size in enumerate(indices.shape):
-        second = tuple(int(at == dim) for at in range(indices.dim()))
-        strides.append(int(indices[second]) - start if size > 1 else 1)
-    expected = torch.tensor(start)
-    for size, stride in zip(indices.shape, strides, strict=True):
-        expected = expected[..., None] + torch.arange(size) * stride
-    if not torch.equal(expected, indices):
-        raise ValueError(f"{what}: transformers keeps it in a form that cannot be written to in place")
-    return flat.as_strided(indices.shape, strides, start)

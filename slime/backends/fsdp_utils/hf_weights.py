@@ -28,14 +28,12 @@ class FsdpHfTensors:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self.ranks = frozenset(range(dist.get_world_size()))
-        self._converts = bool(model._weight_conversions)
-        self._joins = any(isinstance(each, WeightConverter) for each in model._weight_conversions)
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes``; what fits in none, or must stay together, comes alone."""
         bucket: NamedTensors = []
         used = 0
-        for unit in self._units():
+        for unit in units(self._model):
             size = sum(tensor.numel() * self._dtype_of(tensor).itemsize for _, tensor in unit)
             if bucket and used + size > max_bytes:
                 yield self._gather(bucket)
@@ -45,22 +43,13 @@ class FsdpHfTensors:
         if bucket:
             yield self._gather(bucket)
 
-    def _units(self) -> Iterator[NamedTensors]:
-        """Tensors that a conversion may join stay together: those of a layer."""
-        if not self._joins:
-            yield from ([pair] for pair in named_tensors(self._model))
-            return
-        for _, pairs in groupby(named_tensors(self._model), lambda pair: _layer_of(pair[0])):
-            yield list(pairs)
-
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         return self._dtype if tensor.is_floating_point() else tensor.dtype
 
     @torch.no_grad()
     def _gather(self, bucket: NamedTensors) -> NamedTensors:
-        whole = {name: self._whole(tensor) for name, tensor in bucket}
-        return (
-            list(revert_weight_conversion(self._model, whole).items()) if self._converts else [*whole.items()]
+        return list(
+            as_in_checkpoints(self._model, {name: self._whole(tensor) for name, tensor in bucket}).items()
         )
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -72,6 +61,22 @@ class FsdpHfTensors:
             part = part.to(part.device_mesh.device_type)
         whole: torch.Tensor = part.full_tensor()
         return whole
+
+
+def units(model: PreTrainedModel) -> Iterator[NamedTensors]:
+    """Tensors that a conversion may join stay together: those of a layer."""
+    if not any(isinstance(each, WeightConverter) for each in model._weight_conversions):
+        yield from ([pair] for pair in named_tensors(model))
+        return
+    for _, pairs in groupby(named_tensors(model), lambda pair: _layer_of(pair[0])):
+        yield list(pairs)
+
+
+def as_in_checkpoints(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A unit's tensors in the form and under the names of checkpoints; views of them where possible."""
+    if model._weight_conversions:
+        tensors = revert_weight_conversion(model, tensors)
+    return {model._checkpoint_place.outer(name): tensor for name, tensor in tensors.items()}
 
 
 def _layer_of(name: str) -> str:

@@ -1,56 +1,180 @@
 """From a Hugging Face directory into the shards of all ranks."""
 
+import logging
+import re
 from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
 from slime.backends.fsdp_utils.value_head import is_of_value_head
+from slime.models.kept import kept_names
+from slime.models.place import Place
+from slime.models.tensor_views import view_at
 from slime.models.weights_dir import WeightsReader
+from slime.training.backend import NamedTensors
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @torch.no_grad()
 def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -> None:
     """Collective. Fills every parameter and buffer with those of the directory ``path``, but no value head.
 
-    The first rank reads, through ``transformers``, which knows the names of every architecture, and gives the
-    others their shards, tensor by tensor. Quantised weights are dequantised.
+    The first rank reads them unit by unit, in the order of the model, and gives the others their shards. So
+    no rank has more than its shards and one unit, a layer at most, in memory. A checkpoint whose tensors have
+    other names than the model gives its own (an older format, for instance) is read as a whole by
+    ``transformers`` on the first rank. Quantised weights are dequantised.
 
     Raises:
         ValueError: the directory cannot be read, a tensor is missing, is left over, or has another shape.
     """
-    source = _read_on_first_rank(args, path)
-    parameters = dict(source.named_parameters()) if source is not None else {}
-    buffers = dict(source.named_buffers()) if source is not None else {}
-    for name, param in model.named_parameters():
-        if is_of_value_head(name):
-            continue
-        _fill(param, None if source is None else parameters[name])
-    for name, buffer in model.named_buffers():
+    source = _on_first_rank(path, lambda: _source(args, model, path))
+    try:
+        for unit in _trunk(model):
+            values = _on_first_rank(path, partial(_read_unit, source, unit))
+            for name, tensor in unit:
+                _fill(tensor, None if values is None else values[name])
+    finally:
         if source is not None:
-            buffer.copy_(buffers[name])
+            source.close()
+    computed = {} if source is None else source.computed
+    for name, buffer in model.named_buffers():
+        if name in computed:
+            buffer.copy_(computed[name])
         dist.broadcast(buffer, src=0)
 
 
-def _read_on_first_rank(args: Namespace, path: str | Path) -> PreTrainedModel | None:
-    """The whole model on the host of the first rank, None elsewhere; a failure is one of all ranks."""
-    model, failure = None, [""]
+def _trunk(model: PreTrainedModel) -> Iterator[NamedTensors]:
+    """Units without a value head, which no checkpoint of a language model has."""
+    for unit in units(model):
+        if kept := [pair for pair in unit if not is_of_value_head(pair[0])]:
+            yield kept
+
+
+def _read_unit(source: "StreamedSource | WholeSource | None", unit: NamedTensors) -> dict[str, torch.Tensor]:
+    assert source is not None, "called on the first rank alone"
+    return source.read(unit)
+
+
+def _on_first_rank(path: str | Path, action: Callable[[], _T]) -> _T | None:
+    """What it gives on the first rank, None elsewhere; a failure is one of all ranks."""
+    result, failure = None, [""]
     if dist.get_rank() == 0:
         try:
-            model = _read(args, path)
+            result = action()
         except Exception as error:  # whatever the others wait for will not come
             failure = [str(error) or type(error).__name__]
     dist.broadcast_object_list(failure, src=0)
     if failure[0]:
         raise ValueError(f"{path}: {failure[0]}")
-    return model
+    return result
+
+
+def _source(args: Namespace, model: PreTrainedModel, path: str | Path) -> "StreamedSource | WholeSource":
+    streamed = StreamedSource(model, path)
+    if not streamed.differs:
+        return streamed
+    streamed.close()
+    if model._checkpoint_place != Place():
+        raise ValueError(streamed.differs)
+    logger.info("%s: is read as a whole: %s", path, streamed.differs)
+    return WholeSource(_read(args, path))
+
+
+class StreamedSource:
+    """A checkpoint, unit by unit.
+
+    Attributes:
+        differs: why it cannot be read so; empty if it can.
+        computed: buffers that no checkpoint has, where the model's own are not those.
+    """
+
+    computed: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+    def __init__(self, model: PreTrainedModel, path: str | Path) -> None:
+        self._model, self._reader = model, WeightsReader(path)
+        self._has_value_head = any(is_of_value_head(name) for name, _ in model.named_parameters())
+        self.differs = self._difference(path)
+
+    def close(self) -> None:
+        self._reader.__exit__(None, None, None)
+
+    def _difference(self, path: str | Path) -> str:
+        wanted: dict[str, torch.Size] = {}
+        for unit in _trunk(self._model):
+            whole = {name: torch.empty(tensor.shape, device="meta") for name, tensor in unit}
+            wanted |= {name: view.shape for name, view in as_in_checkpoints(self._model, whole).items()}
+        found = set(self._reader.names())
+        if missing := sorted(wanted.keys() - found):
+            return _shown("missing", missing)
+        kept = set(kept_names(path, self._reader))
+        left = [name for name in found - wanted.keys() - kept if not self._is_ignored(name)]
+        if left:
+            return _shown("unexpected", sorted(left))
+        other = [name for name, shape in wanted.items() if self._reader.shape(name) != tuple(shape)]
+        return _shown("mismatched", other) if other else ""
+
+    def _is_ignored(self, name: str) -> bool:
+        """A tied head, or that of a critic; what ``transformers`` says that checkpoints have in vain."""
+        needless = self._model.config.get_text_config().tie_word_embeddings or self._has_value_head
+        if needless and name == self._model._checkpoint_place.outer("lm_head.weight"):
+            return True
+        ignored = self._model._keys_to_ignore_on_load_unexpected or ()
+        return any(re.search(pattern, name) for pattern in (r"rotary_emb\.inv_freq$", *ignored))
+
+    def read(self, unit: NamedTensors) -> dict[str, torch.Tensor]:
+        """The tensors of a unit, as the model has them, in float32."""
+        flat = torch.empty(sum(tensor.numel() for _, tensor in unit))
+        whole = _cut(flat, unit)
+        for name, tensor in self._as_stored(unit, flat, whole).items():
+            tensor.copy_(self._reader.read(name))
+        return whole
+
+    def _as_stored(
+        self, unit: NamedTensors, flat: torch.Tensor, whole: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Views of ``flat`` by the names of the checkpoint."""
+        if not self._model._weight_conversions:
+            return as_in_checkpoints(self._model, whole)
+        small = torch.int32 if len(flat) < 2**31 else torch.int64
+        indices = _cut(torch.arange(len(flat), dtype=small), unit)
+        return {
+            name: view_at(flat, found, f"weight {name!r}")
+            for name, found in as_in_checkpoints(self._model, indices).items()
+        }
+
+
+def _cut(flat: torch.Tensor, unit: NamedTensors) -> dict[str, torch.Tensor]:
+    """``flat`` in parts of the unit's shapes."""
+    parts = flat.split([tensor.numel() for _, tensor in unit])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(unit, parts, strict=True)}
+
+
+class WholeSource:
+    """A model that ``transformers`` has read."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._tensors = model.state_dict(keep_vars=True)
+        self.computed: Mapping[str, torch.Tensor] = dict(model.named_buffers())
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def read(self, unit: NamedTensors) -> dict[str, torch.Tensor]:
+        return {name: self._tensors[name] for name, _ in unit}
 
 
 def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
@@ -75,17 +199,34 @@ def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(key) for key in info[what])
         if names:
-            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ValueError(f"{len(names)} {what.replace('_keys', '')} tensors: {shown}")
+            raise ValueError(_shown(what.removesuffix("_keys"), names))
     return model
 
 
-def _fill(param: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Gives each rank its part of ``value``, which the first rank has."""
-    assert isinstance(param, DTensor)
-    mesh = param.device_mesh
-    whole = torch.empty(param.shape, dtype=param.dtype, device=mesh.device_type)
-    if value is not None:
-        whole.copy_(value)
-    part = distribute_tensor(whole, mesh, param.placements)
-    local(param).copy_(part.to_local())
+def _shown(what: str, names: list[str]) -> str:
+    return f"{len(names)} {what} tensors: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+
+
+def _fill(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+    """Gives each rank its part of ``value``, which the first rank has: equal chunks of rows, as FSDP2 has."""
+    if not isinstance(tensor, DTensor):  # a buffer, which is broadcast behind the parameters
+        if value is not None:
+            tensor.copy_(value)
+        return
+    mesh, shard = tensor.device_mesh, local(tensor)
+    rows = -(-tensor.size(0) // mesh.size())
+    part = torch.empty(rows, *tensor.shape[1:], dtype=tensor.dtype, device=mesh.device_type)
+    parts = None if value is None else list(_chunks(value.to(part), rows, mesh.size()))
+    dist.scatter(part, parts, src=0)
+    shard.copy_(part[: shard.size(0)])
+
+
+def _chunks(value: torch.Tensor, rows: int, count: int) -> Iterator[torch.Tensor]:
+    """So many rows each; at the end of them zeros follow."""
+    for start in range(0, rows * count, rows):
+        chunk = value[start : start + rows]
+        yield (
+            chunk
+            if len(chunk) == rows
+            else torch.cat([chunk, chunk.new_zeros(rows - len(chunk), *value.shape[1:])])
+        )

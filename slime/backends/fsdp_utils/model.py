@@ -15,8 +15,12 @@ from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
+from slime.models import FAMILIES, read_shape
 from slime.models.deepseek_v32 import INDEXER
+from slime.models.hf_config import HfConfig
+from slime.models.place import Place
 from slime.models.quantization import KEYS
+from slime.models.rules import WeightMap
 
 
 def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
@@ -41,23 +45,35 @@ def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTr
 
 def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrainedModel:
     """The whole model of a Hugging Face directory on the host, in memory that is reserved and not touched."""
+    weights = _weight_map(path)
     config = plain_config(path, trust_remote_code)
     options = {"trust_remote_code": trust_remote_code, "attn_implementation": "eager"}
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     model.tie_weights()
     # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
+    as_stored = weights is not None and weights.experts is not None and weights.experts.stacked
     model._weight_conversions = [
         conversion
         for conversion in get_model_conversion_mapping(model, add_legacy=False)
-        if not isinstance(conversion, PrefixChange)
+        if not (as_stored or isinstance(conversion, PrefixChange))
     ]
+    model._checkpoint_place = weights.place if weights is not None else Place()
     return model
 
 
+def _weight_map(path: str | Path) -> WeightMap | None:
+    """That of the model's family, if it is of one."""
+    family = FAMILIES.get(HfConfig.read(path).get("model_type"))
+    return None if family is None else family.weights
+
+
 def plain_config(path: str | Path, trust_remote_code: bool = False) -> PretrainedConfig:
-    """That of a directory, for weights that are not quantised, and without dropout."""
+    """That of a directory's language model, for weights that are not quantised, and without dropout."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if (weights := _weight_map(path)) is not None and weights.place != Place():
+        config = config.get_text_config()
+        config.tie_word_embeddings = not read_shape(path).untie_embeddings_and_output_weights
     for name in KEYS:
         vars(config).pop(name, None)
     _drop_dropout(config)

@@ -268,7 +268,7 @@ def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
     names, wanted = set(reader.names()), weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
     if not args.untie_embeddings_and_output_weights:
-        ignored.add("lm_head.weight")
+        ignored.add(weights.place.outer("lm_head.weight"))
     leftovers = sorted(
         name for name in names - wanted - ignored if not weights.untrained(name, args.num_layers)
     )

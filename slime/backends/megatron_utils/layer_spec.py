@@ -13,6 +13,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from slime.backends.megatron_utils.gated_attention import GatedSelfAttention
 from slime.backends.megatron_utils.latent_attention import LatentAttention
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.moe import MixtureOfExperts
@@ -50,6 +51,8 @@ def _adapt(args: Namespace, config: TransformerConfig, layer: ModuleSpec) -> Non
     if args.multi_latent_attention:
         parts.self_attention = _latent_attention(args)
         return
+    if args.attention_output_gate:
+        parts.self_attention.module = GatedSelfAttention
     attention = parts.self_attention.submodules
     attention.core_attention = partial(
         PackedAttention,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.families import kept_tensors, stored_tensors, tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
 
@@ -67,3 +68,24 @@ def test_the_source_checkpoint_is_never_overwritten(tmp_path):
     with pytest.raises(RuntimeError, match="is --hf-checkpoint itself"):
         run_ranks(_export, 1, make_args(path), path + "/.", 10**9)
     assert Path(path, "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_what_is_not_trained_is_carried_over_as_it_is(tmp_path, family):
+    model = tiny_family(family, tmp_path / "in")
+    trained, kept = stored_tensors(family, tmp_path / "in"), kept_tensors(family, tmp_path / "in")
+    assert kept
+    args = make_args(tmp_path / "in", params_dtype=torch.bfloat16, bf16=True)
+    run_ranks(_export, 1, args, str(tmp_path / "out"), 10_000)
+    found = {}
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        found |= load_file(file)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == found.keys() == {*trained, *kept}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in trained.items())
+    for name, tensor in kept.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    loaded = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32)
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=0.01, atol=0)

@@ -1,0 +1,39 @@
+# Qwen3.5-35B-A3B under the name of the original's script for images, which are not trained on here, from text_config of its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
+MODEL_ARGS=(
+    --spec slime_plugins.models.qwen3_5 get_qwen3_5_spec
+    --num-layers 40
+    --hidden-size 2048
+    --ffn-hidden-size 512
+    --num-attention-heads 16
+    --group-query-attention
+    --num-query-groups 2
+    --kv-channels 256
+    --use-gated-attention
+    --linear-conv-kernel-dim 4
+    --linear-key-head-dim 128
+    --linear-value-head-dim 128
+    --linear-num-key-heads 16
+    --linear-num-value-heads 32
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --apply-layernorm-1p
+    --norm-epsilon 1e-6
+    --qk-layernorm
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-10000000}"
+    --rotary-percent 0.25
+    --vocab-size 248320
+    --untie-embeddings-and-output-weights
+    --num-experts 256
+    --moe-layer-freq "[1]*40"
+    --moe-ffn-hidden-size 512
+    --moe-router-topk 8
+    --moe-shared-expert-intermediate-size 512
+    --moe-shared-expert-gate
+    --moe-router-score-function softmax
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

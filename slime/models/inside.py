@@ -1,0 +1,33 @@
+"""A language model inside a larger one, as in published checkpoints of models that read images.
+
+Only the language model is trained and served; the tensors of the rest are carried over as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slime.models.family import Family
+from slime.models.hf_config import HfConfig
+from slime.models.place import Place
+from slime.models.shape import ModelShape
+
+
+def inside(text: Family, place: Place, kept: Sequence[str]) -> Family:
+    """The family of checkpoints whose ``text_config`` describes a model of the family ``text``.
+
+    Args:
+        text: of the language model.
+        place: where its tensors are.
+        kept: prefixes of the tensors of the other parts.
+    """
+    others, untrained = tuple(kept), text.weights.untrained
+
+    def shape(config: HfConfig) -> ModelShape:
+        if config.get("text_config") is None:
+            raise config.wrong("text_config", None, "the config of the language model")
+        return replace(text.shape(config.text), model_type=config.get("model_type"))
+
+    def is_kept(name: str, num_layers: int) -> bool:
+        return name.startswith(others) or untrained(place.inner(name), num_layers)
+
+    return replace(text, shape=shape, weights=replace(text.weights, place=place, untrained=is_kept))

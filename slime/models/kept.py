@@ -1,0 +1,26 @@
+"""Tensors of a checkpoint that no trainer changes: towers for images, layers for further tokens."""
+
+from pathlib import Path
+
+from slime.models import FAMILIES
+from slime.models.hf_config import HfConfig
+from slime.models.rules import behind_last_layer
+from slime.models.safetensors_dir import SafetensorReader
+
+
+def kept_names(path: str | Path, reader: SafetensorReader) -> list[str]:
+    """Their names in the directory ``path``, which ``reader`` reads; none of a model without a family.
+
+    Layers that config.json does not count, as where it was changed to make a smaller model, are left out.
+    """
+    config = HfConfig.read(path)
+    family = FAMILIES.get(config.get("model_type"))
+    if family is None:
+        return []
+    weights, layers = family.weights, family.shape(config).num_layers
+    counted = layers + (config.text.get("num_nextn_predict_layers") or 0)
+    return [
+        name
+        for name in reader.names()
+        if weights.untrained(name, layers) and not behind_last_layer(weights.place.inner(name), counted)
+    ]
