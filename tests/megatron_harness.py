@@ -39,7 +39,7 @@ TINY_EXPERTS = {
     **{"mlp_only_layers": [1], "decoder_sparse_step": 1},
 }
 # What ranks import sooner or later, some of it late: each would spend two seconds on it.
-_PRELOAD = [
+PRELOAD = [
     "tests.megatron_harness",
     "tests.golden.trainer",
     "slime.arguments.registry",
@@ -132,7 +132,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         TimeoutError: a rank gave no result within ``timeout`` seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(PRELOAD)
     port = free_port()
     processes, pipes = [], {}
     for rank in range(world_size):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
+from slime.models.deepseek_v32 import INDEXER
 
 _ALIGNED = 64
 """megatron-core begins each parameter at a multiple of so many elements of its buffer."""
@@ -94,6 +95,8 @@ def _padded(parameters: Iterable[Parameter], ranks: int, for_busbw: bool) -> int
 
 def _trains(args: Namespace, name: str) -> bool:
     """Whether flags leave a parameter to be trained; a value head always is."""
+    if args.freeze_indexer and re.search(INDEXER, name):
+        return False
     only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
     patterns = only or frozen
     if not patterns:

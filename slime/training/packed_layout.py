@@ -32,13 +32,18 @@ class SegmentGroup:
     keys: int
     mask: torch.Tensor | None
 
+    def seen(self, begin: int, end: int) -> torch.Tensor:
+        """[segments or 1, end - begin, keys] bool, which keys the queries of these slots see."""
+        if self.mask is not None:
+            return self.mask[:, 0, begin:end]
+        slots = torch.arange(max(self.keys, end), device=self.rows.device)
+        return (slots[: self.keys] <= slots[begin:end, None])[None]
+
     def within(self, window: int) -> torch.Tensor | None:
         """The mask where a query sees the last ``window`` of these keys only, its own among them."""
         if self.mask is None and window >= self.keys:
             return None
-        seen = self.mask
-        if seen is None:
-            seen = torch.ones(self.length, self.keys, dtype=torch.bool, device=self.rows.device).tril()
+        seen = self.seen(0, self.length)[:, None]
         last = seen.sum(-1, keepdim=True) - 1
         return seen & (torch.arange(self.keys, device=seen.device) > last - window)
 
@@ -64,12 +69,14 @@ class PackedLayout:
         pieces: in the order of this rank's rows.
         slots: where the key of each row of the whole batch is after gathering; None if this rank has all.
         lengths: of all segments of the whole batch; empty if this rank has all.
+        left: what layers leave for later layers of the same micro-batch, by names of theirs.
     """
 
     pieces: list[Piece]
     device: torch.device
     slots: torch.Tensor | None = None
     lengths: tuple[int, ...] = ()
+    left: dict[str, Any] = field(default_factory=dict)
     _rope: dict[tuple[Rope, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
@@ -121,6 +128,11 @@ class PackedLayout:
     @cached_property
     def num_rows(self) -> int:
         return sum(piece.end - piece.begin for piece in self.pieces)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest segment of the whole batch, on every rank the same."""
+        return max(self.lengths or [piece.end - piece.segment for piece in self.pieces])
 
     @cached_property
     def positions(self) -> torch.Tensor:

@@ -15,7 +15,7 @@ from slime.utils.accelerator import has_packed_attention
 
 _numbers = count()
 # What some models hand to their attention, and this one does not compute.
-_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask")
+_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask", "indices")
 
 
 class UnknownAttention(RuntimeError):

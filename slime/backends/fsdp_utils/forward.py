@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from slime.backends.fsdp_utils.attention import PackedAttention
@@ -123,6 +124,8 @@ class PackedForward:
             else:
                 packed = self._in_one_row(tokens, segments)
         except (RuntimeError, ValueError, TypeError) as error:
+            for module in filter(lambda module: isinstance(module, FSDPModule), model.modules()):
+                module.reshard()  # the layer that failed has its weights gathered
             return str(error).splitlines()[0]
         gap = float((packed - padded).abs().max() / padded.float().std())
         return "" if gap < _TOLERANCE[self._dtype] else f"packed logits differ by {gap:.2g} of their spread"

@@ -15,6 +15,7 @@ from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
+from slime.models.deepseek_v32 import INDEXER
 from slime.models.quantization import KEYS
 
 
@@ -114,7 +115,7 @@ def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def freeze(args: Namespace, model: torch.nn.Module) -> None:
-    """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``).
+    """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``), and indexers.
 
     Raises:
         ValueError: a pattern matches nothing, or nothing trains.
@@ -132,6 +133,8 @@ def freeze(args: Namespace, model: torch.nn.Module) -> None:
     for name, param in params.items():
         matched = any(re.search(pattern, name) for pattern in patterns)
         param.requires_grad = matched == bool(only) if patterns else True
+        if args.freeze_indexer and re.search(INDEXER, name):
+            param.requires_grad = False
     if not any(param.requires_grad for param in params.values()):
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
 

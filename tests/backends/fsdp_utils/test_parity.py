@@ -9,6 +9,7 @@ import torch
 
 from slime.ray.train_worker import TrainWorker
 from tests.backends.fsdp_harness import fsdp_args, train, weights_of
+from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -157,6 +158,17 @@ def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, roll
     # A parameter group of megatron-core's for experts, at the same rate.
     assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
     assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
+
+
+def test_sparse_attention_in_padded_rows(tmp_path, rollouts):
+    """Of transformers, whose packed rows would mix sequences: the trainer notices."""
+    path, frozen = str(tmp_path), {"freeze_indexer": True}
+    tiny_family("glm_moe_dsa", tmp_path)
+    flags = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0], **frozen}
+    flags["moe_router_bias_update_rate"] = 0.0
+    (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS, **flags), rollouts[:1])
+    assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
+    assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS, **frozen), rollouts[:1])[0], wanted)
 
 
 def test_nothing_of_it_loads_megatron_core(checkpoint, tmp_path):
