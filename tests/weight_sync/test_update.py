@@ -133,7 +133,8 @@ def test_experts_of_all_ranks_reach_engines_on_gpus_of_their_own(experts, layout
     assert _checksum(engine) != wanted
     world_size, overrides = LAYOUTS_OF_EXPERTS[layout]
     # Buckets that end between the experts of a layer.
-    args = make_args(paths[TRAINER], update_weight_buffer_size=50_000, **overrides)
+    balance = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    args = make_args(paths[TRAINER], update_weight_buffer_size=50_000, **balance, **overrides)
     run_ranks(_sync, world_size, args, paths[TRAINER], "broadcast", _endpoints([engine], "broadcast"), [1, 2])
     assert _checksum(engine) == wanted and engine.weight_version() == "2"
 

@@ -26,6 +26,7 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
     layer_naming,
     read_common,
     split_objects,
+    under_one_name,
 )
 from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
@@ -213,8 +214,9 @@ def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> d
     Args:
         naming: how a checkpoint names layers, if not as this trainer does.
     """
-    metadata = {**_METADATA, **(naming or {})}
-    weights = [chunk.sharded_state_dict(metadata=metadata) for chunk in unwrap_model(state.model)]
+    metadata, chunks = {**_METADATA, **(naming or {})}, unwrap_model(state.model)
+    with under_one_name(chunks, naming or {}):
+        weights = [chunk.sharded_state_dict(metadata=metadata) for chunk in chunks]
     return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
 
 

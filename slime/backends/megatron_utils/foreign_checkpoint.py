@@ -7,10 +7,12 @@ megatron-core save norms under the names that TransformerEngine's fused layers h
 
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
@@ -56,3 +58,22 @@ def layer_naming(path: str | Path) -> dict[str, Any]:
     """How a checkpoint names layers: each by its number, or all under one name with an axis of their own."""
     names = dist_checkpointing.load_tensors_metadata(str(path))
     return {"non_homogeneous_layers": any(_NUMBERED_LAYER.search(name) for name in names)}
+
+
+@contextmanager
+def under_one_name(chunks: Sequence[torch.nn.Module], naming: Mapping[str, Any]) -> Iterator[None]:
+    """While it lasts megatron-core names layers alike if ``naming`` says so and all of them have experts.
+
+    It takes a list of the layers with experts for layers of several kinds, even where they are of one.
+    """
+    every: list[Any] = [chunk.config for chunk in chunks]
+    configs = {id(config): config for config in every}.values()
+    before = [config.moe_layer_freq for config in configs]
+    for config, layers in zip(configs, before, strict=True):
+        if not naming.get("non_homogeneous_layers", True) and isinstance(layers, list) and all(layers):
+            config.moe_layer_freq = 1
+    try:
+        yield
+    finally:
+        for config, layers in zip(configs, before, strict=True):
+            config.moe_layer_freq = layers

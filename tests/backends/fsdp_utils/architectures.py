@@ -73,6 +73,7 @@ def rows() -> list[torch.Tensor]:
     return [torch.randint(96, (length,), generator=generator) for length in LENGTHS]
 
 
-def packed_row() -> dict:
-    """The same in one row."""
-    return {"tokens": torch.cat(rows())[None], "segment_lengths": LENGTHS}
+def packed_row(multiple: int = 1) -> dict:
+    """The same in one row, each padded with token 0 to a multiple of a number."""
+    padded = [torch.cat([row, row.new_zeros(-len(row) % multiple)]) for row in rows()]
+    return {"tokens": torch.cat(padded)[None], "segment_lengths": [len(row) for row in padded]}

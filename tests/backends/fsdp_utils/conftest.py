@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.backends.fsdp_utils.architectures import load, model_args, packed_row, save
 from tests.megatron_harness import run_ranks
@@ -22,7 +23,27 @@ def _compute(rank, path):
         [(name, tensor.clone()) for name, tensor in bucket]
         for bucket in FsdpHfTensors(model, torch.float32).buckets(BUCKET)
     ]
-    return {"logits": logits, "packed": forward.packed, "buckets": buckets}
+    found = {"logits": logits, "packed": forward.packed, "buckets": buckets}
+    return {**found, "in_parts": _in_parts(rank, model)}
+
+
+def _in_parts(rank, model):
+    """This rank's logits of the packed row if two ranks share its sequences; or why that is refused."""
+    from slime.backends.fsdp_utils.forward import PackedForward
+    from slime.training.context_parallel import RowSplit
+    from slime.training.parallel import ParallelContext
+
+    context = ParallelContext(cp_group=dist.group.WORLD, cp_rank=rank, cp_size=2)
+    forward = PackedForward(model, "flash_attention_2", torch.float32, context)
+    try:
+        forward.choose()
+    except ValueError as error:
+        return {"refused": str(error)}
+    row = packed_row(multiple=4)
+    split = RowSplit.of(row["segment_lengths"], context)
+    with torch.no_grad():
+        logits = forward({**row, "tokens": split.take(row["tokens"][0])[None]})
+    return {"logits": logits[0].clone(), "rows": split.rows}
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,26 @@ def test_packed_logits_are_those_of_each_sequence_alone(architecture, computed):
         torch.testing.assert_close(result["logits"][0], wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_so_are_those_of_two_ranks_that_share_sequences(architecture, computed):
+    """With windows of 4 tokens too (Mistral); what cannot stay packed is refused."""
+    path, results = computed(architecture)
+    if architecture in PADDED:
+        for result in results:
+            assert result["in_parts"]["refused"].startswith("--context-parallel-size 2: not with ")
+        return
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    row = packed_row(multiple=4)
+    with torch.no_grad():
+        parts = row["tokens"].split(row["segment_lengths"], dim=1)
+        wanted = torch.cat([model(input_ids=part).logits[0] for part in parts])
+    found = torch.empty_like(wanted)
+    for result in results:
+        assert len(result["in_parts"]["rows"]) == len(wanted) // 2
+        found[result["in_parts"]["rows"]] = result["in_parts"]["logits"]
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 def _logits(rank, path, implementation):
     from slime.backends.fsdp_utils.forward import PackedForward
 
