@@ -45,6 +45,7 @@ class SafetensorReader:
         self._open: dict[Path, safe_open] = {}
         self._given: dict[Path, int] = {}
         self._rows: dict[Path, StoredRows] = {}
+        self._formats: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self._file_of = self._index()
 
     def __enter__(self) -> Self:
@@ -93,7 +94,9 @@ class SafetensorReader:
         Raises:
             ValueError: the checkpoint has no such tensor.
         """
-        dtype, shape = self.dtype(name), self.shape(name)
+        if name not in self._formats:  # read once for all the parts that are asked for
+            self._formats[name] = self.dtype(name), self.shape(name)
+        dtype, shape = self._formats[name]
         file = self._file_of[name]
         if file not in self._rows:
             self._rows[file] = StoredRows(file)
