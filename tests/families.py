@@ -32,6 +32,8 @@ _DELTA_NETS = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
     **{"linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
 }
+# Fewer keys than most rows of the tests have tokens.
+_INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
 # A name: the class in transformers, and what its config has that the others have not.
 FAMILIES = {
     "glm4": ("Glm4", {"attention_bias": True}),
@@ -89,6 +91,21 @@ FAMILIES = {
     ),
     "kimi_k2": ("DeepseekV3", {**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8}),
     "glm4_moe_lite": ("Glm4MoeLite", {**_DEEPSEEK_EXPERTS, **_LATENT}),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8},
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "glm_moe_dsa": ("GlmMoeDsa", {**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8}),
+    "glm_moe_dsa-shared": (
+        "GlmMoeDsa",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8},
+            "indexer_types": ["full", "shared", "full", "shared"],
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {

@@ -25,6 +25,9 @@ from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
 from slime.models import family_of
+from slime.models.hf_config import HfConfig
+from slime.models.quantization import read_quantization
+from slime.models.stored_format import StoredFormat
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024
@@ -58,7 +61,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         parameters=parameters,
         engine=engine,
         tokenizer=tokenizer,
-        updater=WeightUpdater(engine, parameters),
+        updater=WeightUpdater(engine, parameters, _stored_format(args)),
         checker=WeightChecker(parameters),
         memory=MemoryOccupation(engine, parameters, args.enable_memory_saver, args.enable_weights_cpu_backup),
         model_path=args.model_path,
@@ -102,6 +105,12 @@ def build_executor(
     if computed.has_states:
         return StateExecutor(computed, StateCache(config, *room)), weights
     return RowExecutor(computed, LayerCache(config, *room)), weights
+
+
+def _stored_format(args: EmbeddedServerArgs) -> StoredFormat | None:
+    """That of a quantised checkpoint; random weights are of none."""
+    quantized = read_quantization(HfConfig.read(args.model_path)) is not None
+    return StoredFormat(args.model_path) if quantized and args.load_format != "dummy" else None
 
 
 def _load(args: EmbeddedServerArgs, parameters: NamedWeights) -> None:

@@ -23,6 +23,8 @@ from slime.models import family_of
 from slime.models.hf_config import read_hf_config
 
 _FLOAT32_BUFFER = "e_score_correction_bias"
+# Layers that keep something else than the keys and values of all tokens.
+_OWN_CACHES = {"linear_attention", "indexed_attention"}
 _ROUTER = re.compile(r"layers\.(\d+)\..*")
 _ROUTER_CLASS = "topkrouter"
 
@@ -109,8 +111,8 @@ class TransformersLM:
 
     def new_cache(self) -> DynamicCache:
         """An empty one for a sequence."""
-        linear = "linear_attention" in (getattr(self._decoder.config, "layer_types", None) or ())
-        return DynamicCache(config=self._decoder.config) if linear else DynamicCache()
+        kinds = {*(getattr(self._decoder.config, "layer_types", None) or ())}
+        return DynamicCache(config=self._decoder.config) if kinds & _OWN_CACHES else DynamicCache()
 
     def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
         """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""

@@ -94,7 +94,9 @@ def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("family", ["glm4", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", ["glm4", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_next", "glm_moe_dsa-shared"]
+)
 def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(tmp_path, family):
     tiny_family(family, tmp_path)
     executor, _ = serve(tmp_path)
