@@ -1,5 +1,6 @@
 """The benchmarks can be run, at their smallest; what they measure there means nothing."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Not fully_async, which starts three clusters one after the other.
+# Not fully_async and families, which start a cluster after the other.
 SCRIPTS = {
     "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
     "trainer_packing": ["--size", "0.5M", "--repeats", "1"],
@@ -28,6 +29,11 @@ SCRIPTS = {
     "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
 }
+# These need no process of their own, whose start would take the most of the time.
+MODULES = {
+    "generic_executor": ["--families", "qwen2_moe", "--rounds", "1", "--new-tokens", "4"],
+    "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
+}
 CLUSTER = ("against_trl", "grpo_step")
 
 
@@ -42,4 +48,12 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=170)
     assert run.returncode == 0, run.stderr[-4000:]
+    assert json.loads(output.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", MODULES)
+def test_a_benchmark_that_is_imported_writes_them_too(script: str, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    importlib.import_module(f"benchmarks.{script}").main([*MODULES[script], "--output", str(output)])
     assert json.loads(output.read_text())
