@@ -9,8 +9,8 @@ contenders take turns, all finding the files in the page cache:
 - `read`: one process reads all files into one buffer, from beginning to end;
 - `read, two`: two processes read half of the files each, at the same time.
 
-Prints and writes JSON: median wall seconds, their ratios, and the peak of resident memory that the model and
-loading it add to a rank, over the bytes of its parameters.
+Prints and writes JSON: median wall and CPU seconds of the rank that takes more, their ratios, and the peak of
+resident memory that the model and loading it add to a rank, over the bytes of its parameters.
 """
 
 import argparse
@@ -119,16 +119,20 @@ def measure(rank: int, args: Namespace, small: Namespace, repeats: int) -> dict[
         "read, two": lambda: read_files(files, rank, 2),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats + 1):
         for name, run in contenders.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             run()
+            cpu[name].append(time.process_time() - start_cpu)
             dist.barrier()
             seconds[name].append(time.perf_counter() - start)
     own = sum(param.nbytes for chunk in model for param in chunk.parameters())
-    medians = {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
-    return {"seconds": medians, "own_bytes": own, "memory": (_peak_memory() - before) / own}
+    medians = [
+        {name: statistics.median(taken[1:]) for name, taken in clock.items()} for clock in (seconds, cpu)
+    ]
+    return {"seconds": medians[0], "cpu": medians[1], "memory": (_peak_memory() - before) / own}
 
 
 def _peak_memory() -> int:
@@ -144,11 +148,16 @@ def run(gigabytes: float, repeats: int) -> dict[str, Any]:
         layout = {"tensor_model_parallel_size": 2, "params_dtype": torch.bfloat16, "bf16": True}
         args, small = (make_args(Path(directory) / name, **layout) for name in ("hf", "small"))
         first, second = run_ranks(measure, 2, args, small, repeats, timeout=1200.0)
-    seconds = {name: max(first["seconds"][name], second["seconds"][name]) for name in first["seconds"]}
+    seconds, cpu = (
+        {name: max(first[clock][name], second[clock][name]) for name in first[clock]}
+        for clock in ("seconds", "cpu")
+    )
     return {
         "bytes": total,
         "seconds": seconds,
+        "cpu_seconds": cpu,
         "ratio": {name: seconds["load"] / seconds[name] for name in ("read", "read, two")},
+        "ratio_cpu": {"read": cpu["load"] / cpu["read"]},
         "memory": max(first["memory"], second["memory"]),
     }
 

@@ -15,6 +15,11 @@ from slime.models.stored_rows import StoredRows
 _INDEX = "model.safetensors.index.json"
 # Pages of a mapped file count as memory of the process until the mapping ends.
 _MAPPED_BYTES = 32 * 1024**2
+# Those of weights, by their names in headers; others are seen from what is read.
+_DTYPES = {
+    **{"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn},
+    **{"I32": torch.int32, "I64": torch.int64},
+}
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -45,6 +50,7 @@ class SafetensorReader:
         self._open: dict[Path, safe_open] = {}
         self._given: dict[Path, int] = {}
         self._rows: dict[Path, StoredRows] = {}
+        self._formats: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self._file_of = self._index()
 
     def __enter__(self) -> Self:
@@ -93,7 +99,9 @@ class SafetensorReader:
         Raises:
             ValueError: the checkpoint has no such tensor.
         """
-        dtype, shape = self.dtype(name), self.shape(name)
+        if name not in self._formats:  # read once for all the parts that are asked for
+            self._formats[name] = self.dtype(name), self.shape(name)
+        dtype, shape = self._formats[name]
         file = self._file_of[name]
         if file not in self._rows:
             self._rows[file] = StoredRows(file)
@@ -109,6 +117,9 @@ class SafetensorReader:
 
     def dtype(self, name: str) -> torch.dtype:
         """The format in which the tensor ``name`` is stored."""
+        told = _DTYPES.get(self._holder(name).get_slice(name).get_dtype())
+        if told is not None:
+            return told
         if not self.shape(name):
             return self.read(name).dtype
         return self.read_part(name, [slice(0, 0)]).dtype

@@ -1,6 +1,7 @@
-"""Copies rows of tensors out of a safetensors file by reads: pages of a mapping cost more, one by one."""
+"""Copies rows of tensors out of a safetensors file: whole ones by reads, parts of them by short mappings."""
 
 import json
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ import torch
 
 from slime.models.tensor_bytes import bytes_of
 
-_SCRATCH_BYTES = 4 * 1024**2
+# Pages of a mapping count as memory of the process until it ends.
+_MAPPED_BYTES = 4 * 1024**2
 
 
 class StoredRows:
@@ -53,12 +55,31 @@ class StoredRows:
         if whole and target.dtype == dtype and target.is_cpu and target.is_contiguous():
             self._read(target.view(-1), start)
             return
-        step = max(1, _SCRATCH_BYTES // max(1, width))
-        scratch = torch.empty((min(step, len(rows)), *rest), dtype=dtype)
-        for at in range(0, len(rows), step):
-            part = scratch[: min(step, len(rows) - at)]
-            self._read(part.view(-1), start + at * width)
-            target[at : at + step].copy_(part[(slice(None), *columns)])
+        step = max(1, _MAPPED_BYTES // max(1, width))
+        for at in range(0, len(rows) if width else 0, step):
+            part = target[at : at + step]
+            self._copy_mapped(part, start + at * width, dtype, (len(part), *rest), columns)
+
+    def _copy_mapped(
+        self,
+        target: torch.Tensor,
+        start: int,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        columns: Sequence[slice],
+    ) -> None:
+        """Fills ``target`` with what ``columns`` cut out of the rows of that shape at byte ``start``.
+
+        A read would bring whole rows into a buffer, which costs twice as much where half of them is wanted.
+        """
+        count = torch.Size(shape).numel()
+        end, base = start + count * dtype.itemsize, start - start % mmap.ALLOCATIONGRANULARITY
+        if os.fstat(self._file.fileno()).st_size < end:
+            raise OSError(f"{self._file.name}: ends before byte {end}")
+        with mmap.mmap(self._file.fileno(), end - base, access=mmap.ACCESS_COPY, offset=base) as mapped:
+            stored = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start - base).view(*shape)
+            target.copy_(stored[(slice(None), *columns)])
+            del stored  # else the mapping cannot end
 
     def _read(self, target: torch.Tensor, start: int) -> None:
         data = bytes_of(target)

@@ -1,5 +1,6 @@
 """The benchmarks can be run, at their smallest; what they measure there means nothing."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from tests.forking import ForkedScript
 
 ROOT = Path(__file__).parents[2]
-# Not fully_async, which starts three clusters one after the other.
+# Not fully_async and families, which start a cluster after the other.
 SCRIPTS = {
     "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
@@ -29,6 +30,11 @@ SCRIPTS = {
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
+}
+# These need no process of their own, whose start would take the most of the time.
+MODULES = {
+    "generic_executor": ["--families", "qwen2_moe", "--rounds", "1", "--new-tokens", "4"],
+    "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
 CLUSTER = ("against_trl", "grpo_step")
 # Seconds of their time are imports; they start no processes of multiprocessing, which forked ones may not.
@@ -57,4 +63,12 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
                 timeout=170,
             ).returncode
     assert status == 0, log.read_text()[-4000:]
+    assert json.loads(output.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", MODULES)
+def test_a_benchmark_that_is_imported_writes_them_too(script: str, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    importlib.import_module(f"benchmarks.{script}").main([*MODULES[script], "--output", str(output)])
     assert json.loads(output.read_text())

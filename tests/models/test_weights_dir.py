@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -254,7 +255,6 @@ def test_a_rank_is_filled_with_its_part(tmp_path, name, size):
 
 
 def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.stored_rows._SCRATCH_BYTES", 100)
     monkeypatch.setattr("slime.models.weights_dir._BLOCK_BYTES", 100)
     monkeypatch.setattr("slime.models.safetensors_dir._MAPPED_BYTES", 200)
     codes, scale = float8(40, 8), torch.rand(10, 2) + 0.5
@@ -265,6 +265,20 @@ def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
         fill(param, Rule(("a.weight",)), reader, Shape, Cut(1, 1, 2), "for it")
         assert torch.equal(param, expected[:, 4:])
         assert torch.equal(reader.read("a.weight"), expected)
+
+
+def test_columns_come_by_several_mappings_in_the_format_of_the_parameter(tmp_path, monkeypatch):
+    monkeypatch.setattr("slime.models.stored_rows._MAPPED_BYTES", 100)
+    whole = torch.randn(41, 8)
+    path = checkpoint(tmp_path, {"a": torch.randn(3), "b": whole})
+    with SafetensorReader(path) as reader:
+        param = torch.empty(41, 4, dtype=torch.bfloat16)
+        fill(param, Rule(("b",)), reader, Shape, Cut(1, 1, 2), "for it")
+        assert torch.equal(param, whole[:, 4:].bfloat16())
+        file = path / "model.safetensors"
+        os.truncate(file, file.stat().st_size - 4)
+        with pytest.raises(OSError, match="ends before byte"):
+            reader.copy_rows(param, "b", range(41), [slice(4, 8)])
 
 
 def test_a_mapping_ends_after_some_bytes(tmp_path, monkeypatch):
