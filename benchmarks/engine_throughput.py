@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,9 @@ def measure_size(size: str, rounds: int, new_tokens: int) -> dict[str, Any]:
     return {**about, **summarise(found)}
 
 
-def summarise(found: dict[str, list[Measurement]]) -> dict[str, Any]:
+def summarise(
+    found: dict[str, list[Measurement]], others: Sequence[str] = ("bare", "transformers")
+) -> dict[str, Any]:
     """Medians of the rates and, round by round, of the engine's rate over the others'."""
     rates = {
         name: {
@@ -203,7 +205,7 @@ def summarise(found: dict[str, list[Measurement]]) -> dict[str, Any]:
         for name, rounds in found.items()
     }
     ratios = {}
-    for other in ("bare", "transformers"):
+    for other in others:
         pairs = list(zip(found["engine"], found[other], strict=True))
         ratios[f"engine_over_{other}"] = {
             "wall": statistics.median(o.wall_s / e.wall_s for e, o in pairs),

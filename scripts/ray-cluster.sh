@@ -14,11 +14,6 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 
-fail() {
-    echo "error: $*" >&2
-    exit 1
-}
-
 [[ $# -gt 0 ]] || fail "wanted: ray-cluster.sh ADDRESS NODE... -- COMMAND"
 address="$1" nodes=()
 shift

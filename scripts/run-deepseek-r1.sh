@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # GRPO of DeepSeek-R1 on mathematics, on 16 nodes of 8 GPUs shared by trainer and engines.
-# Needs $MODELS/DeepSeek-R1-BF16 and the mathematics of scripts/README.md.
+# The engines serve the published checkpoint, float8 blocks, and get every update of the weights in its format; the
+# trainer goes on from its dequantised weights. Needs $MODELS/DeepSeek-R1 and the mathematics of scripts/README.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model deepseek-v3
-grpo_on_mathematics deepseek-r1 DeepSeek-R1-BF16
+grpo_on_mathematics deepseek-r1 DeepSeek-R1
 
 PERF_ARGS=(
     --actor-num-nodes 16

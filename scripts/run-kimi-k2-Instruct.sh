@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # GRPO of Kimi-K2-Instruct on mathematics, on 32 nodes of 8 GPUs shared by trainer and engines.
-# Needs $MODELS/Kimi-K2-Instruct-BF16 and the mathematics of scripts/README.md.
+# The engines serve the published checkpoint, float8 blocks, and get every update of the weights in its format; the
+# trainer goes on from its dequantised weights. Needs $MODELS/Kimi-K2-Instruct and the mathematics of scripts/README.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model kimi-k2
-grpo_on_mathematics kimi-k2-Instruct Kimi-K2-Instruct-BF16
+grpo_on_mathematics kimi-k2-Instruct Kimi-K2-Instruct
 
 PERF_ARGS=(
     --actor-num-nodes 32

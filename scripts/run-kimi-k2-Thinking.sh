@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # GRPO of Kimi-K2-Thinking on mathematics, on 32 nodes of 8 GPUs shared by trainer and engines.
-# Needs $MODELS/Kimi-K2-Thinking-BF16 and the mathematics of scripts/README.md.
+# The engines serve the published checkpoint, experts of 4-bit integers, and get every update of the weights in its
+# format; the trainer goes on from its dequantised weights. Needs $MODELS/Kimi-K2-Thinking and the mathematics of
+# scripts/README.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model kimi-k2-thinking
-grpo_on_mathematics kimi-k2-Thinking Kimi-K2-Thinking-BF16
+grpo_on_mathematics kimi-k2-Thinking Kimi-K2-Thinking
 
 PERF_ARGS=(
     --actor-num-nodes 32

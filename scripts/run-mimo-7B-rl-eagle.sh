@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO of MiMo-7B-RL on mathematics, on one node of 8 GPUs shared by trainer and engines.
 # Needs $MODELS/MiMo-7B-RL and the mathematics of scripts/README.md.
-# The engines draft with the checkpoint's layer for further tokens, which is not trained: speed, not answers, may fade.
+# The engines draft with the checkpoint's layer for further tokens, which is trained beside the policy.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model mimo-7B-rl
@@ -16,6 +16,11 @@ PERF_ARGS=(
     --max-tokens-per-gpu 9216
 )
 
+MTP_ARGS=(
+    --enable-mtp-training
+    --mtp-loss-scaling-factor 0.2
+)
+
 SGLANG_ARGS=(
     --rollout-num-gpus-per-engine 1
     --sglang-mem-fraction-static 0.6
@@ -25,4 +30,4 @@ SGLANG_ARGS=(
     --sglang-speculative-num-draft-tokens 4
 )
 
-launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${MTP_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"

@@ -11,6 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tools.make_tiny_model import make_tokenizer
+
 _SIZES = {
     **{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
     **{"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512},
@@ -30,6 +32,8 @@ _DELTA_NETS = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
     **{"linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "full_attention_interval": 2},
 }
+# Fewer keys than most rows of the tests have tokens.
+_INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
 # A name: the class in transformers, and what its config has that the others have not.
 FAMILIES = {
     "glm4": ("Glm4", {"attention_bias": True}),
@@ -87,6 +91,21 @@ FAMILIES = {
     ),
     "kimi_k2": ("DeepseekV3", {**_DEEPSEEK_EXPERTS, **_LATENT, "head_dim": 8}),
     "glm4_moe_lite": ("Glm4MoeLite", {**_DEEPSEEK_EXPERTS, **_LATENT}),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8},
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "glm_moe_dsa": ("GlmMoeDsa", {**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8}),
+    "glm_moe_dsa-shared": (
+        "GlmMoeDsa",
+        {
+            **{**_DEEPSEEK_EXPERTS, **_LATENT, **_INDEXER, "head_dim": 8},
+            "indexer_types": ["full", "shared", "full", "shared"],
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         {
@@ -110,6 +129,19 @@ FAMILIES = {
         },
     ),
 }
+# Those that most tests take from `tests.megatron_harness`.
+USUAL = {
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+            **{"norm_topk_prob": True, "mlp_only_layers": [1]},
+        },
+    ),
+}
+ALL = {**USUAL, **FAMILIES}
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
 # Tensors for predicting further tokens, which are in published checkpoints; nothing reads them.
@@ -128,9 +160,14 @@ def tolerance(name: str) -> float:
     return 5e-5 if "linear_num_key_heads" in FAMILIES[name][1] else 1e-5
 
 
+def model_type(name: str) -> str:
+    """What its config.json says."""
+    return _RENAMED.get(name) or tiny_config(name).model_type
+
+
 def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
     """What ``transformers`` knows the family's model by."""
-    prefix, own = FAMILIES[name]
+    prefix, own = ALL[name]
     sizes = {**_SIZES, **own, **changes}
     if prefix in ("Qwen2", "Glm4MoeLite"):
         sizes.pop("head_dim")
@@ -143,7 +180,7 @@ def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transfo
     """Writes a checkpoint whose every tensor matters to the logits, but for a stray one of MTP layers."""
     torch.manual_seed(seed)
     config = tiny_config(name, **changes)
-    model_class = FAMILIES[name][0].removesuffix("Text") + "ForCausalLM"
+    model_class = ALL[name][0].removesuffix("Text") + "ForCausalLM"
     model = getattr(transformers, model_class)(config).float().eval()
     _stir(model, torch.Generator().manual_seed(seed + 1))
     model.save_pretrained(path)
@@ -151,6 +188,14 @@ def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transfo
     if name in _UNTRAINED:
         file = path / "model.safetensors"
         save_file(load_file(file) | {_UNTRAINED[name]: torch.ones(2, 2)}, file, {"format": "pt"})
+    return model
+
+
+def chat_family(name: str, path: Path, seed: int = 0) -> transformers.PreTrainedModel:
+    """The same with a byte-level chat tokenizer, so that a whole run can be made of it."""
+    tokenizer = make_tokenizer()
+    model = tiny_family(name, path, seed, vocab_size=320, eos_token_id=tokenizer.eos_token_id)
+    tokenizer.save_pretrained(path)
     return model
 
 

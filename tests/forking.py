@@ -24,6 +24,7 @@ _PRELOAD = [
     "slime.arguments.registry",
     "slime.backends.embedded_engine.build",
     "slime.backends.embedded_engine.http.app",
+    "slime.backends.embedded_engine.row_executor",
     "slime.backends.megatron_utils.worker",
     "slime.ray.train_worker",
     "slime.rollout.data_source",
@@ -31,6 +32,7 @@ _PRELOAD = [
     "slime.weight_sync.update",
     "torch._dynamo",
     "transformers.models.auto.tokenization_auto",
+    "transformers.models.glm4.modeling_glm4",
 ]
 
 

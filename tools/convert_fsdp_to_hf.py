@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from slime.backends.fsdp_utils.checkpoint import read_metadata
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
 from slime.backends.fsdp_utils.model import empty_model, named_tensors
+from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.training.checkpoint_dir import MARKER, find_checkpoint
 from slime.training.hf_export import save_hf_model_to_path
 from slime.utils import safe_checkpoint
@@ -35,10 +36,17 @@ def merge(source: Path, target: Path, origin: Path, dtype: torch.dtype, trust_re
     if (source / MARKER).is_file():
         source = find_checkpoint(source)[1]
     read_metadata(source)
+    if _is_of_critic(source / "model"):
+        raise ValueError(f"{source}: is a critic's (wanted: an actor's, that is a language model)")
     model = empty_model(origin, trust_remote_code)
     dcp.load({name: tensor.detach() for name, tensor in named_tensors(model)}, checkpoint_id=source / "model")
     args = Namespace(hf_checkpoint=str(origin), params_dtype=dtype, actor_num_gpus_per_node=1)
     save_hf_model_to_path(args, target, FsdpHfTensors(model, dtype))
+
+
+def _is_of_critic(weights: Path) -> bool:
+    saved = dcp.FileSystemReader(weights).read_metadata().state_dict_metadata
+    return any(map(is_of_value_head, saved))
 
 
 def dtype_of(origin: Path) -> str:

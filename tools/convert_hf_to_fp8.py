@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime.models import fp8
+from slime.models.encoding import Fp8Encoding
 from slime.models.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
@@ -40,20 +41,11 @@ class Fp8Recipe:
     def specs(self, name: str, spec: Spec) -> dict[str, Spec]:
         if not _is_converted(name, spec):
             return {name: spec}
-        shape = (spec[1][0], spec[1][1])
-        scales = fp8.scale_shape(shape, self._block_of(shape))
-        shown = (1,) if self._strategy == "tensor" else scales
-        return {name: (fp8.FLOAT8, shape), self._scale_name(name): (torch.float32, shown)}
+        return self._encoding(name, spec).specs()
 
     def convert(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         spec = (tensor.dtype, tuple(tensor.shape))
-        if not _is_converted(name, spec):
-            return {name: tensor}
-        block = self._block_of((tensor.shape[0], tensor.shape[1]))
-        codes, scale = fp8.quantize(tensor, block, self._power_of_two)
-        names = {name: codes, self._scale_name(name): scale}
-        shapes = self.specs(name, spec)
-        return {each: value.view(shapes[each][1]) for each, value in names.items()}
+        return self._encoding(name, spec).encode(tensor) if _is_converted(name, spec) else {name: tensor}
 
     def config(self, config: dict[str, Any], names: Iterable[tuple[str, Spec]]) -> dict[str, Any]:
         kept = [
@@ -83,11 +75,12 @@ class Fp8Recipe:
             "quantization_status": "compressed",
         }
 
-    def _block_of(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return {"block": self._block, "channel": (1, shape[1]), "tensor": shape}[self._strategy]
-
-    def _scale_name(self, name: str) -> str:
-        return f"{name}_scale_inv" if self._strategy == "block" else f"{name}_scale"
+    def _encoding(self, name: str, spec: Spec) -> Fp8Encoding:
+        shape = (spec[1][0], spec[1][1])
+        block = {"block": self._block, "channel": (1, shape[1]), "tensor": shape}[self._strategy]
+        scales = (1,) if self._strategy == "tensor" else fp8.scale_shape(shape, block)
+        scale_name = f"{name}_scale_inv" if self._strategy == "block" else f"{name}_scale"
+        return Fp8Encoding(name, shape, block, scale_name, (torch.float32, scales), self._power_of_two)
 
 
 def _is_converted(name: str, spec: Spec) -> bool:

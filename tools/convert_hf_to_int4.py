@@ -21,6 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime.models import int4
+from slime.models.encoding import Int4Encoding
 from slime.models.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
@@ -40,19 +41,11 @@ class Int4Recipe:
     def specs(self, name: str, spec: Spec) -> dict[str, Spec]:
         if not self._is_converted(name, spec):
             return {name: spec}
-        rows, columns = spec[1]
-        return {
-            f"{name}_packed": (torch.int32, (rows, columns // int4.PER_WORD)),
-            f"{name}_scale": (spec[0], (rows, columns // self._group)),
-            f"{name}_shape": (torch.int64, (2,)),
-        }
+        return self._encoding(name, spec).specs()
 
     def convert(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        if not self._is_converted(name, (tensor.dtype, tuple(tensor.shape))):
-            return {name: tensor}
-        words, scale = int4.quantize(tensor, self._group)
-        shape = torch.tensor(tensor.shape)
-        return {f"{name}_packed": words, f"{name}_scale": scale, f"{name}_shape": shape}
+        spec = (tensor.dtype, tuple(tensor.shape))
+        return self._encoding(name, spec).encode(tensor) if self._is_converted(name, spec) else {name: tensor}
 
     def config(self, config: dict[str, Any], names: Iterable[tuple[str, Spec]]) -> dict[str, Any]:
         kept = [
@@ -71,6 +64,9 @@ class Int4Recipe:
             "quantization_status": "compressed",
         }
         return {**config, "quantization_config": quantization}
+
+    def _encoding(self, name: str, spec: Spec) -> Int4Encoding:
+        return Int4Encoding(name, (spec[1][0], spec[1][1]), self._group, scale_dtype=spec[0])
 
     def _is_converted(self, name: str, spec: Spec) -> bool:
         return _is_matrix(name, spec) and spec[1][1] % self._group == 0 and not self._ignored(name)

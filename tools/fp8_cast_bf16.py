@@ -2,8 +2,8 @@
 
     python tools/fp8_cast_bf16.py --input-fp8-hf-path DeepSeek-V3 --output-bf16-hf-path DeepSeek-V3-BF16
 
-The trainers and the embedded engine read quantised checkpoints themselves. SGLang needs a copy like this to
-be given trained weights.
+Trainers and engines read quantised checkpoints themselves. A copy like this is for what does not, and for
+engines that are to compute in bfloat16.
 """
 
 import argparse

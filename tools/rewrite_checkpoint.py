@@ -45,7 +45,8 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
     """Writes the directory ``target``, its files under the names that they have in ``source``.
 
     Raises:
-        ValueError: ``source`` cannot be read, ``target`` is there, or the disk has no room for it.
+        ValueError: ``source`` cannot be read or has nothing to convert, ``target`` is there, or the disk has
+            no room for it.
         OSError: a file cannot be written.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -58,6 +59,8 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
         for name in old:
             files[reader.file_of(name)].append(name)
     new = {name: recipe.specs(name, spec) for name, spec in old.items()}
+    if all(new[name] == {name: spec} for name, spec in old.items()):
+        raise ValueError(f"{source}: has no tensor that would be converted")
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

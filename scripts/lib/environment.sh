@@ -3,7 +3,7 @@
 # SLIME_VENV   where it is (default: .venv in the repository)
 # SLIME_PYTHON the interpreter to make it with (default: the first of python3.12, python3.11, python3)
 
-REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+REPOSITORY="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 
 fail() {
     echo "error: $*" >&2
@@ -11,8 +11,9 @@ fail() {
 }
 
 find_python() {
-    local candidate
-    for candidate in ${SLIME_PYTHON:-python3.12 python3.11 python3}; do
+    local candidate candidates=(python3.12 python3.11 python3)
+    [[ -z "${SLIME_PYTHON:-}" ]] || candidates=("$SLIME_PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
             2>/dev/null; then
             command -v "$candidate"

@@ -11,6 +11,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
     cd "$REPOSITORY" || exit
+    need_environment
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
     local layout=("${@:2}")

@@ -1,6 +1,6 @@
 # What the run-*.sh launchers share. Source it from them.
 
-REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+REPOSITORY="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 : "${MODELS:=/root/models}" "${DATASETS:=/root/datasets}" "${RUNS:=$REPOSITORY/outputs}"
 source "$REPOSITORY/scripts/lib/recipes.sh"
 
@@ -10,10 +10,22 @@ use_model() {
     source "$REPOSITORY/scripts/models/$1.sh"
 }
 
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+need_environment() {
+    python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))' >/dev/null 2>&1 ||
+        fail "no environment is active: found $(command -v python || echo no python)," \
+            "wanted one with what slime needs (. .venv/bin/activate)"
+}
+
 # Runs train.py on this machine, or on the cluster that RAY_ADDRESS names (scripts/ray-cluster.sh makes one of several
 # nodes). A cluster that is too small for the flags is refused at once.
 launch() {
     cd "$REPOSITORY" || exit
+    need_environment
     export PYTHONUNBUFFERED=1
     exec python train.py "$@"
 }

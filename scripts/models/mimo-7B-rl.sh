@@ -16,4 +16,5 @@ MODEL_ARGS=(
     --vocab-size 151680
     --untie-embeddings-and-output-weights
     --add-qkv-bias
+    --mtp-num-layers 1
 )

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from slime.arguments.flags import option_string
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
+from slime.models.mtp import trained_mtp_layers
 from slime.models.shape import ShapeArgs
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
@@ -113,7 +114,7 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
     try:
         with WeightsReader(path) as reader:
             reader.open_all()
-            missing = _wanted_names(args) - set(reader.names())
+            missing = _wanted_names(args, name) - set(reader.names())
     except (ValueError, OSError) as error:
         yield f"{option_string(name)}: {error}"
         return
@@ -122,7 +123,13 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
         yield f"{option_string(name)} {path}: {wanted}"
 
 
-def _wanted_names(args: Namespace) -> set[str]:
-    """The tensors of the model; of an architecture without a family ``transformers`` will say."""
+def _wanted_names(args: Namespace, name: str) -> set[str]:
+    """The tensors of the model that this flag is about; without a family ``transformers`` will say.
+
+    Only what the actor may start with needs its layers for further tokens.
+    """
     family = FAMILIES.get(args.model_type)
-    return set() if family is None else set(family.weights.hf_names(cast(ShapeArgs, args)))
+    if family is None:
+        return set()
+    further = trained_mtp_layers(args) if name in ("hf_checkpoint", "load", "ref_load") else 0
+    return set(family.weights.hf_names(cast(ShapeArgs, args), further))

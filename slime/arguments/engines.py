@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from slime.arguments.absent_sglang import bad_numbers
 from slime.arguments.concern import Concern
 from slime.arguments.debug import trains_only
 from slime.arguments.embedded_engine import EmbeddedServerArgs
@@ -18,9 +19,9 @@ from slime.arguments.fleet_checks import (
     bad_models,
     bad_overrides,
     missing_models,
-    quantized_models,
     unusable_models,
 )
+from slime.arguments.quantized_engines import bad_formats, packed_beyond_experts
 from slime.arguments.served_models import ModelConfig, SglangConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
@@ -75,6 +76,8 @@ class DerivedEngines:
         served_models: of engines that we start; empty if they are external, or if there are none.
         rollout_num_engines: those that answer the prompts.
         sglang_tp_size: GPUs of one pipeline stage of an engine.
+        synced_checkpoint: the directory that the engines which get the trainer's weights start with; they are
+            given them in its format.
     """
 
     rollout_engine: Literal["sglang", "embedded"]
@@ -83,6 +86,7 @@ class DerivedEngines:
     served_models: list[ModelConfig]
     rollout_num_engines: int
     sglang_tp_size: int
+    synced_checkpoint: str
 
 
 def has_sglang() -> bool:
@@ -134,6 +138,8 @@ def derive(args: Namespace) -> None:
     addresses = (args.rollout_external_engine_addrs or ()) if args.rollout_external else ()
     first = args.served_models[0].num_engines if args.served_models else 0
     args.rollout_num_engines = len(addresses) or first
+    updated = [model.model_path for model in args.served_models if model.update_weights]
+    args.synced_checkpoint = updated[0] if updated else args.hf_checkpoint
     args.sglang_tp_size = args.rollout_num_gpus_per_engine // (getattr(args, "sglang_pp_size", None) or 1)
 
 
@@ -160,13 +166,22 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.rollout_external:
         yield from bad_external(args)
     if not args.served_models:
+        yield from bad_formats(args)
         return
     yield from bad_models(args)
     if args.rollout_engine == "embedded" or has_sglang():
         yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
+    else:
+        yield from bad_numbers(args)
     if args.rollout_engine == "embedded":
         yield from _unreachable_weights(args)
-    yield from quantized_models(args)
+    yield from bad_formats(args)
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """Checkpoints that the engines cannot serve, or whose weights the trainer's cannot replace."""
+    yield from unusable_models(args)
+    yield from packed_beyond_experts(args)
 
 
 def _unreachable_weights(args: Namespace) -> Iterator[str]:
@@ -227,5 +242,5 @@ CONCERN = Concern(
     notes=notes,
     contradictions=contradictions,
     missing=missing_models,
-    unusable=unusable_models,
+    unusable=unusable,
 )

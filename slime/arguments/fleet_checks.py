@@ -1,7 +1,6 @@
 """What is wrong with the served models of a run, one line each."""
 
 import argparse
-import contextlib
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from typing import Any
 from slime.arguments.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.models import HfConfigError, read_shape
 from slime.models.hf_config import read_hf_config
-from slime.models.quantization import KEYS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHAPE = (
@@ -156,20 +154,6 @@ def unusable_models(args: Namespace) -> Iterator[str]:
                 yield (
                     f"{where}: takes the trainer's weights, but its {name} is {own.get(name)} "
                     f"(wanted: {trained.get(name)} as --hf-checkpoint, or update_weights: false)"
-                )
-
-
-def quantized_models(args: Namespace) -> Iterator[str]:
-    """Models whose weights SGLang would serve quantised, and which the trainer's are to replace."""
-    if args.rollout_engine == "embedded" or args.debug_rollout_only:
-        return
-    updated = [model for model in args.served_models if model.update_weights]
-    for path in dict.fromkeys(model.model_path or args.hf_checkpoint for model in updated):
-        with contextlib.suppress(HfConfigError):
-            if any(read_hf_config(path).get(key) for key in KEYS):
-                yield (
-                    f"{path}: SGLang serves its quantised weights, and weights are sent to it unquantised "
-                    "(wanted: an unquantised checkpoint, which tools/fp8_cast_bf16.py makes of it)"
                 )
 
 

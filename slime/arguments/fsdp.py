@@ -47,7 +47,6 @@ _NO_MEGATRON = "leave it out, there is no Megatron"
 _REFUSED: dict[str, tuple[Any, str]] = {
     "tensor_model_parallel_size": (1, _SHARDED),
     "pipeline_model_parallel_size": (1, _SHARDED),
-    "context_parallel_size": (1, "wanted 1"),
     "expert_model_parallel_size": (1, _SHARDED),
     "expert_tensor_parallel_size": (1, _SHARDED),
     "num_layers_per_virtual_pipeline_stage": (None, "leave it out"),
@@ -56,8 +55,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
     "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
     "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
-    "fp16": (False, "wanted --bf16 or --fp32"),
-    "optimizer": ("adam", "wanted adam"),
+    "enable_mtp_training": (False, "it trains what transformers computes, which leaves these layers out"),
     "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
     "use_precision_aware_optimizer": (False, "leave it out"),
     "use_stateless_adam": (False, "leave it out"),
@@ -66,7 +64,12 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "apply_wd_to_qk_layernorm": (False, "leave it out"),
 }
 # The generated flags that this trainer reads, and those that say what kind of model it is.
-_READ = frozenset({"adam_beta1", "adam_beta2", "adam_eps", "deterministic_mode", "log_num_zeros_in_grad"})
+_READ = frozenset(
+    {
+        *("adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"),
+        *("deterministic_mode", "log_num_zeros_in_grad"),
+    }
+)
 # Declared by hand elsewhere, and only about how Megatron's trainer gets its numbers.
 _IDLE = frozenset(
     {
@@ -94,7 +97,7 @@ def notes(args: Namespace) -> Iterator[str]:
             if _differs(args, spec):
                 yield f"{spec.names[0]}: has no effect without --train-backend fsdp"
         return
-    idle = HONOURED - _READ - _REFUSED.keys() - {"decoupled_weight_decay"}
+    idle = HONOURED - _READ - _REFUSED.keys()
     for spec in megatron_flags((), ()):
         if spec.dest in idle and _differs(args, spec):
             yield f"{spec.names[0]}: has no effect with --train-backend fsdp{_instead(spec.dest)}"
@@ -117,11 +120,12 @@ def contradictions(args: Namespace) -> Iterator[str]:
         if value is not None and value != neutral:
             shown = "" if value is True else f" {value}"
             yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
-    if args.advantage_estimator == "ppo":
-        yield "--advantage-estimator ppo: not supported with --train-backend fsdp (it has no critic)"
+    if args.context_parallel_size > 1 and args.attn_implementation != "flash_attention_2":
+        yield (
+            f"--context-parallel-size {args.context_parallel_size}: splits packed rows, which "
+            f"--attn-implementation {args.attn_implementation} does not have (wanted: flash_attention_2)"
+        )
     yield from _not_served(args)
-    if not args.decoupled_weight_decay:
-        yield "--no-decoupled-weight-decay: not supported with --train-backend fsdp (leave it out)"
 
 
 def _not_served(args: Namespace) -> Iterator[str]:

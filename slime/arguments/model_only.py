@@ -3,12 +3,15 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
-from slime.arguments import compute, model_shape, moe, parallelism, precision
+from slime.arguments import compute, model_shape, moe, mtp, parallelism, precision
 from slime.arguments.errors import UsageError
 from slime.models import HfConfigError
 from slime.models.hf_config import read_hf_config
 
-_CONCERNS = (model_shape.CONCERN, precision.CONCERN, parallelism.CONCERN, moe.CONCERN, compute.CONCERN)
+_CONCERNS = (
+    *(model_shape.CONCERN, precision.CONCERN, parallelism.CONCERN),
+    *(moe.CONCERN, mtp.CONCERN, compute.CONCERN),
+)
 _DTYPE_FLAGS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
-from slime.arguments.flags import flag, option_string, refused
+from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
 from slime.arguments.user_code import why_unusable
 from slime.models import HfConfigError, shape_from_hf_config, shape_of_any
@@ -90,6 +90,15 @@ class LatentAttentionArgs:
 
 
 @dataclass(frozen=True)
+class SparseAttentionArgs:
+    """What config.json says of the indexers of sparse attention too."""
+
+    dsa_indexer_n_heads: int | None = flag(above=0, help="heads of an indexer")
+    dsa_indexer_head_dim: int | None = flag(above=0, help="features of an indexer's head")
+    dsa_indexer_topk: int | None = flag(above=0, help="keys that a query reads, as an indexer chooses them")
+
+
+@dataclass(frozen=True)
 class LinearAttentionArgs:
     """What config.json says of gated delta nets too."""
 
@@ -102,15 +111,8 @@ class LinearAttentionArgs:
 
 @dataclass(frozen=True)
 class LayerVariantArgs:
-    """Kinds of layers that no supported family has, and a layer spec in the place of the family's."""
+    """A layer spec in the place of the family's."""
 
-    mtp_num_layers: int | None = flag(
-        at_least=0, same_as_default=(0,), help="multi-token prediction layers; they are left out"
-    )
-    mtp_loss_scaling_factor: float = refused(
-        0.2, help="weight of the multi-token prediction loss", idle_without="--enable-mtp-training"
-    )
-    enable_mtp_training: bool = refused(False, help="train multi-token prediction layers")
     spec: list[str] | None = flag(help="module and function of a layer spec: fn(args, config, vp_stage)")
 
 
@@ -137,6 +139,7 @@ class DerivedModelShape(ShapeArgs):
         qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
         activation: of the MLPs, under its name in transformers.
         attention_output_gate, softmax_type, glu_linear_offset, activation_func_clamp_value: see `ModelShape`.
+        dsa_indexer_interleaved: see `IndexerShape`.
     """
 
     group_query_attention: bool
@@ -170,6 +173,7 @@ class DerivedModelShape(ShapeArgs):
     activation: Literal["silu", "gelu_pytorch_tanh", "quick_gelu"]
     multi_latent_attention: bool
     attention_output_gate: bool
+    dsa_indexer_interleaved: bool | None
 
 
 # What all supported families share.
@@ -228,15 +232,6 @@ def _agrees(given: Any, value: Any) -> bool:
     return given == value
 
 
-def notes(args: Namespace) -> Iterator[str]:
-    """Layers that nothing trains."""
-    if args.mtp_num_layers:
-        yield (
-            f"--mtp-num-layers {args.mtp_num_layers}: has no effect, layers for further tokens are neither "
-            "built nor saved"
-        )
-
-
 def contradictions(args: Namespace) -> Iterator[str]:
     """A vocabulary that has no room for its tokens, a layer spec that is none."""
     if args.padded_vocab_size < args.vocab_size:
@@ -260,13 +255,13 @@ CONCERN = Concern(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,
+        "sparse attention": SparseAttentionArgs,
         "linear attention": LinearAttentionArgs,
         "layer variants": LayerVariantArgs,
         "vocabulary": VocabularyArgs,
     },
     derived=DerivedModelShape,
     derive=derive,
-    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

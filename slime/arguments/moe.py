@@ -191,6 +191,9 @@ def _bad_sizes(args: Namespace) -> Iterator[str]:
     elif args.moe_ffn_hidden_size % parts:
         width = args.moe_ffn_hidden_size
         yield f"--expert-tensor-parallel-size {parts} does not divide moe_intermediate_size {width}"
+    if (shared := args.moe_shared_expert_intermediate_size or 0) % tp:
+        name = f"--tensor-model-parallel-size {tp}"
+        yield f"{name} does not divide the width {shared} of shared experts (config.json)"
     if args.trainer_world_size % (experts * parts * stages) and not args.debug_rollout_only:
         yield (
             f"--expert-model-parallel-size {experts} x --expert-tensor-parallel-size {parts} x "

@@ -26,6 +26,7 @@ from slime.arguments import (
     loss,
     model_shape,
     moe,
+    mtp,
     off_policy,
     optimizer,
     optimizer_state,
@@ -58,6 +59,7 @@ CONCERNS: tuple[Concern, ...] = (
     precision.CONCERN,
     parallelism.CONCERN,
     moe.CONCERN,
+    mtp.CONCERN,
     compute.CONCERN,
     rejection.CONCERN,  # what it derives is where checkpoints are looked for
     checkpoints.CONCERN,

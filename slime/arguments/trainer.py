@@ -25,13 +25,15 @@ class TrainerArgs:
     )
     only_train_params_name_list: list[str] | None = flag(help="regexes; only matching parameters train")
     freeze_params_name_list: list[str] | None = flag(help="regexes; matching parameters are frozen")
-    freeze_indexer: bool = refused(False, help="freeze the parameters of the sparse-attention indexer")
+    freeze_indexer: bool = flag(
+        False, help="freeze the indexers of sparse attention, which models that have them need"
+    )
     seed: int = flag(1234, at_least=0, at_most=MOST_SEED, help="seed of the trainer's random numbers")
     megatron_config_path: str | None = refused(help="YAML file of overrides per role")
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """Parameters chosen in two ways, or by no pattern."""
+    """Parameters chosen in two ways, or by no pattern, or that nothing trains."""
     if args.only_train_params_name_list and args.freeze_params_name_list:
         yield "--only-train-params-name-list and --freeze-params-name-list: only one of them at a time"
     for name in ("only_train_params_name_list", "freeze_params_name_list"):
@@ -40,6 +42,18 @@ def contradictions(args: Namespace) -> Iterator[str]:
                 re.compile(pattern)
             except re.error as error:
                 yield f"{option_string(name)} {pattern}: no regular expression: {error}"
+    yield from _indexers(args)
+
+
+def _indexers(args: Namespace) -> Iterator[str]:
+    indexers = getattr(args, "dsa_indexer_freq", ())  # nothing is known of architectures without a family
+    if args.freeze_indexer and indexers is None:
+        yield "--freeze-indexer: config.json of --hf-checkpoint describes a model without an indexer"
+    if indexers and not (args.freeze_indexer or args.debug_rollout_only):
+        yield (
+            f"--freeze-indexer: missing (wanted with model_type {args.model_type}: what an indexer chooses "
+            "has no gradient, so nothing trains it, and weight decay would shrink it)"
+        )
 
 
 CONCERN = Concern({"trainer": TrainerArgs}, contradictions=contradictions)

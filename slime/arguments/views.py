@@ -84,6 +84,7 @@ class TrainWorkerView(
     CheckpointArgs,
     DerivedPrecision,
     PrecisionArgs,
+    DerivedEngines,
     Facts,
 ):
     """A trainer process."""

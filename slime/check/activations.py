@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slime.check.kernels import CUDA, Kernels
 from slime.check.layer_activations import Rank, angles, kept_by_layer, recomputed
 from slime.check.layout import Layout
+from slime.models.mtp import trained_mtp_layers
 
 _FLOAT32 = 4
 
@@ -36,6 +37,8 @@ def not_estimated(args: Namespace) -> str:
         return "with --train-backend fsdp"
     if args.linear_attention_freq:
         return "for gated delta nets"
+    if args.dsa_indexer_freq:
+        return "for sparse attention"
     # Without a kernel of its own it keeps all scores.
     return "for attention with sinks" if args.softmax_type != "vanilla" else ""
 
@@ -55,9 +58,35 @@ def activations(
     each = sum(kept for kept, _ in chunks) / len(chunks) + angles(rank)
     waiting = _waiting(args, layout, stage)
     kept = each * waiting + (_head(rank) if last else 0.0)
-    logits = 2 * _FLOAT32 * args.padded_vocab_size / layout.tp if last and role != "critic" else 0.0
+    vocabulary = args.padded_vocab_size / layout.tp
+    logits = 2 * _FLOAT32 * vocabulary if last and role != "critic" else 0.0
     again = each * (waiting - 1) + angles(rank) + max(again for _, again in chunks)
-    return Activations(tokens * kept, tokens * logits, tokens * again)
+    copy = 0
+    if last and role != "critic" and (further := trained_mtp_layers(args)):
+        # Each has logits of its own, in the model's format. All is gone before the decoder's backward pass.
+        whole, left = _mtp_layer(rank)
+        kept += further * (left + rank.size * vocabulary)
+        if whole > left:
+            again = max(again, kept + (_FLOAT32 - rank.size) * vocabulary + whole - left)
+        if layout.pp > 1 and args.untie_embeddings_and_output_weights:
+            copy = args.hidden_size * rank.size * int(vocabulary)  # of the embedding
+    return Activations(tokens * kept + copy, tokens * logits, tokens * again + copy)
+
+
+def _mtp_layer(rank: Rank) -> tuple[float, float]:
+    """What a layer for further tokens keeps per token, and what of it when parts are computed again."""
+    args, layer = rank.args, rank.args.num_layers - 1
+    row = args.hidden_size * rank.size
+    # Inputs of its three norms, and of the projection of two of them.
+    own = rank.share * (3 * (row + rank.kernels.norm(1, args.hidden_size, rank.size)) + 2 * row)
+    inner = kept_by_layer(rank, layer)
+    whole = own + inner.total
+    if args.recompute_granularity == "full":
+        return whole, rank.share * 2 * row
+    if args.recompute_granularity == "selective":
+        experts = bool(args.num_experts and args.moe_layer_freq[layer])
+        return whole, own + recomputed(rank, inner, experts).total
+    return whole, whole
 
 
 def _head(rank: Rank) -> float:

@@ -7,6 +7,8 @@ from slime.arguments.served_models import PLACEHOLDER, ModelConfig, ServerGroupC
 from slime.check.activations import longest_sample
 from slime.check.parameters import whole_model
 from slime.models import FAMILIES, read_shape
+from slime.models.hf_config import HfConfig
+from slime.models.quantization import read_quantization
 from slime.models.shape import ModelShape
 
 _FRACTION = 0.85
@@ -69,14 +71,36 @@ def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_by
         gpus=group.size,
         engines=group.num_engines,
         static=int((_FRACTION if fraction is None else float(fraction)) * gpu_bytes),
-        weights=sum(whole_model(args).values()) * size // group.size,
+        weights=_weights(args, size) // group.size,
         token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * kept / stages,
         longest=longest_sample(args),
     )
 
 
+def _weights(args: Namespace, size: int) -> int:
+    """Bytes of the whole model. In quantised checkpoints float8 is all but embedding and head, integers of 4
+    bits are the experts.
+
+    Args:
+        size: of an element that is not quantised.
+    """
+    each = dict.fromkeys(("embedding", "dense", "experts"), float(size))
+    stored = read_quantization(HfConfig.read(args.hf_checkpoint))
+    if stored is not None and stored.kind == "fp8":
+        each |= {"dense": 1.0, "experts": 1.0}
+    elif stored is not None:
+        each["experts"] = 0.5 + (size / stored.group if stored.group else 0)
+    return int(sum(each[kind] * elements for kind, elements in whole_model(args).items()))
+
+
 def _cached(shape: ModelShape, tp: int) -> int:
-    """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them."""
+    """Elements of a token in the caches of all layers, on one GPU; latent vectors are on each of them.
+
+    Delta nets have a state of a sequence in the place of its tokens.
+    """
+    layers = shape.num_layers - (sum(shape.linear.linear_attention_freq) if shape.linear else 0)
     if shape.latent is not None:
-        return shape.num_layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
-    return shape.num_layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels
+        latents = layers * (shape.latent.kv_lora_rank + shape.latent.qk_pos_emb_head_dim)
+        indexer = shape.indexer
+        return latents + (sum(indexer.dsa_indexer_freq) * indexer.dsa_indexer_head_dim if indexer else 0)
+    return layers * 2 * max(1, shape.num_query_groups // tp) * shape.kv_channels

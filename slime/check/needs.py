@@ -69,7 +69,7 @@ def trained_roles(args: Namespace) -> list[RoleNeeds]:
 def _role(args: Namespace, role: str) -> RoleNeeds:
     layout = layout_of(args)
     if args.train_backend == "fsdp":
-        whole = total_of_any(args)
+        whole = total_of_any(args, role)
         stage = StageNeeds(whole, sharded_states(args, sum(whole.values()), layout.world), None)
         return RoleNeeds(role, whole, layout, micro_batch_tokens(args, layout), [stage])
     tokens = micro_batch_tokens(args, layout)

@@ -11,6 +11,7 @@ from typing import Literal, cast
 from slime.check.layout import Layout, layout_of
 from slime.models import family_of
 from slime.models.linear_attention import DeltaNetSizes
+from slime.models.mtp import trained_mtp_layers
 from slime.models.rules import WeightMap
 from slime.models.shape import ShapeArgs
 
@@ -81,6 +82,10 @@ SIZES: dict[str, Size] = {
     "embedding.word_embeddings.weight": Size(_vocabulary),
     "output_layer.weight": Size(_vocabulary),
     "decoder.final_layernorm.weight": Size(_hidden, split=False),
+    "enorm.weight": Size(_hidden, split=False),
+    "hnorm.weight": Size(_hidden, split=False),
+    "eh_proj.weight": Size(lambda args: 2 * _hidden(args) ** 2),
+    "final_layernorm.weight": Size(_hidden, split=False),
     "input_layernorm.weight": Size(_hidden, split=False),
     "pre_mlp_layernorm.weight": Size(_hidden, split=False),
     "post_self_attn_layernorm.weight": Size(_hidden, split=False),
@@ -108,6 +113,17 @@ SIZES: dict[str, Size] = {
     ),
     "self_attention.linear_kv_up_proj.weight": Size(
         lambda args: int(args.num_attention_heads * (args.qk_head_dim + args.v_head_dim) * args.kv_lora_rank)
+    ),
+    "self_attention.indexer.linear_wq_b.weight": Size(
+        lambda args: int(args.q_lora_rank * args.dsa_indexer_n_heads * args.dsa_indexer_head_dim), split=False
+    ),
+    "self_attention.indexer.linear_wk.weight": Size(
+        lambda args: int(args.hidden_size * args.dsa_indexer_head_dim), split=False
+    ),
+    "self_attention.indexer.k_norm.weight": Size(lambda args: int(args.dsa_indexer_head_dim), split=False),
+    "self_attention.indexer.k_norm.bias": Size(lambda args: int(args.dsa_indexer_head_dim), split=False),
+    "self_attention.indexer.linear_weights_proj.weight": Size(
+        lambda args: int(args.hidden_size * args.dsa_indexer_n_heads), split=False
     ),
     "self_attention.kv_layernorm.weight": Size(lambda args: int(args.kv_lora_rank), split=False),
     "mlp.linear_fc1.weight": Size(lambda args: int(2 * args.ffn_hidden_size * args.hidden_size)),
@@ -189,13 +205,22 @@ def _chunk(
     if critic:
         yield Parameter(_HEAD, "dense", args.hidden_size)
         yield Parameter("output_layer.bias", "dense", 1)
-    elif args.untie_embeddings_and_output_weights or not first:
+        return
+    if args.untie_embeddings_and_output_weights or not first:
         # On another stage than the embedding a tied head is a copy of it.
         yield Parameter(_HEAD, "embedding", size_of(args, _HEAD, layout.tp))
+    further = trained_mtp_layers(args)
+    for name in weights.mtp.names(further, ()) if weights.mtp else ():
+        yield Parameter(name, "dense", size_of(args, name.split(".", 3)[3], layout.tp))
+    for number in range(further):
+        kind = args.num_layers - 1  # as the decoder's last one
+        yield from _layer(args, layout, weights, kind, f"mtp.layers.{number}.transformer_layer.")
 
 
-def _layer(args: Namespace, layout: Layout, weights: WeightMap, layer: int) -> Iterator[Parameter]:
-    prefix, experts = f"decoder.layers.{layer}.", weights.experts
+def _layer(
+    args: Namespace, layout: Layout, weights: WeightMap, layer: int, prefix: str = ""
+) -> Iterator[Parameter]:
+    prefix, experts = prefix or f"decoder.layers.{layer}.", weights.experts
     names = weights.names_beside_experts(cast(ShapeArgs, args), layer)
     if experts is not None and args.moe_layer_freq[layer]:
         names = [name for name in names if not name.startswith("mlp.")] + [*experts.of_layer]

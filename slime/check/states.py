@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
+from slime.models.deepseek_v32 import INDEXER
 
 _ALIGNED = 64
 """megatron-core begins each parameter at a multiple of so many elements of its buffer."""
@@ -48,10 +49,11 @@ def formats(args: Namespace) -> Formats:
     """What the flags about precision and the optimizer say."""
     weight = args.params_dtype.itemsize
     wide = args.accumulate_allreduce_grads_in_fp32 or (args.bf16 and not args.grad_reduce_in_bf16)
-    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, _moments(args))
+    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, moments(args))
 
 
-def _moments(args: Namespace) -> int:
+def moments(args: Namespace) -> int:
+    """Bytes of what the optimizer remembers of an element."""
     if args.use_stateless_adam:
         return 0
     if args.optimizer == "sgd":
@@ -93,6 +95,8 @@ def _padded(parameters: Iterable[Parameter], ranks: int, for_busbw: bool) -> int
 
 def _trains(args: Namespace, name: str) -> bool:
     """Whether flags leave a parameter to be trained; a value head always is."""
+    if args.freeze_indexer and re.search(INDEXER, name):
+        return False
     only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
     patterns = only or frozen
     if not patterns:

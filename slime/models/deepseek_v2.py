@@ -41,6 +41,6 @@ _OF_LAYER = {name: rule for name, rule in DEEPSEEK_EXPERTS.of_layer.items() if "
 
 FAMILY = Family(
     shape=_shape,
-    weights=replace(LATENT_WEIGHTS, experts=replace(DEEPSEEK_EXPERTS, of_layer=_OF_LAYER)),
+    weights=replace(LATENT_WEIGHTS, experts=replace(DEEPSEEK_EXPERTS, of_layer=_OF_LAYER), mtp=None),
     forward_flops=latent_moe_flops,
 )

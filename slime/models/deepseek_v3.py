@@ -8,6 +8,7 @@ from slime.models.experts import DEEPSEEK_EXPERTS, shared_products, sigmoid_expe
 from slime.models.family import Family
 from slime.models.flops import latent_forward_flops
 from slime.models.hf_config import HfConfig
+from slime.models.mtp import DEEPSEEK_MTP
 from slime.models.rope import read_rope
 from slime.models.rules import Rule, behind_last_layer
 from slime.models.shape import LatentShape, ModelShape, ShapeArgs
@@ -71,6 +72,7 @@ LATENT_WEIGHTS = replace(
     absent=_absent,
     experts=DEEPSEEK_EXPERTS,
     untrained=behind_last_layer,
+    mtp=DEEPSEEK_MTP,
 )
 
 

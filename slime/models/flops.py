@@ -28,16 +28,29 @@ def linear_flops_per_token(shape: ShapeArgs, mlp: Products = dense_products) -> 
     return 2 * (shape.num_layers * attention + mlp(shape) + shape.hidden_size * shape.padded_vocab_size)
 
 
+def causal_pairs(length: int) -> float:
+    """Of a query and a key that it sees."""
+    return length * (length + 1) / 2
+
+
 def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products = dense_products) -> float:
     """A decoder's FLOPs over sequences of these lengths, attention being causal."""
     width = shape.num_attention_heads * shape.kv_channels
     # Scores and weighted sum: 2 products of 2 FLOPs per pair, half of the pairs masked.
-    pairs = sum(length * (length + 1) / 2 for length in seqlens)
+    pairs = sum(map(causal_pairs, seqlens))
     return linear_flops_per_token(shape, mlp) * sum(seqlens) + 4 * shape.num_layers * width * pairs
 
 
-def latent_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products) -> float:
-    """The same with multi-latent attention, whose keys and values are expanded from their latent vectors."""
+def latent_forward_flops(
+    seqlens: Sequence[int],
+    shape: ShapeArgs,
+    mlp: Products,
+    pairs_of: Callable[[int], float] = causal_pairs,
+) -> float:
+    """The same with multi-latent attention, whose keys and values are expanded from their latent vectors.
+
+    ``pairs_of`` says how many pairs of query and key a sequence of a length has.
+    """
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     rotated, latent = shape.qk_pos_emb_head_dim or 0, shape.kv_lora_rank or 0
     score, value = (shape.qk_head_dim or 0) + rotated, shape.v_head_dim or 0
@@ -45,6 +58,6 @@ def latent_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products
     query = hidden * heads * score if rank is None else rank * (hidden + heads * score)
     key_value = hidden * (latent + rotated) + latent * heads * (score - rotated + value)
     attention = shape.num_layers * (query + key_value + heads * value * hidden)
-    pairs = sum(length * (length + 1) / 2 for length in seqlens)
+    pairs = sum(map(pairs_of, seqlens))
     products = attention + mlp(shape) + hidden * shape.padded_vocab_size
     return 2 * products * sum(seqlens) + 2 * shape.num_layers * heads * (score + value) * pairs

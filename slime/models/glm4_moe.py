@@ -6,6 +6,7 @@ from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_forward_flops, sigmoid_experts
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
+from slime.models.mtp import DEEPSEEK_MTP
 from slime.models.rope import read_rope
 from slime.models.rules import behind_last_layer
 from slime.models.shape import ModelShape
@@ -23,6 +24,6 @@ def _shape(config: HfConfig) -> ModelShape:
 
 FAMILY = Family(
     shape=_shape,
-    weights=replace(DECODER_WEIGHTS, experts=DEEPSEEK_EXPERTS, untrained=behind_last_layer),
+    weights=replace(DECODER_WEIGHTS, experts=DEEPSEEK_EXPERTS, untrained=behind_last_layer, mtp=DEEPSEEK_MTP),
     forward_flops=shared_forward_flops,
 )

@@ -16,7 +16,16 @@ from slime.models.windows import attention_windows
 _ALPHA, _LIMIT = 1.702, 7.0  # GptOssConfig's defaults; megatron-core's quick GELU has this alpha
 
 
+# What GptOssConfig takes for the rotary embedding where config.json says nothing of it.
+_ROPE = {
+    **{"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+}
+
+
 def _shape(config: HfConfig) -> ModelShape:
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        config = HfConfig({**config.values, "rope_scaling": _ROPE}, config.origin)
     config.require(attention_bias=True, swiglu_alpha=_ALPHA)
     shape = decoder_shape(
         config,

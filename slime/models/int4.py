@@ -9,24 +9,30 @@ PER_WORD = 8
 _LARGEST = 7
 
 
-def quantize(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words int32 [O, I / 8] and scales [O, I / group] in the format of ``weight``.
+def quantize(
+    weight: torch.Tensor, group: int, scale_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words int32 [O, I / 8] and scales [O, I / group].
 
     The integers are -7 to 7: without -8 what is quantised again stays the same. A group of zeros has the
     scale 1. An error is at most half a scale.
 
     Args:
-        weight: [O, I] of finite floats; I is a multiple of ``group``, which is one of 8.
+        weight: [O, I] of finite floats.
+        scale_dtype: format of the scales; default that of ``weight``.
 
     Raises:
-        ValueError: a number is not finite.
+        ValueError: a number is not finite, or I is no multiple of ``group``.
     """
     rows, columns = weight.shape
+    dtype = scale_dtype or weight.dtype
+    if columns % group:
+        raise ValueError(f"has {columns} columns, no multiple of a group of {group}")
     values = weight.float().view(rows, columns // group, group)
     largest = values.abs().amax(dim=2)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("has numbers that are not finite")
-    scale = (largest / _LARGEST).clamp(min=torch.finfo(weight.dtype).tiny).to(weight.dtype)
+    scale = (largest / _LARGEST).clamp(min=torch.finfo(dtype).tiny).to(dtype)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale)
     codes = torch.round(values / scale.float()[..., None]).clamp(-_LARGEST, _LARGEST)
     return pack(codes.view(rows, columns).to(torch.int32)), scale
@@ -36,7 +42,7 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
     """Integers -8 to 7 [O, I] as int32 [O, I / 8], rounded up."""
     nibbles = torch.nn.functional.pad(codes.int() + 8, (0, -codes.shape[1] % PER_WORD))
     nibbles = nibbles.view(codes.shape[0], -1, PER_WORD)
-    words = torch.zeros(nibbles.shape[:2], dtype=torch.int32)
+    words = torch.zeros(nibbles.shape[:2], dtype=torch.int32, device=codes.device)
     for place in range(PER_WORD):
         words |= nibbles[..., place] << (4 * place)
     return words

@@ -1,9 +1,10 @@
-"""MiMo-7B: Qwen2 with layers that predict further tokens, which are neither trained nor saved."""
+"""MiMo-7B: Qwen2 with layers that predict further tokens."""
 
 from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.family import Family
+from slime.models.mtp import MIMO_MTP
 from slime.models.qwen2 import qwen2_shape
 
 
@@ -12,5 +13,7 @@ def _predicts_further_tokens(name: str, num_layers: int) -> bool:
 
 
 FAMILY = Family(
-    shape=qwen2_shape, weights=replace(DECODER_WEIGHTS, untrained=_predicts_further_tokens), like_llama=True
+    shape=qwen2_shape,
+    weights=replace(DECODER_WEIGHTS, untrained=_predicts_further_tokens, mtp=MIMO_MTP),
+    like_llama=True,
 )

@@ -23,11 +23,13 @@ class Quantization:
     Attributes:
         block: rows and columns of float8 weights, None for what their scales' shape says: all, or a row.
         group: how many neighbours in a row of 4-bit integers, None for all.
+        power_of_two: whether scales of float8 are powers of two (``scale_fmt: ue8m0``).
     """
 
     kind: Literal["fp8", "int4"]
     block: tuple[int, int] | None = None
     group: int | None = None
+    power_of_two: bool = False
 
 
 def read_quantization(config: HfConfig) -> Quantization | None:
@@ -42,7 +44,8 @@ def read_quantization(config: HfConfig) -> Quantization | None:
     method = found.get("quant_method")
     if method == "fp8":
         _require(config, "fmt", found.get("fmt", "e4m3"), "e4m3")
-        return Quantization("fp8", block=_block(config, "weight_block_size", found.get("weight_block_size")))
+        block = _block(config, "weight_block_size", found.get("weight_block_size"))
+        return Quantization("fp8", block=block, power_of_two=found.get("scale_fmt") == "ue8m0")
     if method == "compressed-tensors":
         return _compressed(config, found)
     raise _refused(config, "quant_method", method, "fp8 or compressed-tensors")

@@ -14,6 +14,7 @@ from slime.models.linear_attention import (
     hybrid_flops,
     linear_shape,
 )
+from slime.models.mtp import QWEN_MTP
 from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.rope import read_rope
 from slime.models.shape import ModelShape, ShapeArgs
@@ -62,6 +63,7 @@ FAMILY = Family(
         linear=delta_net_rules(_IN_PROJ),
         experts=GATED_SHARED_EXPERTS,
         untrained=is_of_mtp,
+        mtp=QWEN_MTP,
     ),
     layer_spec="slime_plugins.models.qwen3_next.get_qwen3_next_spec",
     forward_flops=hybrid_moe_flops,

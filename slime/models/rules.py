@@ -9,7 +9,7 @@ Names are global and without wrappers: ``decoder.layers.<layer of the whole mode
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
@@ -222,6 +222,13 @@ def behind_last_layer(name: str, num_layers: int) -> bool:
     return match is not None and int(match[1]) >= num_layers
 
 
+class FurtherLayers(Protocol):
+    """The rules of layers for further tokens: `slime.models.mtp.MtpRules`."""
+
+    def rule_for(self, name: str, num_layers: int, inner: Callable[[str], Rule | None]) -> Rule | None: ...
+    def names(self, layers: int, in_layer: Sequence[str]) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class WeightMap:
     """The rules of a family.
@@ -232,8 +239,10 @@ class WeightMap:
         absent: names that models of a shape do not have.
         experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
-        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are neither trained
-            nor saved, as those that predict further tokens (MTP).
+        indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
+        untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
+            only if flags say so, as those that predict further tokens (MTP).
+        mtp: of these; None where they are never trained.
     """
 
     of_model: Mapping[str, Rule]
@@ -242,22 +251,30 @@ class WeightMap:
     absent: Callable[[ShapeArgs], Collection[str]]
     experts: ExpertRules | None = None
     linear: Mapping[str, Rule] | None = None
+    indexer: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
+    mtp: FurtherLayers | None = None
 
-    def rule_for(self, name: str) -> Rule:
+    def rule_for(self, name: str, num_layers: int = 0) -> Rule:
         """The rule of a global parameter name, its HF names complete.
+
+        Args:
+            num_layers: of the decoder, from which names of layers for further tokens may count on.
 
         Raises:
             ValueError: no rule covers the parameter.
         """
         match = _LAYER.fullmatch(name)
         rule = self._in_layer(match[2]) if match else self.of_model.get(name)
+        if rule is None and self.mtp is not None:
+            rule = self.mtp.rule_for(name, num_layers, self._in_layer)
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
         return rule.under(self.layer_prefix.format(match[1])) if match else rule
 
     def _in_layer(self, name: str) -> Rule | None:
-        rule = self.of_layer.get(name) or (self.linear or {}).get(name)
+        tables = (self.of_layer, self.linear or {}, self.indexer or {})
+        rule = next((table[name] for table in tables if name in table), None)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def names_beside_experts(self, shape: ShapeArgs, layer: int) -> list[str]:
@@ -265,6 +282,8 @@ class WeightMap:
         if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
             kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
             return [*kept, *self.linear]
+        if self.indexer and shape.dsa_indexer_freq and shape.dsa_indexer_freq[layer]:
+            return [*self.of_layer, *self.indexer]
         return [*self.of_layer]
 
     def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
@@ -274,14 +293,17 @@ class WeightMap:
             names = dense + self.experts.names(shape.num_experts)
         return names
 
-    def hf_names(self, shape: ShapeArgs) -> set[str]:
-        """The names of all tensors of a model."""
+    def hf_names(self, shape: ShapeArgs, mtp_layers: int = 0) -> set[str]:
+        """The names of all tensors of a model, and of so many of its layers for further tokens."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
         for layer in range(shape.num_layers):
             in_layer = [name for name in self._names_in_layer(shape, layer) if name not in absent]
             names += [f"decoder.layers.{layer}.{name}" for name in in_layer]
-        return {hf_name for name in names for hf_name in self.rule_for(name).hf_names}
+        if self.mtp is not None:
+            inner = [name for name in self._names_in_layer(shape, shape.num_layers - 1) if name not in absent]
+            names += self.mtp.names(mtp_layers, inner)
+        return {name for ours in names for name in self.rule_for(ours, shape.num_layers).hf_names}
 
     def split(self, shape: ShapeArgs, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """(HF name, tensor) pairs that a full parameter holds; views of it where possible.
@@ -294,5 +316,5 @@ class WeightMap:
         """
         if name in self.absent(shape):
             return []
-        rule = self.rule_for(name)
+        rule = self.rule_for(name, shape.num_layers)
         return list(zip(rule.hf_names, rule.split(param, shape), strict=True))

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +26,9 @@ _NAMES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
@@ -38,17 +42,26 @@ class SafetensorFile:
     """``with SafetensorFile(path, specs) as file: file.write(name, tensor)``, in any order, each once.
 
     Raises:
-        ValueError: a tensor is of another spec, comes twice or, at the end, has not come.
+        ValueError: a tensor is of another spec, comes twice or, at the end, has not come; or of a format that
+            these files do not have.
+        OSError: the file cannot be written; it says which one.
     """
 
     def __init__(self, path: str | Path, specs: Mapping[str, Spec]) -> None:
         self.path = Path(path)
         self._specs = dict(specs)
         self._missing = set(specs)
+        if other := [name for name, (dtype, _) in specs.items() if dtype not in _NAMES]:
+            raise ValueError(f"{path}: {other[0]} is {specs[other[0]][0]}, which is not written")
         header, self._offsets, end = _layout(specs)
         self._file = self.path.open("wb", buffering=0)
-        self._file.write(header)
-        self._file.truncate(end)
+        try:
+            self._put(memoryview(header), 0)
+            with self._named():
+                self._file.truncate(end)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> "SafetensorFile":
         return self
@@ -65,12 +78,23 @@ class SafetensorFile:
         if self._specs.get(name) != spec or name not in self._missing:
             raise ValueError(f"{self.path}: {name!r} {spec} (wanted: {self._specs.get(name)}, once)")
         tensor = tensor.detach().cpu().contiguous()
-        data = bytes_of(tensor)
-        at = self._offsets[name]
-        while data:
-            written = os.pwrite(self._file.fileno(), data, at)
-            data, at = data[written:], at + written
+        self._put(bytes_of(tensor), self._offsets[name])
         self._missing.remove(name)
+
+    def _put(self, data: memoryview, at: int) -> None:
+        """All of it: one write may take a part, where the disk is nearly full for instance."""
+        with self._named():
+            while data:
+                written = os.pwrite(self._file.fileno(), data, at)
+                data, at = data[written:], at + written
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What the system says of a descriptor has no name of a file in it."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _layout(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int], int]:

@@ -54,6 +54,23 @@ class LatentShape:
 
 
 @dataclass(frozen=True)
+class IndexerShape:
+    """What chooses the keys that sparse attention reads (DeepSeek-V3.2, section 2.1).
+
+    Each query reads the ``dsa_indexer_topk`` keys with the highest scores, which ``dsa_indexer_n_heads``
+    heads of ``dsa_indexer_head_dim`` features give. ``dsa_indexer_freq`` has a 1 for each layer with an
+    indexer and a 0 for each that takes the choice of the last one before it. With ``dsa_indexer_interleaved``
+    neighbouring features of a head make a pair to be rotated, else those half of the rotated ones apart.
+    """
+
+    dsa_indexer_n_heads: int
+    dsa_indexer_head_dim: int
+    dsa_indexer_topk: int
+    dsa_indexer_freq: tuple[int, ...]
+    dsa_indexer_interleaved: bool
+
+
+@dataclass(frozen=True)
 class LinearShape:
     """The layers with a gated delta net (Yang et al. 2024, arXiv:2412.06464) in the place of attention.
 
@@ -120,6 +137,7 @@ class ModelShape:
     activation_func_clamp_value: float | None = None
     moe: MoeShape | None = None
     latent: LatentShape | None = None
+    indexer: IndexerShape | None = None
     linear: LinearShape | None = None
 
 
@@ -127,8 +145,8 @@ class ModelShape:
 class ShapeArgs:
     """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
 
-    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent and about linear
-    attention None for others, see `LatentShape` and `LinearShape`.
+    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent, sparse and linear
+    attention None for others, see `LatentShape`, `IndexerShape` and `LinearShape`.
     """
 
     model_type: str
@@ -153,6 +171,10 @@ class ShapeArgs:
     qk_head_dim: int | None
     qk_pos_emb_head_dim: int | None
     v_head_dim: int | None
+    dsa_indexer_n_heads: int | None
+    dsa_indexer_head_dim: int | None
+    dsa_indexer_topk: int | None
+    dsa_indexer_freq: Sequence[int] | None
     linear_attention_freq: Sequence[int] | None
     linear_conv_kernel_dim: int | None
     linear_key_head_dim: int | None
@@ -176,6 +198,7 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
         **values,
         **(vars(shape.moe) if shape.moe else {}),
         **(vars(shape.latent) if shape.latent else dict.fromkeys(_LATENT_FIELDS)),
+        **(vars(shape.indexer) if shape.indexer else dict.fromkeys(_INDEXER_FIELDS)),
         **(vars(shape.linear) if shape.linear else dict.fromkeys(_LINEAR_FIELDS)),
         "multi_latent_attention": shape.latent is not None,
         "swiglu": shape.activation == "silu",
@@ -192,8 +215,9 @@ def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:
     }
 
 
-_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent", "linear"})
+_NOT_FLAGS = frozenset({"add_output_bias", "add_mlp_bias", "moe", "latent", "indexer", "linear"})
 _LATENT_FIELDS = [field.name for field in fields(LatentShape)]
+_INDEXER_FIELDS = [field.name for field in fields(IndexerShape)]
 _LINEAR_FIELDS = [field.name for field in fields(LinearShape)]
 
 

@@ -1,5 +1,6 @@
 """The weights of a checkpoint directory, quantised or not, under the names that a model has."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -7,6 +8,7 @@ from typing import Protocol
 import torch
 
 from slime.models import fp8, int4
+from slime.models.encoding import Encoding, Fp8Encoding, Int4Encoding
 from slime.models.hf_config import HfConfig
 from slime.models.quantization import Quantization, read_quantization
 from slime.models.safetensors_dir import SafetensorReader
@@ -14,6 +16,7 @@ from slime.models.safetensors_dir import SafetensorReader
 # What stands beside quantised weights. Scales of activations and of caches belong to no weight.
 _BESIDE = ("_scale_inv", ".weight_scale", ".weight_shape", ".input_scale", ".k_scale", ".v_scale")
 _PACKED = "_packed"
+_CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 # Rows that are dequantised at once.
 _BLOCK_BYTES = 8 * 1024**2
 
@@ -21,6 +24,7 @@ _BLOCK_BYTES = 8 * 1024**2
 class _Encoded(Protocol):
     def shape(self) -> tuple[int, int]: ...
     def part(self, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor: ...
+    def encoding(self) -> Encoding: ...
 
 
 class WeightsReader(SafetensorReader):
@@ -49,6 +53,10 @@ class WeightsReader(SafetensorReader):
     def quantized(self) -> frozenset[str]:
         """The weights that are."""
         return frozenset(self._encoded)
+
+    def encodings(self) -> dict[str, Encoding]:
+        """How each of them is stored; reads nothing but headers."""
+        return {name: encoded.encoding() for name, encoded in self._encoded.items()}
 
     def file_of(self, name: str) -> str:
         return super().file_of(name if name in self._file_of else f"{name}{_PACKED}")
@@ -101,9 +109,14 @@ class WeightsReader(SafetensorReader):
             elif quantization.kind == "fp8" and name.endswith(".weight"):
                 beside = (f"{name}_scale_inv", f"{name}_scale")
                 if scale := next((scale for scale in beside if scale in there), None):
-                    yield name, _Fp8Weight(raw, name, scale, quantization.block)
+                    yield name, _Fp8Weight(raw, name, scale, quantization)
                 elif super().dtype(name).itemsize == 1:
                     raise ValueError(f"{self.path}: {name} is quantised and has no {name}_scale_inv")
+            elif not name.endswith(_BESIDE) and super().dtype(name) in _CODES:
+                # Their scales would be left out, and the codes be taken for the weights.
+                raise ValueError(
+                    f"{self.path}: {name} is {super().dtype(name)}: quantised in a way that is not read"
+                )
 
 
 class _Raw:
@@ -116,6 +129,9 @@ class _Raw:
     def shape(self, name: str) -> tuple[int, ...]:
         return SafetensorReader.shape(self._reader, name)
 
+    def dtype(self, name: str) -> torch.dtype:
+        return SafetensorReader.dtype(self._reader, name)
+
     def read(self, name: str) -> torch.Tensor:
         return SafetensorReader.read(self._reader, name)
 
@@ -126,8 +142,8 @@ class _Raw:
 class _Fp8Weight:
     """One scale for the tensor, for each row, or for each block."""
 
-    def __init__(self, raw: _Raw, name: str, scale: str, block: tuple[int, int] | None) -> None:
-        self._raw, self._name, self._scale, self._block = raw, name, scale, block
+    def __init__(self, raw: _Raw, name: str, scale: str, quantization: Quantization) -> None:
+        self._raw, self._name, self._scale, self._quantization = raw, name, scale, quantization
 
     def shape(self) -> tuple[int, int]:
         """Raises ValueError if the weight is no matrix."""
@@ -138,27 +154,33 @@ class _Fp8Weight:
 
     def part(self, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
         codes = self._raw.part(self._name, rows, columns)
-        block, scale = self._scales()
+        block = self._block()
+        scale = self._raw.read(self._scale).view(fp8.scale_shape(self.shape(), block))
         touched = [_groups(span, size) for span, size in zip((rows, columns), block, strict=True)]
         part = scale[touched[0][0] : touched[0][1], touched[1][0] : touched[1][1]]
         return fp8.dequantize(codes, part, block, rows, columns)
 
-    def _scales(self) -> tuple[tuple[int, int], torch.Tensor]:
-        """What shares a scale, and the scales as a matrix.
+    def encoding(self) -> Encoding:
+        scale = self._raw.dtype(self._scale), self._raw.shape(self._scale)
+        power_of_two = self._quantization.power_of_two
+        return Fp8Encoding(self._name, self.shape(), self._block(), self._scale, scale, power_of_two)
+
+    def _block(self) -> tuple[int, int]:
+        """What shares a scale.
 
         Raises:
             ValueError: there are other numbers of scales than the weight needs.
         """
-        shape, scale = self.shape(), self._raw.read(self._scale)
-        unnamed = shape if scale.numel() == 1 else (1, shape[1])
-        block = self._block or unnamed
+        shape, scale = self.shape(), self._raw.shape(self._scale)
+        unnamed = shape if math.prod(scale) == 1 else (1, shape[1])
+        block = self._quantization.block or unnamed
         wanted = fp8.scale_shape(shape, block)
-        if scale.numel() != wanted[0] * wanted[1] or (scale.dim() == 2 and tuple(scale.shape) != wanted):
+        if math.prod(scale) != wanted[0] * wanted[1] or (len(scale) == 2 and scale != wanted):
             raise ValueError(
-                f"{self._raw.path}: {self._scale} is {list(scale.shape)}, wanted {list(wanted)} for "
+                f"{self._raw.path}: {self._scale} is {list(scale)}, wanted {list(wanted)} for "
                 f"{self._name} {list(shape)}"
             )
-        return block, scale.view(wanted)
+        return block
 
 
 class _Int4Weight:
@@ -190,6 +212,14 @@ class _Int4Weight:
         codes = codes[:, start : start + columns[1] - columns[0]]
         scale = self._raw.part(f"{self._name}_scale", rows, _groups(columns, group))
         return int4.dequantize(codes, scale, group, columns[0])
+
+    def encoding(self) -> Encoding:
+        """The shape is what the scales cover, so that no tensor has to be read."""
+        rows, words = self._raw.shape(f"{self._name}_packed")
+        groups = self._raw.shape(f"{self._name}_scale")[1]
+        shape = rows, groups * self._group if self._group else words * int4.PER_WORD
+        formats = [self._raw.dtype(f"{self._name}_{part}") for part in ("scale", "shape")]
+        return Int4Encoding(self._name, shape, self._group or shape[1], *formats)
 
 
 def _groups(span: tuple[int, int], size: int) -> tuple[int, int]:

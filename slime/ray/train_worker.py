@@ -141,7 +141,8 @@ class TrainWorker:
     def connect_rollout_engines(self, endpoints: list[EngineEndpoint]) -> None:
         """Prepares weight sync with these engines, in place of those before."""
         if self._update is None:
-            self._update = WeightUpdate(self._args, self.backend.hf_tensors())
+            served = self._args.synced_checkpoint
+            self._update = WeightUpdate(self._args, self.backend.hf_tensors(), served=served)
         self._update.connect(endpoints)
 
     def update_weights(self) -> tuple[int, int]:

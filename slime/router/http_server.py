@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 RawHeaders = list[tuple[bytes, bytes]]
 _PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
 _WITHOUT_BODY = (204, 304)
+PATIENCE_S = 60.0
+"""How long the head of a request may take, from connecting or the answer before; a body may pause as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Request:
     Attributes:
         target: path and query, as the client wrote them.
         keeps: whether the client wants the connection for another one.
+        knows_chunks: whether it can read a body in chunks, which HTTP/1.0 had not.
     """
 
     method: bytes
@@ -37,6 +40,7 @@ class Request:
     headers: RawHeaders
     body: bytes
     keeps: bool
+    knows_chunks: bool
 
     def header(self, name: bytes) -> bytes:
         """The first of this name, which is in lower case; empty without."""
@@ -69,6 +73,10 @@ class ClientConnection(asyncio.Protocol):
         self._chunked = self._held = False
         self._full: asyncio.Future[None] | None = None
         self._head_bytes = 0
+        self._in_body = False
+        self._fault = ""  # of what came after the requests that wait
+        self._since = self._loop.time()  # when this client was last waited for anew
+        self._watch: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
         self.status = 0
 
@@ -86,16 +94,20 @@ class ClientConnection(asyncio.Protocol):
         self.end()
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None:
-        """The head; the body follows, in chunks where its length is not known."""
-        self._chunked = length is None and status not in _WITHOUT_BODY and self.expects_body
+        """The head; the body follows, in chunks where its length is not known.
+
+        For a client that knows no chunks the end of the connection is the end of the body.
+        """
+        open_ended = length is None and status not in _WITHOUT_BODY and self.expects_body
+        self._chunked = open_ended and self._request.knows_chunks
         if self._chunked:
             headers = [*headers, (b"Transfer-Encoding", b"chunked")]
         self._begin(status, headers, length, b"")
 
     async def write(self, part: bytes) -> None:
         """Waits while the client is slower."""
-        if not self.expects_body:
-            return
+        if not part or not self.expects_body:
+            return  # a chunk without bytes would be the last one
         self._transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
         if self._full is not None:
             await self._full
@@ -130,22 +142,33 @@ class ClientConnection(asyncio.Protocol):
         # One whose machine is gone would be waited for without end.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._connections.add(self)
+        self._watch = self._loop.call_later(PATIENCE_S, self._look)
 
     def data_received(self, data: bytes) -> None:
+        if self._fault:
+            return
         self._head_bytes += len(data)
+        if self._in_body:
+            self._since = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return self._refuse("a change of protocol is not served")
+            self._waiting.pop()  # who asks for it
+            self._fault = "a change of protocol is not served"
         except httptools.HttpParserError as error:
-            return self._refuse(f"this is no HTTP/1.1: {error}")
-        if self._head_bytes > HEAD_BYTES:
-            return self._refuse(f"the head of the request has over {HEAD_BYTES} bytes")
+            self._fault = f"this is no HTTP/1.1: {error}"
+        else:
+            if self._head_bytes > HEAD_BYTES:
+                self._fault = f"the head of the request has over {HEAD_BYTES} bytes"
         self._go_on()
+        if self._fault and self.task is None:
+            self._refuse(400, self._fault)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
         self._waiting.clear()
+        if self._watch is not None:
+            self._watch.cancel()
         if self.task is not None:
             self.task.cancel()
 
@@ -166,12 +189,17 @@ class ClientConnection(asyncio.Protocol):
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # of a trailer, which must not pass for a header (RFC 9110, section 6.5.1)
         self._headers.append((name, value))
-        if name.lower() == b"expect" and value.lower() == b"100-continue" and self.task is None:
+        if name.lower() != b"expect" or value.lower() != b"100-continue" or self.task is not None:
+            return
+        if self._parser.get_http_version() == "1.1":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_headers_complete(self) -> None:
         self._head_bytes = -(2**62)  # what follows is the body
+        self._in_body, self._since = True, self._loop.time()
 
     def on_body(self, part: bytes) -> None:
         self._body.append(part)
@@ -179,9 +207,10 @@ class ClientConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         parser, body = self._parser, self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
-        keeps = parser.should_keep_alive() and parser.get_http_version() == "1.1"
-        self._waiting.append(Request(parser.get_method(), self._target, self._headers, whole, keeps))
-        self._head_bytes = 0
+        modern = parser.get_http_version() == "1.1"
+        keeps = modern and parser.should_keep_alive()
+        self._waiting.append(Request(parser.get_method(), self._target, self._headers, whole, keeps, modern))
+        self._head_bytes, self._in_body = 0, False
 
     # One request after the other.
 
@@ -202,15 +231,35 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
             else:
                 self.respond(500, [], b"")
-        self.task = None
-        if self._waiting and not self._transport.is_closing():
+        self.task, self._since = None, self._loop.time()
+        if self._transport.is_closing():
+            return
+        if self._waiting:
             self._go_on()
+        elif self._fault:
+            self._refuse(400, self._fault)
         elif self._held:
             self._held = False
             self._transport.resume_reading()
 
-    def _refuse(self, why: str) -> None:
-        if self.task is None:
-            head = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-            self._transport.write(head % len(why.encode()) + why.encode())
+    def _look(self) -> None:
+        """Ends the connection of a client that says nothing, or so slowly that it never comes to an end.
+
+        Many of these would take all the connections that this process may have ("slowloris").
+        """
+        now = self._loop.time()
+        if self.task is not None:
+            self._since = now  # it is the client who waits
+        left = self._since + PATIENCE_S - now
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._look)
+        elif self._head_bytes:
+            self._refuse(408, f"the request did not come within {PATIENCE_S:g} s")
+        else:
+            self._transport.close()
+
+    def _refuse(self, status: int, why: str) -> None:
+        body = why.encode()
+        head = b"HTTP/1.1 %d %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        self._transport.write(head % (status, _PHRASES[status], len(body)) + body)
         self._transport.close()

@@ -101,9 +101,23 @@ def _pack(
             count = _up_to(-(-sum(lengths) // cap), multiple, len(lengths))
             bins = get_seqlen_balanced_partitions(_flops(args, lengths), count, equal_size=False)
         else:
-            bins = first_fit_pack(lengths, cap)
+            bins = _fill(lengths, cap, multiple)
         bins = _to_multiple(bins, multiple, lengths)
     return [[members[i] for i in indices] for indices in bins]
+
+
+def _fill(lengths: Sequence[int], cap: int, multiple: int) -> list[list[int]]:
+    """As many bins as first-fit needs within the budget, and as the ranks need, filled alike.
+
+    First-fit's own bins are full but for the last, and one split in two makes two halves: some rank would
+    have up to twice another's tokens, and all wait for it. They are kept only where bins that are alike
+    would not stay within the budget.
+    """
+    bins = first_fit_pack(lengths, cap)
+    count = _up_to(len(bins), multiple, len(lengths))
+    alike = sorted(get_seqlen_balanced_partitions(lengths, count, equal_size=False))
+    fits = all(len(members) == 1 or sum(lengths[i] for i in members) <= cap for members in alike)
+    return alike if fits else bins
 
 
 def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -> list[list[int]]:

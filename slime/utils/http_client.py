@@ -50,7 +50,8 @@ class Target:
         parsed = httpx.URL(url)
         headers = {"Host": parsed.netloc.decode()}
         if parsed.userinfo:
-            headers["Authorization"] = f"Basic {base64.b64encode(parsed.userinfo).decode()}"
+            shown = f"{parsed.username}:{parsed.password}".encode()
+            headers["Authorization"] = f"Basic {base64.b64encode(shown).decode()}"
         return Target(Origin.of(url), parsed.raw_path.decode(), tuple(headers.items()))
 
 

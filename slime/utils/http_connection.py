@@ -81,7 +81,7 @@ class HttpConnection(asyncio.Protocol):
         Raises:
             ConnectionError: it broke off.
         """
-        self._resume()
+        self._transport.resume_reading()
         await self._until(_END)
         return self._taken()
 
@@ -92,7 +92,6 @@ class HttpConnection(asyncio.Protocol):
             if not self._parts:
                 return
             yield self._taken()
-            self._resume()
 
     def header(self, name: bytes) -> bytes | None:
         """The first of this name, which is in lower case."""
@@ -128,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if error is None and self._has_head and not self._framed:
+        if error is None and self._lost is None and self._has_head and not self._framed:
             self.complete = True  # the end of the connection is the end of the body
         broken = f"the connection was lost: {error}" if error else "the server disconnected"
         self._lose(error if isinstance(error, ConnectionError) else BrokenOff(broken))
@@ -140,7 +139,8 @@ class HttpConnection(asyncio.Protocol):
             raise ValueError("nothing was asked")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        if not self._has_head:  # a trailer must not pass for a header (RFC 9110, section 6.5.1)
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -164,8 +164,10 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _framed(self) -> bool:
         """Whether the answer says by itself where it ends."""
-        coding = self.header(b"transfer-encoding")
-        return b"chunked" in coding.lower() if coding else self.header(b"content-length") is not None
+        codings = [value.lower() for name, value in self.headers if name.lower() == b"transfer-encoding"]
+        return any(b"chunked" in coding for coding in codings) or (
+            not codings and self.header(b"content-length") is not None
+        )
 
     def _reached(self, goal: int) -> bool:
         if self.complete or goal is _END:
@@ -193,8 +195,7 @@ class HttpConnection(asyncio.Protocol):
         self._wake()
 
     def _taken(self) -> bytes:
+        """Who takes the last of an answer may not come again: reading goes on now, or never would."""
+        self._transport.resume_reading()  # nothing happens if it was not paused
         parts, self._parts, self._buffered = self._parts, [], 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _resume(self) -> None:
-        self._transport.resume_reading()  # nothing happens if it was not paused

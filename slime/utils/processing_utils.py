@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _MODALITIES = ("audio_kwargs", "images_kwargs", "videos_kwargs")
@@ -20,8 +20,14 @@ def load_tokenizer(
     Raises:
         ValueError: there is none, or it cannot be read.
     """
+    given = {"trust_remote_code": trust_remote_code, **kwargs}
     try:
-        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **kwargs)
+        try:
+            return AutoTokenizer.from_pretrained(name_or_path, **given)
+        except AttributeError:
+            # transformers makes no config of a model_type that it does not know, with YaRN; it looks there
+            # for no more than the kind of tokenizer.
+            return AutoTokenizer.from_pretrained(name_or_path, config=PreTrainedConfig(), **given)
     except OSError as error:
         raise ValueError(f"no tokenizer in {name_or_path!r}: {error}") from error
 

@@ -12,6 +12,8 @@ from slime.weight_sync.agreement import RankAgreement, wait_limit
 from slime.weight_sync.broadcast import BroadcastTransport
 from slime.weight_sync.clients import EngineClients
 from slime.weight_sync.handle import HandleTransport
+from slime.weight_sync.pairs import whole_pairs
+from slime.weight_sync.served_format import ServedFormat
 from slime.weight_sync.transport import Transport
 
 TRANSPORTS: dict[str, Callable[[WeightSyncView], Transport]] = {
@@ -33,12 +35,19 @@ class WeightUpdate:
 
     Args:
         transports: default those of `transport_names`.
+        served: the checkpoint directory that the engines were started with, in whose format they get the
+            weights; without one as they are.
     """
 
     def __init__(
-        self, args: WeightSyncView, weights: HfTensors, transports: Sequence[Transport] | None = None
+        self,
+        args: WeightSyncView,
+        weights: HfTensors,
+        transports: Sequence[Transport] | None = None,
+        served: str | None = None,
     ) -> None:
         self._args, self._weights = args, weights
+        self._format = ServedFormat(served)
         if transports is None:
             transports = [TRANSPORTS[name](args) for name in transport_names(args)]
         self._transports = list(transports)
@@ -107,13 +116,24 @@ class WeightUpdate:
         self._engines.each(lambda engine: engine.flush_cache())
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
-        self._engines.each(lambda engine: engine.begin_weight_update())
+        self._engines.each(self._begin)
+
+    def _begin(self, engine: EngineClient) -> None:
+        engine.begin_weight_update()
+        if self._format.needs_session and not engine.has_update_session:
+            raise RuntimeError(
+                f"engine {engine.endpoint.url}: has no /begin_weight_update, without which packed weights "
+                "cannot be replaced (wanted: SGLang 0.5.23, or a checkpoint of another format)"
+            )
 
     def _close(self) -> None:
         self._engines.each(lambda engine: engine.end_weight_update())
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("compare"))
         self._engines.each(lambda engine: engine.continue_generation())
+
+    def _buckets(self) -> Iterator[NamedTensors]:
+        return whole_pairs(self._weights.buckets(self._args.update_weight_buffer_size))
 
     def _send_all(self, version: str) -> int:
         """Bytes sent by this rank. Engines learn the version with the last bucket, when they are complete."""
@@ -123,11 +143,12 @@ class WeightUpdate:
         for transport in self._transports:
             transport.begin(version)
         sent, failure = 0, None
-        for bucket, is_last in _with_last(self._weights.buckets(self._args.update_weight_buffer_size)):
+        for bucket, is_last in _with_last(self._buckets()):
             # After a failure go on gathering: the peers of this rank would wait for it otherwise.
-            if failure is None:
+            if failure is None and dist.get_rank() in sources:
                 try:
-                    sent += sum(transport.send(bucket, is_last) for transport in self._transports)
+                    stored = self._format.encode(bucket)
+                    sent += sum(transport.send(stored, is_last) for transport in self._transports)
                 except Exception as error:
                     failure = error
         if failure is not None:

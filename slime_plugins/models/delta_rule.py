@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout
+from slime.training.packed_layout import PackedLayout
 
 try:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule

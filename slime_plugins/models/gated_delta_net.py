@@ -19,8 +19,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint, sharded_state_dict_default
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout
 from slime.models.linear_attention import DeltaNetSizes
+from slime.training.packed_layout import PackedLayout
 from slime_plugins.models.delta_rule import gated_delta_rule
 
 

@@ -15,10 +15,14 @@ from tools.make_tiny_model import make_config, make_tokenizer
 
 
 def write_empty_weights(path: Path) -> None:
-    """A safetensors file with every tensor of the directory's config.json, none with a value in it."""
+    """A safetensors file with every tensor of the directory's config.json, none with a value in it.
+
+    Layers for further tokens are among them, as many as it says.
+    """
     shape = shape_from_hf_config(path)
     args = Namespace(**shape, padded_vocab_size=shape["vocab_size"])
-    names = family_of(shape["model_type"]).weights.hf_names(args)
+    further = json.loads((path / "config.json").read_text()).get("num_nextn_predict_layers", 0)
+    names = family_of(shape["model_type"]).weights.hf_names(args, further)
     save_file({name: torch.empty(0) for name in names}, path / "model.safetensors")
 
 

@@ -31,10 +31,20 @@ _ELSEWHERE = {
     "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen3.5-27B": "qwen3_5",
     "Qwen3.5-35B-A3B": "qwen3_5_moe",
-    "GLM-5": "glm_moe_dsa",
-    "GLM-5.2": "glm_moe_dsa",
 }
-_QUANTISED = ("DeepSeek-R1", "Kimi-K2-Instruct", "Kimi-K2-Thinking")
+_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+_GROUPS = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+    },
+}
+# How the weights of directories are quantised, by what their names end with.
+_QUANTISED = {
+    **dict.fromkeys(("DeepSeek-R1", "Kimi-K2-Instruct", "-FP8"), _BLOCKS),
+    **dict.fromkeys(("Kimi-K2-Thinking", "-INT4"), _GROUPS),
+}
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -96,8 +106,9 @@ def config_of(name: str, words: list[str]) -> dict[str, Any]:
         return {"model_type": _ELSEWHERE[directory]}
     model = model_of(name)
     config = CONFIGS[model] if model else _spelt_out(words)
-    if directory in _QUANTISED or directory.endswith(("-FP8", "-INT4")):
-        config = config | {"quantization_config": {"quant_method": "fp8"}}
+    for end, described in _QUANTISED.items():
+        if directory.endswith(end):
+            config = config | {"quantization_config": described}
     return config
 
 
@@ -138,7 +149,7 @@ def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) 
         if file.name not in ("config.json", "model.safetensors"):
             (path / file.name).write_bytes(file.read_bytes())
     (path / "config.json").write_text(json.dumps(config))
-    if "num_hidden_layers" in config and "quantization_config" not in config:
+    if "num_hidden_layers" in config:
         shared = weights / f"{model_of(name) or name}.safetensors"
         if not shared.exists():
             write_empty_weights(path)

@@ -11,11 +11,9 @@ from tools.make_tiny_model import make_config, make_tokenizer
 REFUSED = {
     "tensor_model_parallel_size": 2,
     "pipeline_model_parallel_size": 2,
-    "fp16": True,
-    "context_parallel_size": 2,
     "decoupled_lr": 0.0,
     "apply_wd_to_qk_layernorm": True,
-    "no_decoupled_weight_decay": True,
+    "enable_mtp_training": True,
     "custom_model_provider_path": "tests.arguments.test_fsdp.anything",
     "custom_megatron_init_path": "tests.arguments.test_fsdp.anything",
     "custom_megatron_before_train_step_hook_path": "tests.arguments.test_fsdp.anything",
@@ -108,9 +106,21 @@ def test_what_megatron_lms_converter_wrote_is_refused(words, refusal, tmp_path, 
     assert "its format is torch_dist (wanted: " in refusal(words(train_backend="fsdp", **changes))
 
 
-def test_a_critic_is_refused(words, refusal):
-    message = refusal(words(train_backend="fsdp", advantage_estimator="ppo"))
-    assert message.startswith("--advantage-estimator ppo: not supported with --train-backend fsdp")
+def test_a_critic_float16_and_other_optimizers_are_taken(words, notes):
+    for flags in (
+        {"advantage_estimator": "ppo"},
+        {"fp16": True, "initial_loss_scale": 1024.0, "hysteresis": 1},
+        {"optimizer": "sgd", "sgd_momentum": 0.5},
+        {"no_decoupled_weight_decay": True},
+    ):
+        assert notes(words(train_backend="fsdp", **flags)) == [], flags
+
+
+def test_context_parallelism_needs_packed_rows(words, refusal, notes):
+    flags = dict(train_backend="fsdp", context_parallel_size=2, actor_num_gpus_per_node=2, rollout_num_gpus=2)
+    assert notes(words(**flags)) == []
+    message = refusal(words(**flags, attn_implementation="sdpa"))
+    assert "splits packed rows, which --attn-implementation sdpa does not have" in message
 
 
 def test_an_architecture_without_a_family_trains_where_no_embedded_engine_serves_it(

@@ -72,6 +72,14 @@ def test_experts_with_biases_are_not_split(biased, words, refusal):
     assert message.startswith("--disable-bias-linear: config.json of --hf-checkpoint describes a model with")
 
 
+def test_shared_experts_are_split_as_attention_is(tmp_path, words, refusal, capsys):
+    tiny_family("qwen2_moe", tmp_path, vocab_size=512, shared_expert_intermediate_size=41)
+    make_tokenizer().save_pretrained(tmp_path)
+    capsys.readouterr()
+    message = refusal(words(actor_num_gpus_per_node=2, hf_checkpoint=tmp_path, **TP2))
+    assert message.startswith("--tensor-model-parallel-size 2 does not divide the width 41 of shared")
+
+
 def test_kernels_that_are_not_there_are_a_note(words, experts, notes):
     told = notes(words(hf_checkpoint=experts, moe_grouped_gemm=True, moe_permute_fusion=True))
     assert [line.split(":")[0] for line in told] == ["--moe-grouped-gemm", "--moe-permute-fusion"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slime.arguments import validated_args
-from slime.arguments.fleet_checks import bad_models, quantized_models
+from slime.arguments.fleet_checks import bad_models
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 
 POLICY = {"name": "policy", "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
@@ -302,22 +302,3 @@ def test_an_epoch_that_fills_no_rollout_is_refused(words, refusal) -> None:
         "(wanted: --num-rollout, or more)"
     )
     assert validated_args(words(num_rollout=None, num_epoch=3)).num_epoch == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "refused"),
-    [
-        ({"rollout_engine": "sglang"}, True),
-        ({"rollout_engine": "sglang", "debug_rollout_only": True}, False),
-        ({"rollout_engine": "embedded"}, False),
-    ],
-)
-def test_sglang_cannot_take_weights_in_the_place_of_quantised_ones(altered_checkpoint, flags, refused):
-    path = altered_checkpoint(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    updated = Namespace(model_path=str(path), update_weights=True)
-    frozen = Namespace(model_path=str(path), update_weights=False)
-    args = {"hf_checkpoint": str(path), "debug_rollout_only": False, "served_models": [updated], **flags}
-    messages = list(quantized_models(Namespace(**args)))
-    assert len(messages) == refused
-    assert not list(quantized_models(Namespace(**{**args, "served_models": [frozen]})))
-    assert all(f"{path}: SGLang serves its quantised weights" in message for message in messages)

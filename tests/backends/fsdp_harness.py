@@ -16,6 +16,7 @@ _FLAGS = dict(
     trust_remote_code=False,
     only_train_params_name_list=None,
     freeze_params_name_list=None,
+    freeze_indexer=False,
 )
 
 

@@ -52,6 +52,7 @@ def checked_args(directory: Path, world_size: int = 1, **flags: Any) -> Namespac
         **{"rollout_batch_size": 8, "global_batch_size": 8, "loss_type": "sft_loss"},
         **{"rollout_function_path": "tests.check.harness.no_samples"},
         **{"actor_num_gpus_per_node": world_size, "make_vocab_size_divisible_by": 1},
+        "freeze_indexer": "index_topk" in json.loads((directory / "config.json").read_text()),
         **flags,
     }
     words: list[str] = []
@@ -154,10 +155,12 @@ def activations_of_trainers(rank: int, runs: list[Namespace], lengths: list[int]
 
 def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
     from megatron.core.transformer.module import Float16Module
-    from megatron.core.utils import get_model_config
+    from megatron.core.utils import get_model_config, unwrap_model
 
     from slime.backends.megatron_utils.data import _packed_seq_params
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.backends.megatron_utils.mtp_step import layers_of
+    from slime.training.parallel import ParallelContext
     from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
     (model,) = get_model(args)
@@ -173,6 +176,23 @@ def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
             packed_seq_params=_packed_seq_params(lengths, tokens.device),
         )
         log_probs, _ = vocab_parallel_log_prob_entropy(logits[0], tokens[0], None, entropy_gradient=False)
+        loss = log_probs.sum()
+        if (layers := layers_of(model)) is not None:
+            batch = _micro_batch(tokens[0], lengths)
+            loss = loss + layers.losses(unwrap_model(model), batch, ParallelContext()).sum()
         kept = saved.now
-        log_probs.sum().backward()
+        loss.backward()
     return {"kept": kept, "most": saved.most, "logits": logits.nbytes, "left": saved.now}
+
+
+def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
+    """Samples of these lengths, every token but the first one of each being trained."""
+    from slime.backends.megatron_utils.data import _packed_seq_params
+
+    return {
+        "unconcat_tokens": list(tokens.split(lengths)),
+        "loss_masks": [torch.ones(length - 1, dtype=torch.int) for length in lengths],
+        "segment_lengths": lengths,
+        "padding_mask": torch.zeros(1, len(tokens), dtype=torch.bool),
+        "packed_seq_params": _packed_seq_params(lengths, tokens.device),
+    }

@@ -19,21 +19,25 @@ from tests.megatron_harness import run_ranks
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP2 = PP2 | {"num_virtual_stages_per_pipeline_rank": 2}
+MTP = {"enable_mtp_training": True, "mtp_num_layers": 1}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
-EXPERTS = ("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3", "qwen3_next")
+EXPERTS = (
+    *("qwen3_moe", "qwen2_moe", "glm4_moe", "mixtral", "minimax_m2", "deepseek_v3", "deepseek_v32"),
+    "qwen3_next",
+)
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)]
 PP2_CASES = [
-    *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight")],
+    *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight", "glm_moe_dsa-shared")],
     *[("qwen3", PP2 | UNEVEN), ("glm4_moe", PP2 | COUNTED)],
 ]
 LAYOUTS = {
     "TP 2": TP2_CASES,
     "TP 2, ETP 1": [("gpt_oss", TP2)],
     "PP 2": PP2_CASES,
-    "PP 2 + VPP 2": [("qwen3", VPP2), ("glm4_moe", VPP2)],
-    "EP 2": [(name, EP2) for name in (*EXPERTS, "gpt_oss")] + [("llama", {})],
+    "PP 2 + VPP 2": [("qwen3", VPP2), ("glm4_moe", VPP2), ("glm4_moe", VPP2 | MTP)],
+    "EP 2": [(name, EP2) for name in (*EXPERTS, "gpt_oss")] + [("llama", {}), ("deepseek_v3", EP2 | MTP)],
 }
 OPTIMIZERS = [
     {"optimizer": "sgd"},
@@ -52,9 +56,10 @@ CPU = Kernels(
     pads_values=False,
 )
 FULL = {"recompute_granularity": "full"}
+FULL_OF_ONE = FULL | {"recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTIVE = {"recompute_granularity": "selective"}
 RECOMPUTATIONS = [
-    FULL | {"recompute_method": "uniform", "recompute_num_layers": 1},
+    FULL_OF_ONE,
     FULL | {"recompute_method": "uniform", "recompute_num_layers": 2},
     FULL | {"recompute_method": "block", "recompute_num_layers": 2},
     SELECTIVE,
@@ -63,9 +68,12 @@ RECOMPUTATIONS = [
 ]
 NOT_ESTIMATED = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "for gated delta nets"),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa-shared"), "for sparse attention"),
     "gpt_oss": "for attention with sinks",
 }
 ACTIVATIONS = [
+    *[("mimo", {"fp32": fp32, **MTP, "mtp_num_layers": 2}) for fp32 in (True, False)],
+    *[(name, MTP | flags) for name in ("mimo", "glm4_moe") for flags in (FULL_OF_ONE, SELECTIVE)],
     *[(name, {"fp32": fp32}) for name in NAMES if name not in NOT_ESTIMATED for fp32 in (True, False)],
     *[(name, flags) for name in ("qwen3", "glm4_moe", "moonlight") for flags in RECOMPUTATIONS],
 ]
@@ -112,6 +120,7 @@ def test_families_whose_activations_are_not_estimated_are_named(name, args_of):
 def test_states_of_every_family_are_counted_to_the_byte(args_of):
     runs = [args_of(name, 1, {"fp32": number % 2 == 0}) for number, name in enumerate(NAMES)]
     runs += [args_of("qwen3", 1, flags) for flags in OPTIMIZERS]
+    runs += [args_of(name, 1, MTP) for name in ("mimo", "deepseek_v3", "glm4_moe", "qwen3_next")]
     (found,) = run_ranks(states_of_trainers, 1, runs)
     assert [_estimated(args) for args in runs] == found
 

@@ -150,14 +150,19 @@ def test_fsdp_shards_everything(checked):
 def test_fsdp_counts_models_without_a_family(tmp_path, words):
     from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    line = words("qwen3-4B", "--train-backend", "fsdp")
+    ppo = ("--advantage-estimator", "ppo", "--n-samples-per-prompt", "1", "--optimizer", "sgd")
+    line = words("qwen3-4B", "--train-backend", "fsdp", *ppo)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
     config = Olmo2Config(**sizes, num_attention_heads=4, max_position_embeddings=8192, pad_token_id=None)
     config.save_pretrained(tmp_path)
-    (role,) = report(validated_args(line)).roles
-    assert sum(role.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
-    assert role.whole["embedding"] == 64 * 32
-    assert role.stages[0].activations is None
+    actor, critic = report(validated_args(line)).roles
+    assert sum(actor.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
+    assert actor.whole["embedding"] == 64 * 32
+    assert actor.stages[0].activations is None
+    # The head of a critic has 32 weights and a bias in the place of a vocabulary.
+    assert sum(critic.whole.values()) == sum(actor.whole.values()) - 64 * 32 + 33
+    # SGD keeps one momentum of each weight.
+    assert actor.stages[0].states.optimizer == actor.stages[0].states.weights
 
 
 def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, capsys):
@@ -170,6 +175,78 @@ def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, ca
     assert halved.token == engine.token / 2
     with pytest.raises(UsageError, match="--slang-x: unknown flag"):
         checked("qwen3-4B", "--slang-x", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ["--sglang-mem-fraction-static", "much"],
+            "-static much: wanted a number above 0, below 1",
+        ),
+        (
+            ["--sglang-mem-fraction-static", "NaN"],
+            "-static nan: wanted a number above 0",
+        ),
+        (["--sglang-mem-fraction-static=1.5"], "--sglang-mem-fraction-static 1.5: wanted a number above 0"),
+        (["--sglang-mem-fraction-static"], "--sglang-mem-fraction-static True: wanted a number above 0"),
+        (["--sglang-pp-size", "0"], "--sglang-pp-size 0: wanted a number of stages"),
+        (
+            ["--sglang-pipeline-parallel-size", "x"],
+            "-parallel-size x: wanted a number of stages",
+        ),
+    ],
+)
+def test_what_the_memory_of_engines_follows_from_is_looked_at(flags, said, checked):
+    with pytest.raises(UsageError, match=said):
+        checked("qwen3-4B", *flags)
+
+
+def test_so_is_what_a_file_says_of_engines(tmp_path, checked):
+    fleet = tmp_path / "fleet.yaml"
+    groups = [{"worker_type": "regular", "num_gpus": 8, "overrides": {"mem_fraction_static": "much"}}]
+    fleet.write_text(json.dumps({"sglang": [{"name": "default", "server_groups": groups}]}))
+    said = "model default: group 1: overrides: mem_fraction_static is 'much' .wanted a number above 0"
+    with pytest.raises(UsageError, match=said):
+        checked("qwen3-4B", "--sglang-config", str(fleet))
+
+
+def test_stages_of_an_engine_share_layers(checked):
+    size = ("--rollout-num-gpus-per-engine", "8")
+    (whole,) = report(checked("qwen3-4B", *size)).engines
+    (staged,) = report(checked("qwen3-4B", *size, "--sglang-pipeline-parallel-size", "2")).engines
+    # 8 heads of keys and values over 4 GPUs rather than 8, and half of the layers.
+    assert staged.token == whole.token and staged.weights == whole.weights
+    assert checked("qwen3-4B", *size, "--sglang-pp-size", "2").sglang_tp_size == 4
+
+
+def test_delta_nets_keep_no_tokens(checked):
+    (engine,) = report(checked("qwen3-next-80B-A3B", "--rollout-num-gpus-per-engine", "8")).engines
+    # 12 of 48 layers have attention: of keys and values one head of 256 features on each GPU.
+    assert engine.token == 12 * 2 * 256 * 2
+
+
+# Gigabytes of the files that are published.
+QUANTISED = {
+    "qwen3-30B-A3B": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 31.2),
+    "kimi-k2-thinking": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}
+            },
+        },
+        594,
+    ),
+}
+
+
+@pytest.mark.parametrize("model", QUANTISED)
+def test_quantised_engines_need_what_published_files_have(model, checked, monkeypatch):
+    described, size = QUANTISED[model]
+    monkeypatch.setitem(CONFIGS, model, CONFIGS[model] | {"quantization_config": described})
+    (engine,) = report(checked(model, "--rollout-num-gpus-per-engine", "8")).engines
+    assert engine.weights * 8 / 1e9 == pytest.approx(size, rel=0.03)
 
 
 def test_data_that_is_missing_is_an_error_behind_the_page(tmp_path, words, capsys):

@@ -1,9 +1,13 @@
 """The loop on every layout, with every process real."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.conftest import ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -21,15 +25,18 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--context-parallel-size", 2),
     ],
-    "disaggregated PP 2, two engines": [
+    "disaggregated PP 2 with virtual stages, two engines": [
         *("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2, "--rollout-num-gpus", 2),
+        *("--num-virtual-stages-per-pipeline-rank", 2),
     ],
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
+def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model, tmp_path) -> None:
     extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
+    if "--num-virtual-stages-per-pipeline-rank" in LAYOUTS[layout]:
+        extra = ["--hf-checkpoint", _deeper_model(tmp_path), "--save", tmp_path / "save"]
     checks = [
         "--ci-test",
         "--check-weight-update-equal",
@@ -45,6 +52,14 @@ def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, mo
         assert 0 < step["train/grad_norm"] < math.inf
     assert _ages(run) == [(0, 0), (0, 0)]
     run.expect_no_processes()
+
+
+def _deeper_model(directory: Path) -> Path:
+    """A layer for each of four stages."""
+    path = directory / "deeper"
+    make = ["tools/make_tiny_model.py", "--output", str(path), "--hidden-size", "64", "--num-layers", "4"]
+    subprocess.run([sys.executable, *make], cwd=ROOT, check=True)
+    return path
 
 
 def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:

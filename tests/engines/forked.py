@@ -17,14 +17,21 @@ STOPPED_LIMIT = 0.3  # seconds, of a run 15
 class ForkedEngine:
     """One engine process; its handle for the fleet, as ``SpawnedEngine`` is."""
 
-    def __init__(self, rank: int, model_path: str, log: Path) -> None:
+    def __init__(self, rank: int, model_path: str, log: Path, *more: str) -> None:
         self.rank, port = rank, free_port()
         self.endpoint = EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, None)
         self.client = EngineClient(self.endpoint)
-        flags = ["--model-path", model_path, "--port", str(port), "--dtype", "float32"]
+        flags = ["--model-path", model_path, "--port", str(port), "--dtype", "float32", *more]
         self.process = forking().Process(target=_serve, args=(flags, str(log)), daemon=True)
         self.process.start()
         self._clock, self._lock = StopClock(), threading.Lock()
+
+    def wait_ready(self) -> None:
+        """Returns when it serves."""
+        pause = threading.Event()
+        while not self.client.serves():
+            assert self.process.exitcode is None, f"engine {self.rank} ended"
+            pause.wait(0.05)
 
     def failure_reason(self) -> str | None:
         with self._lock:

@@ -26,6 +26,21 @@ _DEEPSEEK_V2 = _DEEPSEEK | {
     **{"topk_method": "group_limited_greedy", "num_nextn_predict_layers": 0},
     "rope_scaling": _DEEPSEEK["rope_scaling"] | {"mscale": 0.707, "mscale_all_dim": 0.707},
 }
+_DEEPSEEK_V32 = _DEEPSEEK | {
+    **{"model_type": "deepseek_v32", "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+}
+_GLM5 = {
+    **{"model_type": "glm_moe_dsa", "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288},
+    **{"num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 154880, "rms_norm_eps": 1e-5},
+    **{"max_position_embeddings": 202752, "tie_word_embeddings": False, "attention_bias": False},
+    **{"rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "rope_interleave": True},
+    **{"q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64},
+    **{"v_head_dim": 256, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1},
+    **{"routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid"},
+    **{"topk_method": "noaux_tc", "moe_layer_freq": 1, "num_nextn_predict_layers": 1},
+    **{"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "indexer_rope_interleave": True},
+}
 _KIMI = _DEEPSEEK | {
     **{"model_type": "kimi_k2", "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840},
     **{"rope_theta": 50000.0, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1},
@@ -88,6 +103,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek-v3": _DEEPSEEK,
     "deepseek-v3-20layer": _DEEPSEEK | {"num_hidden_layers": 20},
     "deepseek-v3-5layer": _DEEPSEEK | {"num_hidden_layers": 5},
+    "deepseek-v3.2": _DEEPSEEK_V32,
+    "glm5-744B-A40B": _GLM5,
+    "glm5.2-744B-A40B": _GLM5,
     "deepseek-v2": _DEEPSEEK_V2,
     "deepseek-v2-lite": _DEEPSEEK_V2
     | {

@@ -36,6 +36,34 @@ def shape_of(model, **changes):
         ("deepseek-v2", {}, "moe_router_group_topk", 3),
         ("deepseek-v2", {"topk_method": "greedy"}, "moe_router_num_groups", 1),
         ("deepseek-v2", {"first_k_dense_replace": None}, "moe_layer_freq", (1,) * 60),
+        ("deepseek-v3.2", {}, "dsa_indexer_n_heads", 64),
+        ("deepseek-v3.2", {"index_n_heads": None}, "dsa_indexer_n_heads", 64),
+        ("deepseek-v3.2", {}, "dsa_indexer_interleaved", False),
+        ("deepseek-v3.2", {"index_topk_freq": 2}, "dsa_indexer_freq", (1,) * 61),
+        ("glm5-744B-A40B", {}, "dsa_indexer_interleaved", True),
+        ("glm5-744B-A40B", {"index_n_heads": None}, "dsa_indexer_n_heads", 32),
+        ("glm5-744B-A40B", {}, "dsa_indexer_freq", (1,) * 78),
+        ("glm5-744B-A40B", {}, "moe_layer_freq", (0,) * 3 + (1,) * 75),
+        ("glm5-744B-A40B", {"index_topk_freq": 4}, "dsa_indexer_freq", (1, 1, *(0, 0, 0, 1) * 19)),
+        (
+            "glm5-744B-A40B",
+            {"index_topk_freq": 2, "index_skip_topk_offset": 3},
+            "dsa_indexer_freq",
+            (1, 1, 1, *(0, 1) * 37, 0),
+        ),
+        (
+            "glm5-744B-A40B",
+            {"index_topk_pattern": "FS" * 39, "index_topk_freq": 4},
+            "dsa_indexer_freq",
+            (1, 0) * 39,
+        ),
+        (
+            "glm5-744B-A40B",
+            {"indexer_types": ["full"] + ["shared"] * 77, "index_topk_pattern": "FS" * 39},
+            "dsa_indexer_freq",
+            (1,) + (0,) * 77,
+        ),
+        ("llama3.1-8B-Instruct", {}, "dsa_indexer_freq", None),
         ("minimax-m2", {}, "rotary_percent", 0.5),
         ("minimax-m2", {"rotary_dim": None}, "rotary_percent", 1.0),
         ("qwen1.5-MoE-A2.7B", {}, "moe_router_pre_softmax", True),
@@ -43,6 +71,8 @@ def shape_of(model, **changes):
         ("gpt-oss-20b", {}, "attention_windows", (128, None) * 12),
         ("gpt-oss-20b", {"layer_types": None}, "attention_windows", (128, None) * 12),
         ("gpt-oss-20b", {}, "softmax_type", "learnable"),
+        ("gpt-oss-20b", {"rope_scaling": None}, "rope", shape_of("gpt-oss-20b")["rope"]),
+        ("gpt-oss-20b", {"rope_scaling": {"rope_type": "default"}}, "rope_type", "rope"),
         ("gpt-oss-20b", {"swiglu_limit": 5}, "activation_func_clamp_value", 5.0),
         ("qwen3-next-80B-A3B", {}, "linear_attention_freq", (1, 1, 1, 0) * 12),
         ("qwen3-next-80B-A3B", {"norm_topk_prob": None}, "moe_router_pre_softmax", True),
@@ -78,6 +108,21 @@ def test_variants(model, change, field, value):
         ("deepseek-v3", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
         ("deepseek-v3", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1 .wanted: 2 or more"),
         ("deepseek-v3", {"attention_bias": True}, "attention_bias True"),
+        ("deepseek-v3.2", {"q_lora_rank": None}, "q_lora_rank: missing"),
+        ("deepseek-v3.2", {"indexer_rope_interleave": True}, "indexer_rope_interleave True"),
+        (
+            "deepseek-v3.2",
+            {"index_head_dim": 32},
+            "index_head_dim is 32 .wanted: at least qk_rope_head_dim 64",
+        ),
+        (
+            "glm5-744B-A40B",
+            {"indexer_types": ["full"]},
+            "indexer_types is .* .wanted: full or shared for each",
+        ),
+        ("glm5-744B-A40B", {"index_topk_pattern": "FX" * 39}, "index_topk_pattern is"),
+        ("glm5-744B-A40B", {"index_topk_pattern": "S" * 78}, "index_topk_pattern is .* for the first layer"),
+        ("glm5-744B-A40B", {"index_skip_topk_offset": -1}, "index_skip_topk_offset is -1"),
         ("glm4.7-30B-A3B", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
@@ -141,6 +186,24 @@ def test_flops_of_latent_attention_and_shared_experts_counted_by_hand():
     linear = 2 * (2 * attention + mlp + 4 * 10)
     # Per layer, 2 heads, 3 causal pairs of 2 tokens: scores of width 7 and sums of width 6.
     assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * (7 + 6) * 3
+
+
+def test_flops_of_sparse_attention_counted_by_hand():
+    from argparse import Namespace
+
+    args = Namespace(model_type="glm_moe_dsa", num_layers=2, hidden_size=4, ffn_hidden_size=6)
+    vars(args).update(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2)
+    vars(args).update(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7)
+    vars(args).update(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6)
+    vars(args).update(dsa_indexer_n_heads=3, dsa_indexer_head_dim=8, dsa_indexer_topk=2)
+    vars(args).update(dsa_indexer_freq=(1, 0))
+    # Latent vectors and experts as above; an indexer's queries, keys and weights.
+    dense = calculate_fwd_flops([4], Namespace(**{**vars(args), "model_type": "deepseek_v3"}))
+    projections, scores = 2 * 4 * (3 * 24 + 4 * 8 + 4 * 3), 2 * 10 * (24 + 3)
+    # Of 10 causal pairs of 4 tokens 7 are read: 1, 2, 2 and 2.
+    skipped = 2 * 2 * 2 * (7 + 6) * 3
+    assert calculate_fwd_flops([4], args) == dense - skipped + projections + scores
+    assert calculate_fwd_flops([4, 4], args) == 2 * calculate_fwd_flops([4], args)
 
 
 def test_flops_of_delta_nets_and_gated_attention_counted_by_hand():

@@ -1,8 +1,12 @@
 """Writing a safetensors file tensor by tensor, and reading rows of it."""
 
+import resource
+
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime.models import safetensors_file
 from slime.models.safetensors_file import SafetensorFile
 from slime.models.stored_rows import StoredRows
 
@@ -29,3 +33,30 @@ def test_an_empty_tensor_is_written(tmp_path):
         file.write("one", torch.ones((), dtype=torch.bfloat16))
     found = load_file(path)
     assert found["none"].shape == (0, 4) and found["one"].item() == 1
+
+
+@pytest.mark.parametrize("dtype", sorted(safetensors_file._NAMES, key=str))
+def test_every_format_is_read_as_it_was_written(tmp_path, dtype):
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    with SafetensorFile(tmp_path / "model.safetensors", {"one": (dtype, (2, 3))}) as file:
+        file.write("one", tensor)
+    found = load_file(tmp_path / "model.safetensors")["one"]
+    assert found.dtype == dtype and found.view(torch.uint8).equal(tensor.view(torch.uint8))
+
+
+def test_a_format_that_is_not_written_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"model.safetensors: one is torch.complex128, which is not written"):
+        SafetensorFile(tmp_path / "model.safetensors", {"one": (torch.complex128, (2,))})
+
+
+@pytest.mark.parametrize("room", [10, 1000])
+def test_a_disk_without_room_is_told_by_the_name_of_the_file(tmp_path, room):
+    """Not even a header is written in part and taken for whole."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "model.safetensors"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{path}'"):
+            SafetensorFile(path, {"one": (torch.float32, (1000,))})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -75,6 +75,9 @@ def test_fields_carry_megatron_names(tmp_path):
         "glu_linear_offset": 0.0,
         "activation_func_clamp_value": None,
         "quick_geglu": False,
+        **dict.fromkeys(
+            f"dsa_indexer_{part}" for part in ("n_heads", "head_dim", "topk", "freq", "interleaved")
+        ),
         "linear_attention_freq": None,
         **dict.fromkeys(f"linear_{part}" for part in ("conv_kernel_dim", "key_head_dim", "value_head_dim")),
         **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads")),

@@ -153,6 +153,22 @@ def test_scales_that_do_not_fit_are_named(tmp_path, tensors, quantization, said)
 
 
 @pytest.mark.parametrize(
+    ("name", "codes", "quantization"),
+    [
+        ("a.gate_up_proj", float8(2, 4, 4), BLOCKS),  # of all experts of a layer
+        ("a.bias", float8(4), BLOCKS),
+        ("a.weight", torch.zeros(4, 16, dtype=torch.int8), compressed(INTEGERS)),  # one to a byte
+    ],
+)
+def test_codes_are_never_taken_for_weights(tmp_path, name, codes, quantization):
+    scales = {"a.weight_scale": torch.ones(4, 2), "a.gate_up_proj_scale_inv": torch.ones(2, 1, 1)}
+    path = checkpoint(tmp_path, {name: codes, **scales}, quantization)
+    said = rf"{name} is torch\.\w+: quantised in a way that is not read"
+    with pytest.raises(ValueError, match=said), WeightsReader(path):
+        pass
+
+
+@pytest.mark.parametrize(
     ("quantization", "said"),
     [
         (

@@ -41,5 +41,6 @@ GAPS = {
     "slime.ray.rollout:ServerGroup": _OWN_WAY + "slime.ray.engine_group has groups of engines",
     "slime.ray.rollout_validation:*": _OWN_WAY + "slime.ray.placement_group checks its slots",
     "slime.rollout.sglang_rollout:GenerateState.dp_rank_context": _OWN_WAY + "engines balance their ranks",
-    "slime_plugins.models.*:*": _LATER + "the families GLM-5 and Qwen3.5-VL",
+    "slime_plugins.models.glm5.glm5:*": _OWN_WAY + "slime_plugins.models.sparse_attention has its layers",
+    "slime_plugins.models.qwen3_5_vl*:*": _LATER + "the family Qwen3.5-VL",
 }

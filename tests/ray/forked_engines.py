@@ -3,7 +3,6 @@
 They take the place of those that Ray's actors keep; router, fleet, watch and manager are those of a run.
 """
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,8 @@ class ForkedEngines:
         return self.launched[-1]
 
     def wait_ready(self, handles: Sequence[ForkedEngine], timeout: float) -> list[EngineEndpoint]:
-        pause = threading.Event()
         for handle in handles:
-            while not handle.client.serves():
-                assert handle.process.exitcode is None, f"engine {handle.rank} ended"
-                pause.wait(0.05)
+            handle.wait_ready()
         return [handle.endpoint for handle in handles]
 
 

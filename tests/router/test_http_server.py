@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slime.router.http_server import ClientConnection, Request
+from slime.router import http_server
+from slime.router.http_server import PATIENCE_S, ClientConnection, Request
 from slime.utils.http_connection import HEAD_BYTES
 from tests.utils.wire import Wire
 
@@ -34,7 +35,7 @@ class Echo:
             )
             return
         client.begin(200, [], None)
-        for part in (b"ab", b"c"):
+        for part in (b"ab", b"", b"c"):  # what is empty is not the end
             await client.write(part)
         client.end()
 
@@ -109,12 +110,34 @@ async def test_an_old_client_gets_one_answer(echo) -> None:
     assert b"Connection: close" in answer and answer.endswith(b"GET / ")
 
 
+async def test_an_old_client_gets_nothing_that_it_does_not_know(echo) -> None:
+    _, port = echo
+    head = b"POST /stream HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"
+    answer = await exchanged(port, head, b"x")
+    assert answer == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc"
+
+
+async def test_what_follows_a_body_is_no_header(echo) -> None:
+    """Else a client could bring headers past whoever looks at those before the body."""
+    server, port = echo
+    head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+    body = b"\r\n1\r\nx\r\n0\r\nAuthorization: Bearer key\r\nX: y\r\n\r\n"
+    await exchanged(port, head + body + b"GET / HTTP/1.1\r\n" + LAST)
+    names = [[name for name, _ in request.headers] for request in server.seen]
+    assert names == [[b"Transfer-Encoding"], [b"Connection"]]
+
+
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
         (b"hello\r\n\r\n", b"no HTTP/1.1"),
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"no HTTP/1.1"),
         (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"change of protocol"),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"change of protocol"),
+        (
+            b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\nx",
+            b"change of protocol",
+        ),
         (b"GET / HTTP/1.1\r\nX: " + b"y" * HEAD_BYTES, b"over %d bytes" % HEAD_BYTES),
     ],
 )
@@ -123,6 +146,35 @@ async def test_what_cannot_be_understood_is_refused(raw: bytes, why: bytes, echo
     answer = await exchanged(port, raw)
     assert answer.startswith(b"HTTP/1.1 400 ") and why in answer
     assert server.seen == []
+
+
+async def test_what_comes_before_a_fault_is_answered(echo) -> None:
+    server, port = echo
+    answer = await exchanged(port, b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\nrubbish\r\n\r\n")
+    assert [request.target for request in server.seen] == [b"/a", b"/b"]
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 2 and answer.count(b"HTTP/1.1 400 ") == 1
+    assert answer.index(b"GET /b ") < answer.index(b"HTTP/1.1 400 ")
+
+
+async def test_more_than_the_last_request_is_no_fault_of_it(echo) -> None:
+    _, port = echo
+    answer = await exchanged(port, b"GET / HTTP/1.1\r\n" + LAST + b"GET /more HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"GET / ")
+
+
+async def test_a_fault_behind_a_request_that_is_served_waits_for_it() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
+    client.data_received(b"rubbish\r\n\r\n")
+    client.data_received(b"GET /more HTTP/1.1\r\n\r\n")
+    assert not wire.sent and not wire.closed
+    server.go_on.set()
+    assert client.task is not None
+    await client.task
+    assert wire.sent.startswith(b"HTTP/1.1 200 ") and wire.sent.count(b"HTTP/1.1 400 ") == 1 and wire.closed
+    client.connection_lost(None)
 
 
 async def test_a_fault_of_the_handler_is_a_500_and_the_connection_goes_on(echo) -> None:
@@ -154,6 +206,66 @@ async def test_requests_do_not_pile_up_behind_a_slow_one() -> None:
     while client.task is not None:
         await client.task
     assert not wire.paused and [request.target for request in server.seen] == [b"/wait", b"/wait", b"/c"]
+
+
+def silent(client: ClientConnection, since: float) -> None:
+    """As if nothing had come from it for so many seconds."""
+    client._since -= since
+    client._look()
+
+
+async def test_a_client_that_never_finishes_its_request_is_sent_away() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.data_received(b"GET / HTTP/1.1\r\nX: ")
+    silent(client, PATIENCE_S / 2)
+    client.data_received(b"a byte now and then does not count")
+    assert not wire.closed
+    silent(client, PATIENCE_S / 2)
+    assert wire.closed and wire.sent.startswith(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n")
+    client.connection_lost(None)
+    assert server.seen == []
+
+
+async def test_a_client_that_says_nothing_more_is_left_without_a_word() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
+    await asyncio.sleep(0)
+    silent(client, 100 * PATIENCE_S)
+    assert not wire.closed, "it waits for us"
+    server.go_on.set()
+    assert client.task is not None
+    await client.task
+    silent(client, PATIENCE_S / 2)
+    assert not wire.closed
+    sent = wire.sent
+    silent(client, PATIENCE_S / 2)
+    assert wire.closed and wire.sent == sent
+    client.connection_lost(None)
+
+
+async def test_a_body_may_take_long_but_not_pause_for_long() -> None:
+    server, wire = Echo(), Wire()
+    client = ClientConnection(server.handle, set())
+    client.connection_made(wire)
+    client.data_received(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+    for _ in range(5):
+        silent(client, PATIENCE_S * 0.9)
+        client.data_received(b"x")
+    assert not wire.closed
+    silent(client, PATIENCE_S)
+    assert wire.closed and b" 408 " in wire.sent
+    client.connection_lost(None)
+
+
+async def test_a_connection_is_looked_at_as_long_as_it_lasts(echo, monkeypatch) -> None:
+    monkeypatch.setattr(http_server, "PATIENCE_S", 0.01)
+    _, port = echo
+    assert await exchanged(port) == b""
+    assert (await exchanged(port, b"GET /")).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_an_answer_waits_for_a_slow_client() -> None:

@@ -167,3 +167,40 @@ def test_model_file_says_what_config_json_says(model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
     args = model_args([*words_of(ROOT / f"scripts/models/{model}.sh"), "--hf-checkpoint", str(tmp_path)], 1)
     assert args.num_layers == CONFIGS[model]["num_hidden_layers"]
+
+
+def run_without_slime(command, cwd=ROOT, **more):
+    """By a shell that finds a Python, but none of what slime needs."""
+    env = {"PATH": f"{more.pop('bin', '/nowhere')}:/usr/bin:/bin"} | more
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("script", ["scripts/run-qwen3-4B.sh", "examples/retool/run.sh"])
+def test_an_environment_that_is_not_active_is_told(script, tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o755)
+    done = run_without_slime(["bash", script], bin=str(tmp_path), OUTPUT=str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: no environment is active: found {fake}, wanted one with what slime needs "
+        "(. .venv/bin/activate)\n"
+    )
+
+
+def test_directories_that_cd_would_look_in_change_nothing(tmp_path):
+    """With CDPATH ``cd`` prints where it went, which would become a part of the repository's path."""
+    for library in ("launch.sh", "environment.sh"):
+        command = ["bash", "-c", f'source scripts/lib/{library}; printf %s "$REPOSITORY"']
+        done = run_without_slime(command, CDPATH=f"{ROOT}:{tmp_path}")
+        assert (done.stdout, done.stderr) == (str(ROOT), "")
+
+
+def test_an_interpreter_may_lie_on_a_path_with_a_blank(tmp_path):
+    python = tmp_path / "my python" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    command = ["bash", "-c", "source scripts/lib/environment.sh; find_python"]
+    done = run_without_slime(command, SLIME_PYTHON=str(python))
+    assert (done.stdout, done.stderr) == (f"{python}\n", "")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout
+from slime.training.packed_layout import PackedLayout
 from slime_plugins.models.delta_rule import gated_delta_rule
 
 # Below, at and above the length of a chunk, and of several.

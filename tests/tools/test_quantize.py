@@ -1,6 +1,7 @@
 """The converters of number formats: there and back, what they leave alone, and what they refuse."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,7 @@ def test_a_plain_copy_of_it_has_no_word_of_quantisation(source, tmp_path, conver
 
 class Failing:
     def specs(self, name, spec):
-        return {name: spec}
+        return {f"{name}_new": spec}
 
     def convert(self, name, tensor):
         raise ValueError("cannot be converted")
@@ -217,6 +218,26 @@ def test_bad_directories_are_one_line(source, tmp_path, convert, capsys):
     assert f"error: {out}: is quantised already" in capsys.readouterr().err
     assert convert(words(Path("/none"), tmp_path / "x")) == 2
     assert "error: /none/config.json: not found" in capsys.readouterr().err
+
+
+def test_a_model_of_which_nothing_would_be_converted_is_refused(tmp_path, capsys):
+    """As a dense one by the rules that are for experts: the copy would be called quantised, and is not."""
+    tiny_family("glm4", tmp_path / "source")
+    assert INT4(words(tmp_path / "source", tmp_path / "out")) == 2
+    assert f"error: {tmp_path / 'source'}: has no tensor that would be converted" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_file_that_cannot_be_written_is_named(source, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        assert FP8(words(source[0], tmp_path / "out")) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"File too large: '{tmp_path}/.out.partial/part" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert FP8(words(source[0], tmp_path / "out")) == 0
 
 
 def test_a_number_that_is_not_finite_is_named(tmp_path, capsys):

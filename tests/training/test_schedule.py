@@ -216,6 +216,31 @@ def test_a_large_rollout_is_within_a_hundredth_of_perfect_balance(mode, dp_size)
     assert bounds["micro_batches"] < 1.01 or mode == "balanced ranks"
 
 
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+@pytest.mark.parametrize("samples", [150, 256, 300])
+def test_ranks_have_as_many_tokens_as_one_another_unasked(dp_size, samples):
+    """First-fit would give two ranks bins of 8,192, 8,192 and 2,000 tokens, the first of them split."""
+    lengths = [40 + i % 37 for i in range(samples)]
+    schedule = _scheduled(lengths, dp_size, max_tokens_per_gpu=8192)
+    ranks = [sum(lengths[i] for bin in rank for i in bin) for rank in _micro_batches(schedule)]
+    assert max(ranks) <= 1.01 * sum(lengths) / dp_size
+    assert schedule.num_microbatches == [-(-sum(lengths) // (8192 * dp_size))]
+
+
+def test_bins_that_cannot_be_alike_within_the_budget_are_those_of_first_fit():
+    """Two bins are full to the last token here; differencing would make one of 67."""
+    lengths = [13, 38, 13, 16, 17, 31]
+    assert _micro_batches(_scheduled(lengths)) == [[[0, 1, 2], [3, 4, 5]]]
+
+
+def test_an_oversize_sample_is_alone_and_lends_its_room_to_no_other_bin():
+    def loads(lengths):
+        return sorted(sum(lengths[i] for i in bin) for bin in _micro_batches(_scheduled(lengths))[0])
+
+    assert loads([80, *[10] * 9]) == [40, 50, 80]
+    assert loads([80, 13, 38, 13, 16, 17, 31]) == [64, 64, 80]
+
+
 def test_bins_by_flops_stay_alike_where_ranks_need_more_of_them():
     """Nine bins would do; that each of eight ranks has two, no bin is split into halves."""
     schedule = _scheduled([8] * 72, 8, balance_by_flops=True, balance_data=True)

@@ -79,6 +79,7 @@ async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
         OK,
         OK + b"Content-Length: 3\r\n\r\nab",
         OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        OK + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
@@ -148,6 +149,24 @@ async def test_a_server_waits_for_a_slow_reader() -> None:
     await asyncio.sleep(0)
     assert not wire.paused
     coming.cancel()
+
+
+async def test_who_leaves_after_the_last_part_leaves_a_connection_that_goes_on_reading() -> None:
+    """Else the next one to use it would wait for ever."""
+    size = http_connection.READ_BUFFER + 1
+    connection, wire = connected()
+    connection.send(GET)
+    connection.data_received(OK + b"Content-Length: %d\r\n\r\n" % size + b"x" * size)
+    assert wire.paused
+    parts = connection.parts()
+    assert len(await anext(parts)) == size
+    await parts.aclose()  # type: ignore[attr-defined]
+    assert connection.reusable and not wire.paused
+
+
+async def test_what_follows_a_body_is_no_header() -> None:
+    connection = await answered([ANSWERS["trailers"][0]])
+    assert await connection.read() == b"abc" and connection.header(b"t") is None
 
 
 @pytest.fixture

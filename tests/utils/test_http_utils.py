@@ -1,4 +1,5 @@
 import asyncio
+import base64
 import json
 import pickle
 import socket
@@ -111,9 +112,12 @@ async def test_a_header_cannot_bring_another_one(server):
     assert server.requests == 0
 
 
-async def test_user_and_password_of_a_url_are_shown(server):
-    url = server.url.replace("http://", "http://user:pass@")
-    assert (await post(url, {}))["key"] == "Basic dXNlcjpwYXNz"
+@pytest.mark.parametrize(
+    ("written", "meant"), [("user:pass", b"user:pass"), ("a%40b:c%3Ad%25", b"a@b:c:d%"), ("key", b"key:")]
+)
+async def test_user_and_password_of_a_url_are_shown(server, written, meant):
+    url = server.url.replace("http://", f"http://{written}@")
+    assert base64.b64decode((await post(url, {}))["key"].removeprefix("Basic ")) == meant
 
 
 @pytest.mark.parametrize("url", ["10.0.0.1:80/x", "ftp://127.0.0.1/x", "http:///x"])

@@ -10,7 +10,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent, self.paused, self.aborted = b"", False, False
+        self.sent, self.paused, self.aborted, self.closed = b"", False, False, False
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -24,8 +24,11 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def close(self) -> None:
+        self.closed = True
+
     def is_closing(self) -> bool:
-        return self.aborted
+        return self.aborted or self.closed
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return socket.socket() if name == "socket" else default

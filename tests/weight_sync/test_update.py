@@ -21,6 +21,7 @@ LAYOUTS = {
     "tp1": {},
     "tp2": {"tensor_model_parallel_size": 2},
     "pp2": {"pipeline_model_parallel_size": 2},
+    "pp2, virtual stages": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
     "dp2": {},
 }
 
@@ -97,6 +98,44 @@ def test_engines_hold_the_trainers_weights_after_a_sync(engines, checkpoints, tr
     model_bytes = sum(p.numel() * 4 for p in tiny_hf_model("qwen3").parameters())
     sources = world_size if transport == "handle" else 1
     assert [by_rank[-1] for by_rank in sent[:sources]] == [model_bytes] * sources
+
+
+LAYOUTS_OF_EXPERTS = {
+    "ep2": (2, {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}),
+    "ep2 x pp2, virtual stages": (
+        4,
+        {
+            **{"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+            **{"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """Checkpoints of mixtures of experts, and an engine that serves the first."""
+    root = tmp_path_factory.mktemp("experts")
+    paths = [save_tiny_hf(root / str(seed), "qwen3_moe", seed=seed) for seed in (ENGINE, TRAINER)]
+    server = Server(paths[ENGINE], "--skip-tokenizer-init", "--dtype", "float32")
+    try:
+        yield paths, EngineClient(EngineEndpoint(server.wait_ready().url, None, 1, None))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_EXPERTS)
+def test_experts_of_all_ranks_reach_engines_on_gpus_of_their_own(experts, layout):
+    paths, engine = experts
+    engine.update_weights_from_disk(paths[TRAINER], flush_cache=True)
+    wanted = _checksum(engine)
+    engine.update_weights_from_disk(paths[ENGINE], weight_version="old", flush_cache=True)
+    assert _checksum(engine) != wanted
+    world_size, overrides = LAYOUTS_OF_EXPERTS[layout]
+    # Buckets that end between the experts of a layer.
+    args = make_args(paths[TRAINER], update_weight_buffer_size=50_000, **overrides)
+    run_ranks(_sync, world_size, args, paths[TRAINER], "broadcast", _endpoints([engine], "broadcast"), [1, 2])
+    assert _checksum(engine) == wanted and engine.weight_version() == "2"
 
 
 def test_generation_goes_on_after_a_sync_with_the_new_weights(engines, checkpoints):

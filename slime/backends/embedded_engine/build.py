@@ -11,7 +11,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_rand
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.executor import Executor
 from slime.backends.embedded_engine.http.state import ServerState
-from slime.backends.embedded_engine.kv_cache import KVCache
+from slime.backends.embedded_engine.kv_cache import KVCache, LayerCache
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.model_config import ModelConfig
@@ -25,6 +25,9 @@ from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
 from slime.models import family_of
+from slime.models.hf_config import HfConfig
+from slime.models.quantization import read_quantization
+from slime.models.stored_format import StoredFormat
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024
@@ -58,7 +61,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         parameters=parameters,
         engine=engine,
         tokenizer=tokenizer,
-        updater=WeightUpdater(engine, parameters),
+        updater=WeightUpdater(engine, parameters, _stored_format(args)),
         checker=WeightChecker(parameters),
         memory=MemoryOccupation(engine, parameters, args.enable_memory_saver, args.enable_weights_cpu_backup),
         model_path=args.model_path,
@@ -84,6 +87,8 @@ def build_executor(
         recorder = RouteRecorder(moe) if records_routes and moe is not None else None
         return Executor(CausalLM(config, parameters, limits.context, recorder), cache), parameters
     # takes seconds, which a model of our own need not wait for
+    from slime.backends.embedded_engine.row_executor import RowExecutor, StateExecutor
+    from slime.backends.embedded_engine.row_states import StateCache
     from slime.backends.embedded_engine.transformers_model import (
         TransformersExecutor,
         TransformersLM,
@@ -93,7 +98,19 @@ def build_executor(
 
     model = load_model(path, config)
     weights = TransformersWeights(config, model)
-    return TransformersExecutor(TransformersLM(config, model, records_routes)), weights
+    computed = TransformersLM(config, model, records_routes)
+    if not computed.by_row:
+        return TransformersExecutor(computed), weights
+    room = limits.rows, limits.context, limits.tokens
+    if computed.has_states:
+        return StateExecutor(computed, StateCache(config, *room)), weights
+    return RowExecutor(computed, LayerCache(config, *room)), weights
+
+
+def _stored_format(args: EmbeddedServerArgs) -> StoredFormat | None:
+    """That of a quantised checkpoint; random weights are of none."""
+    quantized = read_quantization(HfConfig.read(args.model_path)) is not None
+    return StoredFormat(args.model_path) if quantized and args.load_format != "dummy" else None
 
 
 def _load(args: EmbeddedServerArgs, parameters: NamedWeights) -> None:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.model import Attend, CausalLM
-
-_BLOCK = 64
+from slime.backends.embedded_engine.spans import of_length, spans_of
 
 
 class Executor:
@@ -104,7 +103,7 @@ class Executor:
         """Attention of one query per row; grouped query heads stand in for query positions."""
         group = self._group
         index = torch.arange(len(positions))
-        spans = self._spans(positions.tolist())
+        spans = spans_of(positions.tolist())
         biases = [self._bias(positions[start:end], length) for start, end, length in spans]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -115,8 +114,8 @@ class Executor:
             out = [
                 F.scaled_dot_product_attention(
                     grouped[start:end],
-                    _of_length(keys[start:end], length),
-                    _of_length(values[start:end], length),
+                    of_length(keys[start:end], length),
+                    of_length(values[start:end], length),
                     attn_mask=bias,
                 )
                 for (start, end, length), bias in zip(spans, biases, strict=True)
@@ -125,30 +124,9 @@ class Executor:
 
         return attend
 
-    def _spans(self, positions: list[int]) -> list[tuple[int, int, int]]:
-        """(start, end, length) of neighbours that look at the same length of the cache.
-
-        The length follows from a row's own position alone, because the order in which attention sums
-        follows from the length.
-        """
-        spans: list[tuple[int, int, int]] = []
-        for row, position in enumerate(positions):
-            length = (position // _BLOCK + 1) * _BLOCK
-            if spans and spans[-1][2] == length:
-                spans[-1] = (spans[-1][0], row + 1, length)
-            else:
-                spans.append((row, row + 1, length))
-        return spans
-
     def _bias(self, positions: torch.Tensor, length: int) -> torch.Tensor:
         """``[B, 1, group, length]``: -inf behind each row's position."""
         bias = torch.zeros(len(positions), 1, 1, length, dtype=self.model.config.dtype)
         unseen = torch.arange(length)[None] > positions[:, None]
         bias.masked_fill_(unseen[:, None, None], float("-inf"))
         return bias.expand(len(positions), 1, self._group, length)
-
-
-def _of_length(cached: torch.Tensor, length: int) -> torch.Tensor:
-    """The first ``length`` tokens of ``[B, kv_heads, T, D]``; a cache near its limit may hold fewer."""
-    missing = length - cached.shape[2]
-    return F.pad(cached, (0, 0, 0, missing)) if missing > 0 else cached[:, :, :length]

@@ -6,6 +6,14 @@ import torch.nn.functional as F
 LEAST_ROWS = 8
 """A product with fewer rows runs another kernel, whose sums are taken in another order."""
 
+VECTOR_ROWS = 32
+"""Of a multiple of so many rows no rest is left that is computed without vectors, to other last bits."""
+
+
+def missing_rows(count: int) -> int:
+    """How many rows make ``count`` a multiple of `VECTOR_ROWS`."""
+    return -count % VECTOR_ROWS
+
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``F.linear`` whose every row, in float32, is the same to the last bit whatever rows are beside it.
@@ -20,3 +28,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         return F.linear(x, weight, bias)
     padded = F.pad(x.reshape(rows, -1), (0, 0, 0, LEAST_ROWS - rows))
     return F.linear(padded, weight, bias)[:rows].view(*x.shape[:-1], -1)
+
+
+class RowLinear(torch.nn.Linear):
+    """A layer that takes the rows of its input as one matrix: ``F.linear`` multiplies some of them apart."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = F.linear(input.reshape(-1, input.shape[-1]), self.weight, self.bias)
+        return rows.view(*input.shape[:-1], -1)

@@ -55,8 +55,8 @@ class NamedWeights:
             )
         if tuple(shape) != tuple(target.shape):
             raise BadRequest(f"weight {name!r}: shape {list(shape)} (wanted: {list(target.shape)})")
-        if not dtype.is_floating_point:
-            raise BadRequest(f"weight {name!r}: {dtype} (wanted: a floating point dtype)")
+        if not dtype.is_floating_point or dtype.itemsize == 1:
+            raise BadRequest(f"weight {name!r}: {dtype} (wanted: a floating point dtype of 16 bits or more)")
         return target
 
     def _is_ignored(self, name: str) -> bool:

@@ -4,10 +4,9 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from slime.backends.embedded_engine.chat_template import takes_parts
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.utils.processing_utils import load_tokenizer
 
 _REPLACEMENT = "\ufffd"
 
@@ -16,7 +15,7 @@ class Tokenizer:
     """The few operations the server needs, over ``AutoTokenizer``."""
 
     def __init__(self, path: str, trust_remote_code: bool) -> None:
-        self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        self._hf = load_tokenizer(path, trust_remote_code)
 
     @property
     def eos_token_id(self) -> int | None:

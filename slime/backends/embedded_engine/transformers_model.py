@@ -10,16 +10,21 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.initialization import no_init_weights
 
-from slime.backends.embedded_engine.linear import linear
+from slime.backends.embedded_engine.linear import RowLinear, linear
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.routes import RouteRecorder
+from slime.backends.embedded_engine.row_attention import ATTENTION, Rows
+from slime.backends.embedded_engine.row_experts import EXPERTS
+from slime.backends.embedded_engine.row_states import GrowingStates
 from slime.models import family_of
 from slime.models.hf_config import read_hf_config
 
 _FLOAT32_BUFFER = "e_score_correction_bias"
+# Layers that keep something else than the keys and values of all tokens.
+_OWN_CACHES = {"linear_attention", "indexed_attention"}
 _ROUTER = re.compile(r"layers\.(\d+)\..*")
 _ROUTER_CLASS = "topkrouter"
 
@@ -31,10 +36,14 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
         ValueError: ``transformers`` does not know it.
     """
     hf_config = _hf_config(path, config)
+    if attends_by_row(hf_config):
+        hf_config._attn_implementation, hf_config._experts_implementation = ATTENTION, EXPERTS
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=config.dtype)
     model.tie_weights()
     for module in model.modules():
+        if type(module) is torch.nn.Linear and hf_config._attn_implementation == ATTENTION:
+            module.__class__ = RowLinear
         bias = getattr(module, _FLOAT32_BUFFER, None)
         if bias is not None:  # as in checkpoints and in the trainer, whatever the weights are
             setattr(module, _FLOAT32_BUFFER, bias.float())
@@ -51,6 +60,13 @@ def _hf_config(path: str | Path, config: ModelConfig) -> PretrainedConfig:
         if name not in ("model_type", "auto_map", "architectures")
     }
     return AutoConfig.for_model(known_as, **values)
+
+
+def attends_by_row(hf_config: PretrainedConfig) -> bool:
+    """Whether a layer keeps nothing of a sequence but keys and values of tokens, or a state."""
+    layers = DynamicCache(config=hf_config.get_text_config(decoder=True)).layers
+    known = (DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer)
+    return all(type(layer) in known for layer in layers)
 
 
 def record_routes(config: ModelConfig, decoder: torch.nn.Module) -> RouteRecorder:
@@ -89,11 +105,14 @@ class TransformersLM:
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
         self.recorder = record_routes(config, self._decoder) if records_routes else None
+        self.by_row = self._decoder.config._attn_implementation == ATTENTION
+        layers = self.new_states().layers
+        self.has_states = any(isinstance(layer, LinearAttentionLayer) for layer in layers)
 
     def new_cache(self) -> DynamicCache:
         """An empty one for a sequence."""
-        linear = "linear_attention" in (getattr(self._decoder.config, "layer_types", None) or ())
-        return DynamicCache(config=self._decoder.config) if linear else DynamicCache()
+        kinds = {*(getattr(self._decoder.config, "layer_types", None) or ())}
+        return DynamicCache(config=self._decoder.config) if kinds & _OWN_CACHES else DynamicCache()
 
     def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
         """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""
@@ -104,6 +123,23 @@ class TransformersLM:
             use_cache=True,
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def new_states(self) -> GrowingStates:
+        """Those before the first token of a sequence."""
+        return GrowingStates(config=self._decoder.config)
+
+    def forward_rows(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: Rows, states: Any = None
+    ) -> torch.Tensor:
+        """Hidden states ``[B, T, hidden]`` of several sequences, whose cache is the business of ``rows``.
+
+        Of a model that attends by row; ``states`` are those of its layers of linear attention.
+        """
+        out = self._decoder(
+            input_ids=ids, position_ids=positions, past_key_values=states, use_cache=False, rows=rows
+        )
+        hidden: torch.Tensor = out.last_hidden_state
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.weight_groups import WeightGroups
+from slime.models.stored_format import StoredFormat
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
 
 _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
@@ -19,11 +20,16 @@ class WeightUpdater:
     """Changes the weights in place. While a session is open the engine computes nothing.
 
     Tensor and distributed updates need an open session, as in SGLang 0.5.23; one from disk does not.
+
+    Args:
+        stored: the format of a quantised checkpoint, in which updates of its weights have to come; all
+            tensors of a weight in the same request.
     """
 
-    def __init__(self, engine: Engine, parameters: NamedWeights) -> None:
+    def __init__(self, engine: Engine, parameters: NamedWeights, stored: StoredFormat | None = None) -> None:
         self._engine = engine
         self._parameters = parameters
+        self._stored = stored
         self.groups = WeightGroups()
         self.session: str | None = None
 
@@ -54,7 +60,7 @@ class WeightUpdater:
             named = _named_tensors(deserialize_tensors(payloads[0]), load_format)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
-        self._parameters.update(named)
+        self._load(named)
         self._complete(version, flush)
 
     def from_group(
@@ -69,8 +75,7 @@ class WeightUpdater:
         self._require_session(load_format)
         self.groups.check(name)
         for weight, dtype, shape in specs:
-            if self._parameters.destination(weight, shape, dtype) is None:
-                self._check_ignored(weight, shape)
+            self._check(weight, dtype, shape)
         if load_format == "flattened_bucket":
             entries = layout(specs)
             flat = torch.empty(entries[-1].end_idx if entries else 0, dtype=torch.uint8)
@@ -79,7 +84,7 @@ class WeightUpdater:
         else:
             named = [(weight, torch.empty(shape, dtype=dtype)) for weight, dtype, shape in specs]
             self.groups.receive(name, [tensor for _, tensor in named])
-        self._parameters.update(named)
+        self._load(named)
         self._complete(version, flush)
 
     def from_disk(self, path: str, version: str | None, flush: bool) -> None:
@@ -108,6 +113,35 @@ class WeightUpdater:
     def _require_memory(self) -> None:
         if "weights" in self._engine.released:
             raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
+
+    def _load(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        """Raises BadRequest, and changes nothing, if a tensor does not fit."""
+        if self._stored is None:
+            self._parameters.update(named)
+            return
+        try:
+            dtype = self._parameters.config.dtype
+            plain = [
+                (name, tensor if tensor.dtype == dtype else tensor.to(dtype))
+                for name, tensor in self._stored.decode(named)
+            ]
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        self._parameters.update(plain)
+
+    def _check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        """Raises BadRequest if a tensor that is to be received does not fit."""
+        try:
+            spec = self._stored.spec(name) if self._stored is not None else None
+        except ValueError as error:
+            raise BadRequest(str(error)) from error
+        if spec is not None:
+            if (dtype, shape) != spec:
+                raise BadRequest(
+                    f"weight {name!r}: {dtype} {list(shape)} (wanted: {spec[0]} {list(spec[1])})"
+                )
+        elif self._parameters.destination(name, shape, dtype) is None:
+            self._check_ignored(name, shape)
 
     def _check_ignored(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor without a place here is received all the same, so its size must be plausible."""

@@ -4,15 +4,18 @@ from itertools import count
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from slime.backends.fsdp_utils.segments import Segments
+from slime.backends.fsdp_utils.split_attention import attend_split
+from slime.training.packed_layout import PackedLayout
 from slime.utils.accelerator import has_packed_attention
 
 _numbers = count()
 # What some models hand to their attention, and this one does not compute.
-_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask")
+_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask", "indices")
 
 
 class UnknownAttention(RuntimeError):
@@ -27,11 +30,14 @@ class PackedAttention:
 
     Attributes:
         segments: of the row that the model computes at present.
+        split: this rank's part of the row in the place of ``segments``, under context parallelism.
         name: under which ``transformers`` finds it, for this model alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cp_group: dist.ProcessGroup | None = None) -> None:
+        self._cp_group = cp_group
         self.segments: Segments | None = None
+        self.split: PackedLayout | None = None
         self.name = f"slime_packed_{next(_numbers)}"
         AttentionInterface.register(self.name, self)  # type: ignore[arg-type]
 
@@ -47,7 +53,7 @@ class PackedAttention:
         sliding_window: int | None = None,
         **features: Any,
     ) -> tuple[torch.Tensor, None]:
-        """query [1, heads, T, dim], key and value [1, key heads, T, dim] -> [1, T, heads, dim].
+        """query [1, heads, T / cp, dim], key, value [1, key heads, T / cp, dim] -> [1, T / cp, heads, dim].
 
         Raises:
             UnknownAttention: the model wants more than causal attention.
@@ -55,8 +61,12 @@ class PackedAttention:
         wanted = [name for name in _FEATURES if features.get(name) is not None]
         if wanted or dropout or features.get("is_causal") is False:
             raise UnknownAttention(f"{type(module).__name__} wants {', '.join(wanted) or 'no causal mask'}")
-        assert self.segments is not None
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+        if self.split is not None:
+            assert self._cp_group is not None
+            whose = self.split, self._cp_group
+            return attend_split(query, key, value, *whose, scaling, sliding_window)[None], None
+        assert self.segments is not None
         if has_packed_attention(query) and query.shape[-1] == value.shape[-1]:
             return self._flash(query, key, value, scaling, sliding_window)[None], None
         outputs = []

@@ -27,6 +27,7 @@ from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.random_state import load_random_state, save_random_state
 from slime.backends.fsdp_utils.step import TrainState
+from slime.backends.fsdp_utils.value_head import without_foreign_head
 from slime.training.checkpoint_dir import (
     find_checkpoint,
     fresh_directory,
@@ -107,6 +108,7 @@ class CheckpointWriter:
             "world_size": dist.get_world_size(),
             "scheduler": state.scheduler.state_dict(),
             "common": dict(common),
+            **({} if state.loss_scale is None else {"loss_scale": state.loss_scale.state_dict()}),
         }
 
     def _write(self, directory: Path, parts: Mapping[str, Tensors]) -> None:
@@ -163,6 +165,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
         tensors = optimizer_tensors(state)
         _read(tensors, path / "optimizer")
         _load_schedule(state, saved["scheduler"], root)
+        if state.loss_scale is not None and "loss_scale" in saved:
+            state.loss_scale.load_state_dict(saved["loss_scale"])
     same_ranks = saved["world_size"] == dist.get_world_size()
     if same_ranks and not (args.finetune or getattr(args, "no_load_rng", False)):
         load_random_state(path, dist.get_rank())
@@ -170,8 +174,13 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 
 def load_model(state: TrainState, path: Path) -> None:
-    """Collective. Overwrites the weights with those of a part of a checkpoint."""
-    _read(model_tensors(state), path)
+    """Collective. Overwrites the weights with those of a part of a checkpoint.
+
+    A value head stays as it is where the checkpoint has none: that of an actor.
+    """
+    with _readable(path):
+        tensors = without_foreign_head(model_tensors(state), path)
+    _read(tensors, path)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -188,8 +197,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def _read(tensors: Tensors, path: Path) -> None:
-    with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
+    with _readable(path):
         dcp.load(dict(tensors), checkpoint_id=path)
+
+
+def _readable(path: Path) -> AbstractContextManager[None]:
+    return explained(path, "read", "a complete copy, or another iteration with --ckpt-step")
 
 
 def _load_schedule(state: TrainState, saved: Mapping[str, Any], root: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Start of a trainer process: torch.distributed, one mesh of data-parallel ranks, random seeds."""
+"""Start of a trainer process: torch.distributed, the mesh of all ranks, random seeds."""
 
 import os
 import random
@@ -19,7 +19,7 @@ def init(args: Namespace) -> tuple[DeviceMesh, torch.device]:
     """Joins the process group that RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* describe; seeds everything.
 
     Returns:
-        The mesh of all ranks, and where this one computes.
+        The mesh of all ranks, over which weights are sharded, and where this one computes.
 
     Raises:
         RuntimeError: the other ranks did not join in time.
@@ -29,8 +29,8 @@ def init(args: Namespace) -> tuple[DeviceMesh, torch.device]:
         torch.use_deterministic_algorithms(True)
     device = set_device(int(os.environ.get("LOCAL_RANK", "0")))
     join_process_group(getattr(args, "distributed_timeout_minutes", None) or 10)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
-    set_current(_parallel_context(mesh, getattr(args, "data_pad_size_multiplier", 1)))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shards",))
+    set_current(_parallel_context(args, device))
     safe_checkpoint.install()
     random.seed(args.seed)
     np.random.seed(args.seed)
@@ -38,12 +38,20 @@ def init(args: Namespace) -> tuple[DeviceMesh, torch.device]:
     return mesh, device
 
 
-def _parallel_context(mesh: DeviceMesh, pad_multiple: int) -> ParallelContext:
-    rank = mesh.get_local_rank()
+def _parallel_context(args: Namespace, device: torch.device) -> ParallelContext:
+    """Neighbouring ranks share sequences: rank = cp + CP * dp."""
+    cp_size = getattr(args, "context_parallel_size", 1)
+    sizes = dist.get_world_size() // cp_size, cp_size
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "cp"))
+    dp_rank, cp_rank = (mesh.get_local_rank(name) for name in ("dp", "cp"))
     return ParallelContext(
-        dp_group=mesh.get_group(),
-        dp_rank=rank,
-        dp_size=mesh.size(),
-        is_main=rank == 0,
-        pad_multiple=pad_multiple,
+        dp_group=mesh.get_group("dp"),
+        dp_rank=dp_rank,
+        dp_size=sizes[0],
+        cp_group=mesh.get_group("cp") if cp_size > 1 else None,
+        cp_rank=cp_rank,
+        cp_size=cp_size,
+        contiguous_cp=cp_size > 1 and args.allgather_cp,
+        is_main=dist.get_rank() == 0,
+        pad_multiple=getattr(args, "data_pad_size_multiplier", 1),
     )

@@ -12,12 +12,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
+from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.models.weights_dir import WeightsReader
 
 
 @torch.no_grad()
 def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -> None:
-    """Collective. Fills every parameter and buffer with those of the directory ``path``.
+    """Collective. Fills every parameter and buffer with those of the directory ``path``, but no value head.
 
     The first rank reads, through ``transformers``, which knows the names of every architecture, and gives the
     others their shards, tensor by tensor. Quantised weights are dequantised.
@@ -29,6 +30,8 @@ def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -
     parameters = dict(source.named_parameters()) if source is not None else {}
     buffers = dict(source.named_buffers()) if source is not None else {}
     for name, param in model.named_parameters():
+        if is_of_value_head(name):
+            continue
         _fill(param, None if source is None else parameters[name])
     for name, buffer in model.named_buffers():
         if source is not None:

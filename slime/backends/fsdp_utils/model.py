@@ -14,17 +14,23 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
+from slime.backends.fsdp_utils.value_head import add_value_head
+from slime.models.deepseek_v32 import INDEXER
 from slime.models.quantization import KEYS
 
 
-def build_model(args: Namespace, mesh: DeviceMesh) -> PreTrainedModel:
+def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
     """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
 
+    A critic has a value head in the place of the output layer, which is new and always trains.
+
     Raises:
-        ValueError: gradient checkpointing or freezing that the model does not offer.
+        ValueError: gradient checkpointing, freezing or a value head that the model does not offer.
     """
     model = empty_model(args.hf_checkpoint, args.trust_remote_code)
     freeze(args, model)
+    if role == "critic":
+        add_value_head(model, args.seed)
     if args.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"--gradient-checkpointing: {type(model).__name__} does not offer it")
@@ -109,7 +115,7 @@ def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def freeze(args: Namespace, model: torch.nn.Module) -> None:
-    """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``).
+    """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``), and indexers.
 
     Raises:
         ValueError: a pattern matches nothing, or nothing trains.
@@ -127,6 +133,8 @@ def freeze(args: Namespace, model: torch.nn.Module) -> None:
     for name, param in params.items():
         matched = any(re.search(pattern, name) for pattern in patterns)
         param.requires_grad = matched == bool(only) if patterns else True
+        if args.freeze_indexer and re.search(INDEXER, name):
+            param.requires_grad = False
     if not any(param.requires_grad for param in params.values()):
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")
 

@@ -1,28 +1,30 @@
-"""AdamW over the shards of FSDP2, with Megatron-LM's rule of decay."""
+"""Optimizers over the shards of FSDP2, with Megatron-LM's rule of decay."""
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 
-def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.AdamW:
-    """AdamW; parameters of one dimension, as norms and biases are, do not decay (``wd_mult`` 0)."""
+def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """That of ``--optimizer``; parameters of one dimension, as norms and biases are, do not decay.
+
+    The schedule multiplies a group's decay by its ``wd_mult``.
+    """
     params = [param for param in model.parameters() if param.requires_grad]
     groups = [
         {"params": [param for param in params if param.dim() != 1], "wd_mult": 1.0},
         {"params": [param for param in params if param.dim() == 1], "wd_mult": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=args.lr,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_eps,
-        weight_decay=args.weight_decay,
-        fused=True,
-    )
+    groups = [group for group in groups if group["params"]]
+    if args.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=args.lr, momentum=args.sgd_momentum)
+    kind = torch.optim.AdamW if getattr(args, "decoupled_weight_decay", True) else torch.optim.Adam
+    betas = args.adam_beta1, args.adam_beta2
+    return kind(groups, lr=args.lr, betas=betas, eps=args.adam_eps, fused=True)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -38,11 +40,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def ensure_states(optimizer: torch.optim.Optimizer) -> None:
     """Moments of zero where no step has made any."""
-    for param in parameters_of(optimizer):
-        if not optimizer.state[param]:
-            step = torch.zeros((), dtype=torch.float32, device=param.device)
-            moments = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[param].update(step=step, **moments)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if not optimizer.state[param]:
+                optimizer.state[param].update(_first_state(param, group))
+
+
+def _first_state(param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    if "momentum" in group:
+        return {"momentum_buffer": torch.zeros_like(param)} if group["momentum"] else {}
+    step = torch.zeros((), dtype=torch.float32, device=param.device)
+    return {"step": step, **{name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}}
 
 
 @torch.no_grad()
@@ -54,7 +62,7 @@ def reset_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, device: torch.device) -> float:
+def gradient_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> float:
     """The 2-norm over all parameters and ranks.
 
     Args:
@@ -62,7 +70,7 @@ def gradient_norm(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, d
     """
     squares = [torch.linalg.vector_norm(gradient.float()).square() for gradient in gradients]
     total = torch.stack(squares).sum().to(device) if squares else torch.zeros((), device=device)
-    dist.all_reduce(total, group=group)
+    dist.all_reduce(total)
     return float(total.sqrt())
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from slime.arguments.views import TrainingView, view
 from slime.backends.fsdp_utils.forward import PackedForward
+from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
 from slime.observability.train_metric_utils import reduce_train_step_metrics
@@ -29,6 +30,7 @@ class TrainState:
 
     Attributes:
         device: where it computes, which with ``--fsdp-cpu-offload`` is not where the shards are.
+        loss_scale: of float16 only.
     """
 
     model: PreTrainedModel
@@ -36,6 +38,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     scheduler: FSDPLRScheduler
     device: torch.device
+    loss_scale: LossScale | None = None
 
 
 @torch.no_grad()
@@ -52,7 +55,7 @@ def forward_only(
     state.model.eval()
     outputs: Outputs = {}
     for _ in range(num_microbatches):
-        batch = packed_micro_batch(data, (), context.pad_multiple)
+        batch = packed_micro_batch(data, (), context.pad_multiple, context)
         for key, values in head(view(args, TrainingView), state.forward(batch), batch).items():
             outputs.setdefault(prefix + key, []).extend(values)
     return outputs
@@ -74,13 +77,13 @@ def train_one_step(
         Its metrics without a prefix, reduced over all ranks.
 
     Raises:
-        NotFinite: NaN or infinity in the gradients.
+        NotFinite: NaN or infinity in the gradients; with float16 such a step is skipped.
     """
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     results, tokens = [], torch.zeros((), device=state.device)
     for _ in range(num_microbatches):
-        batch = packed_micro_batch(data, keys, context.pad_multiple)
+        batch = packed_micro_batch(data, keys, context.pad_multiple, context)
         scaled, normaliser, report = loss_function(
             view(args, TrainingView),
             batch,
@@ -90,41 +93,53 @@ def train_one_step(
             state.forward(batch),
             context,
         )
-        (scaled if args.calculate_per_token_loss else scaled / num_microbatches).backward()
+        scaled = scaled if args.calculate_per_token_loss else scaled / num_microbatches
+        (scaled if state.loss_scale is None else scaled * state.loss_scale.factor).backward()
         tokens += normaliser
         results.append(report)
-    norm = _finish_gradients(args, state, tokens, context)
+    norm = _finish_gradients(args, state, tokens)
     rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    zeros = _count_zeros(state, context) if getattr(args, "log_num_zeros_in_grad", False) else None
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    state.scheduler.step(increment=step_global_batch_size)
+    of_step = _take_step(args, state, norm)
+    if not of_step.get("skipped"):
+        state.scheduler.step(increment=step_global_batch_size)
     metrics = reduce_train_step_metrics(
         results, step_global_batch_size, context.dp_group, args.calculate_per_token_loss
     )
-    return {
-        **metrics,
-        "grad_norm": norm,
-        **({} if zeros is None else {"num_zeros_in_grad": zeros}),
-        **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)},
-    }
+    return {**metrics, **of_step, **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)}}
+
+
+def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, float]:
+    """Moves the weights; with float16 only if no gradient has overflowed. Its metrics."""
+    metrics = {"grad_norm": norm}
+    if state.loss_scale is not None:
+        skipped = not math.isfinite(norm)
+        state.loss_scale.update(skipped)
+        # As Megatron-LM reports it: a step that is skipped has no norm.
+        metrics = {"skipped": 1.0} if skipped else {"skipped": 0.0, **metrics}
+    if not metrics.get("skipped"):
+        if getattr(args, "log_num_zeros_in_grad", False):
+            metrics["num_zeros_in_grad"] = _count_zeros(state)
+        state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return metrics
 
 
 def _gradients(state: TrainState) -> list[torch.Tensor]:
     return [local(param.grad) for param in state.model.parameters() if param.grad is not None]
 
 
-def _finish_gradients(
-    args: Namespace, state: TrainState, tokens: torch.Tensor, context: ParallelContext
-) -> float:
+def _finish_gradients(args: Namespace, state: TrainState, tokens: torch.Tensor) -> float:
     """Makes means of the gradients, which FSDP has averaged over the ranks, and clips them; their norm."""
     gradients = _gradients(state)
     if args.calculate_per_token_loss:
-        dist.all_reduce(tokens, group=context.dp_group)
-        scale(gradients, context.dp_size / float(tokens))
-    assert context.dp_group is not None
-    norm = gradient_norm(gradients, context.dp_group, tokens.device)
-    if not (math.isfinite(norm) or getattr(args, "no_check_for_nan_in_loss_and_grad", False)):
+        # The ranks of a context-parallel group count the same tokens; losses are scaled by its size.
+        dist.all_reduce(tokens)
+        scale(gradients, dist.get_world_size() / float(tokens))
+    if state.loss_scale is not None:
+        scale(gradients, 1 / state.loss_scale.factor)
+    norm = gradient_norm(gradients, tokens.device)
+    ignored = state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
+    if not (math.isfinite(norm) or ignored):
         weights = ((name, local(param)) for name, param in state.model.named_parameters())
         raise gradients_not_finite(weights, f"gradient norm {norm}")
     scale(gradients, clip_factor(norm, args.clip_grad))
@@ -132,8 +147,8 @@ def _finish_gradients(
 
 
 @torch.no_grad()
-def _count_zeros(state: TrainState, context: ParallelContext) -> float:
+def _count_zeros(state: TrainState) -> float:
     zeros: Any = sum((gradient == 0).sum() for gradient in _gradients(state))
     total = torch.as_tensor(zeros, dtype=torch.float32)
-    dist.all_reduce(total, group=context.dp_group)
+    dist.all_reduce(total)
     return float(total)

@@ -14,6 +14,7 @@ from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
 from slime.backends.fsdp_utils.initialize import init
 from slime.backends.fsdp_utils.loading import load_hf_weights
+from slime.backends.fsdp_utils.loss_scale import loss_scale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
@@ -36,20 +37,18 @@ class FSDPBackend:
     """A `slime.training.backend.TrainBackend` on torch's FSDP2."""
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
-        if role != "actor":
-            raise ValueError(f"--train-backend fsdp: no role {role!r} (wanted: actor)")
-        self._args = args
+        self._args, self._role = args, role
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
         args = self._args
         mesh, self.device = init(args)
         self.context = ParallelContext.current()
-        model = build_model(args, mesh)
-        forward = PackedForward(model, args.attn_implementation, args.params_dtype)
+        model = build_model(args, mesh, self._role)
+        forward = PackedForward(model, args.attn_implementation, args.params_dtype, self.context)
         optimizer = build_optimizer(args, model)
         scheduler = FSDPLRScheduler(optimizer, schedule_settings(args))
-        self.state = TrainState(model, forward, optimizer, scheduler, self.device)
+        self.state = TrainState(model, forward, optimizer, scheduler, self.device, loss_scale(args))
         self.memory = TrainerMemory(
             lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
         )
@@ -94,7 +93,7 @@ class FSDPBackend:
     def parallel_config(self) -> dict[str, int]:
         return {
             "dp_size": self.context.dp_size,
-            "cp_size": 1,
+            "cp_size": self.context.cp_size,
             "vpp_size": 1,
             "microbatch_group_size_per_vp_stage": 1,
             "dp_rank": self.context.dp_rank,

@@ -27,6 +27,7 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
     read_common,
     split_objects,
 )
+from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
 from slime.backends.megatron_utils.resume import load_optimizer, load_schedule, require_same_rule
 from slime.backends.megatron_utils.step import TrainState
@@ -160,6 +161,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
                 f"checkpoint {path}: was not written by this trainer, which can load its weights and nothing "
                 "else of it: wanted --finetune"
             )
+        require_mtp(model_state(state), path)
         load_model_only(state, path)
         state.optimizer.reload_model_params()
         return iteration, {}
@@ -173,6 +175,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     if with_optimizer:
         require_same_rule(args, common, path)
     template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
+    require_mtp(template["model"], path)
     template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
     _load_model(state, loaded["model"])
@@ -187,8 +190,11 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 
 
 def load_model_only(state: TrainState, path: str | Path) -> None:
-    """Collective. Overwrites the live weights with those in the checkpoint directory ``path``."""
-    template = without_foreign_head(model_state(state, layer_naming(path)), path)
+    """Collective. Overwrites the live weights with those in the checkpoint directory ``path``.
+
+    Layers for further tokens stay as they are if it has none.
+    """
+    template = without_absent_mtp(without_foreign_head(model_state(state, layer_naming(path)), path), path)
     tensors, restore = split_objects(template)
     loaded = _load({"model": tensors}, path, NothingInCommon())
     _load_model(state, restore(loaded["model"]))
@@ -215,7 +221,8 @@ def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> d
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
     chunks = unwrap_model(state.model)
     for i, chunk in enumerate(chunks):
-        chunk.load_state_dict({**kept_head(chunk), **(weights if len(chunks) == 1 else weights[str(i)])})
+        kept = {**kept_head(chunk), **kept_mtp(chunk)}
+        chunk.load_state_dict({**kept, **(weights if len(chunks) == 1 else weights[str(i)])})
 
 
 def _sharded_state(

@@ -25,6 +25,7 @@ from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.models import family_of
+from slime.models.mtp import trained_mtp_layers
 from slime.models.weights_dir import WeightsReader
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
 from slime.training.hf_export import save_hf_model_to_path
@@ -63,7 +64,8 @@ def write_hf(args: Namespace, source: str | Path, target: str | Path, shard_byte
 def _require_whole(args: ModelView, reader: WeightsReader) -> None:
     """Raises ValueError before anything is written if tensors are missing, or left over."""
     refuse_leftovers(args, reader)
-    if missing := sorted(family_of(args.model_type).weights.hf_names(args) - set(reader.names())):
+    wanted = family_of(args.model_type).weights.hf_names(args, trained_mtp_layers(args))
+    if missing := sorted(wanted - set(reader.names())):
         raise ValueError(f"{reader.path}: {len(missing)} tensors are missing, e.g. {missing[0]}")
 
 

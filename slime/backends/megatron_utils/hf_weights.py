@@ -12,6 +12,7 @@ from megatron.core import parallel_state as mpu
 from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.named_params import (
     is_expert,
+    is_of_mtp,
     named_weights,
     partition_dim,
     shard_group,
@@ -21,6 +22,7 @@ from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.fill import Cut, fill
 from slime.models.hf_config import read_hf_config
+from slime.models.rules import Rule
 from slime.models.safetensors_dir import SafetensorReader
 from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
@@ -117,7 +119,7 @@ class HfWeights:
         shards = self._broadcast_over_stages(bucket)
         gathered = _gather_parts(bucket, shards)
         return [
-            (hf_name, self._rules.rule_for(name).expert, tensor)
+            (hf_name, self._rule_for(name).expert, tensor)
             for info, parts in zip(bucket, gathered, strict=True)
             for name, full in self._joined(info, parts)
             for hf_name, tensor in self._rules.split(self._args, name, full)
@@ -137,7 +139,10 @@ class HfWeights:
     def _unsharded(self, info: ParamInfo, shards: list[torch.Tensor]) -> torch.Tensor:
         if info.dim is None:
             return shards[0]
-        return self._rules.rule_for(info.name).unshard(shards, info.dim)
+        return self._rule_for(info.name).unshard(shards, info.dim)
+
+    def _rule_for(self, name: str) -> Rule:
+        return self._rules.rule_for(name, self._args.num_layers)
 
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()
@@ -218,10 +223,13 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 
 
 @torch.no_grad()
-def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str | Path) -> None:
+def load_hf_weights(
+    args: ModelView, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
+) -> None:
     """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
     A rank reads its own part of each tensor, and some megabytes at once. Quantised weights are dequantised.
+    Without ``with_mtp`` layers for further tokens stay as they are: of a reference nothing reads them.
 
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
 
@@ -231,7 +239,7 @@ def load_hf_weights(args: ModelView, model: Sequence[torch.nn.Module], path: str
     with WeightsReader(path) as reader:
         refuse_leftovers(args, reader)
         for name, param in named_weights(model):
-            if not is_of_value_head(param):
+            if not is_of_value_head(param) and (with_mtp or not is_of_mtp(name)):
                 fill_param(args, reader, name, param.data, like=param)
 
 
@@ -249,7 +257,7 @@ def fill_param(
         name = "embedding.word_embeddings.weight"
     dim, group = partition_dim(name, like), shard_group(name)
     cut = Cut() if dim is None else Cut(dim, group.rank(), group.size())
-    fill(target, weights.rule_for(name), reader, args, cut, f"for {name}")
+    fill(target, weights.rule_for(name, args.num_layers), reader, args, cut, f"for {name}")
 
 
 def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:

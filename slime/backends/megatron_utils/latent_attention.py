@@ -79,11 +79,12 @@ class LatentAttention(MultiLatentAttention):
         packed_seq_params: Any = None,
         inference_context: Any = None,
         **_: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         """Of hidden states [length, batch, hidden], which sequence parallelism splits along the length.
 
         Returns query, key and value [..., heads, features], ... being the tokens of a packed batch, else
-        length and batch. The features that are to be rotated are the last ones of queries and keys.
+        length and batch. The features that are to be rotated are the last ones of queries and keys. Next
+        comes the latent vector that queries are made of, if there is one, for this rank's part of the length.
         """
         config = self.config
         latent, rotated = self.linear_kv_down_proj(hidden_states).split(
@@ -94,16 +95,16 @@ class LatentAttention(MultiLatentAttention):
         both = self._heads(self.linear_kv_up_proj(self.kv_layernorm(latent))[0])
         key, value = both.split([config.qk_head_dim, config.v_head_dim], dim=-1)
         rotated = rotated.unsqueeze(-2).expand(*key.shape[:-1], -1)
-        query, key = self._query(hidden_states), torch.cat([key, rotated], dim=-1)
+        (query, query_latent), key = self._query(hidden_states), torch.cat([key, rotated], dim=-1)
         if packed_seq_params is not None:
             query, key, value = (x.squeeze(1) for x in (query, key, value))
-        return query, key, value, None, None
+        return query, key, value, query_latent, None
 
-    def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _query(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.config.q_lora_rank is None:
-            return self._heads(self.linear_q_proj(hidden_states)[0])
+            return self._heads(self.linear_q_proj(hidden_states)[0]), None
         latent = self.q_layernorm(self.linear_q_down_proj(hidden_states))
-        return self._heads(self.linear_q_up_proj(latent)[0])
+        return self._heads(self.linear_q_up_proj(latent)[0]), latent
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (self.num_attention_heads_per_partition, -1))

@@ -1,6 +1,7 @@
 """The layers in which megatron-core would need TransformerEngine: RMSNorm and packed attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.autograd.function import once_differentiable
 
-from slime.backends.megatron_utils.packed_layout import PackedLayout, SegmentGroup
 from slime.backends.megatron_utils.sinks import attention_with_sinks, sink_parameter
 from slime.models.rope import Rope
+from slime.training.packed_layout import PackedLayout, SegmentGroup
 from slime.utils.accelerator import has_packed_attention
 
 
@@ -202,7 +203,10 @@ class PackedAttention(MegatronModule):
         value: torch.Tensor,
         layout: PackedLayout,
         has_kernel: bool,
+        mask_of: Callable[[int], torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
+        """``mask_of`` gives the mask of a group; without it that of the window."""
+        mask_of = mask_of or partial(layout.mask, window=self._window)
         if layout.num_rows != query.size(0):
             raise ValueError(f"packed batch: {query.size(0)} tokens, its segments have {layout.num_rows}")
         query, key = self._rotate(query, layout), self._rotate(key, layout)
@@ -211,12 +215,12 @@ class PackedAttention(MegatronModule):
         if has_kernel and self.softmax_offset is None:
             return self._flash(query, key, value, layout)
         if layout.order is None:
-            return self._group(query, key, value, layout.groups[0], layout.mask(0, self._window))
+            return self._group(query, key, value, layout.groups[0], mask_of(0))
         outputs = []
         for number, group in enumerate(layout.groups):
             q = query.index_select(0, group.rows)
             k, v = (x.index_select(0, group.key_rows) for x in (key, value))
-            outputs.append(self._group(q, k, v, group, layout.mask(number, self._window)))
+            outputs.append(self._group(q, k, v, group, mask_of(number)))
         return torch.cat(outputs).index_select(0, layout.order)
 
     def _rotate(self, x: torch.Tensor, layout: PackedLayout) -> torch.Tensor:

@@ -27,6 +27,7 @@ _ACTIVATIONS = {
 # The fusions need kernels of TransformerEngine or Apex. The token dispatcher is checked even in dense
 # models: megatron-core's all-gather refuses the variable lengths that packed batches have, ours does not.
 _RUNTIME: dict[str, Any] = {
+    "mtp_num_layers": None,  # those are ours, see `slime.backends.megatron_utils.mtp`
     "variable_seq_lengths": True,
     "moe_token_dispatcher_type": "alltoall",
     "masked_softmax_fusion": False,

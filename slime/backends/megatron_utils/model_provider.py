@@ -14,9 +14,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.mtp import MtpLayers
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
+from slime.models.deepseek_v32 import INDEXER
+from slime.models.mtp import trained_mtp_layers
 from slime.utils.misc import load_function
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -56,7 +59,7 @@ def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int 
     if getattr(args, "custom_model_provider_path", None):
         model = load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
     else:
-        model = build_gpt(args, config, first, last, vp_stage)
+        model = build_gpt(args, config, first, last, vp_stage, mtp_layers=_mtp_layers(args, role))
     if role == "critic" and last:
         model.output_layer = ValueHead(get_model_config(model), args.seed)
     return model
@@ -68,16 +71,19 @@ def build_gpt(
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None = None,
+    mtp_layers: int = 0,
 ) -> GPTModel:
     """One pipeline stage, or one of its virtual stages.
 
-    ``pre_process`` adds the embedding, ``post_process`` the final norm and the head.
+    ``pre_process`` adds the embedding, ``post_process`` the final norm, the head and, as ``model.mtp``, the
+    ``mtp_layers`` layers that predict further tokens.
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """
+    layers = load_function(_spec_path(args))(args, config, vp_stage)
     model = GPTModel(
         config=config,
-        transformer_layer_spec=load_function(_spec_path(args))(args, config, vp_stage),
+        transformer_layer_spec=layers,
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -92,7 +98,15 @@ def build_gpt(
         # Rounded first, as transformers does.
         factor = float(torch.tensor(args.embedding_factor, dtype=args.params_dtype, device="cpu"))
         model.embedding.register_forward_hook(lambda module, inputs, output: output * factor)
+    if post_process and mtp_layers:
+        model.mtp = MtpLayers(config, layers, mtp_layers, args.vocab_size, vp_stage)
+        model.mtp.watch(model.decoder)
     return model
+
+
+def _mtp_layers(args: Namespace, role: str) -> int:
+    """That are built: a critic has none."""
+    return trained_mtp_layers(args) if role == "actor" else 0
 
 
 def _spec_path(args: Namespace) -> str:
@@ -103,7 +117,8 @@ def _spec_path(args: Namespace) -> str:
 def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> None:
     """Freezes by regular expressions over the parameters' global names (``re.search``). Collective.
 
-    Where the output layer shares the embedding's weight, both copies go by the name of the embedding.
+    Where the output layer shares the embedding's weight, both copies go by the name of the embedding. With
+    ``freeze_indexer`` those are frozen beside what patterns say.
 
     Raises:
         ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
@@ -113,12 +128,15 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
     frozen = getattr(args, "freeze_params_name_list", None)
     if only and frozen:
         raise ValueError("--only-train-params-name-list and --freeze-params-name-list exclude each other")
-    patterns = only or frozen
-    if not patterns:
+    patterns, indexers = only or frozen or (), getattr(args, "freeze_indexer", False)
+    if not patterns and not indexers:
         return
     params = list(_names_to_match(model))
     for name, param in params:
-        param.requires_grad = _any_match(patterns, name) == bool(only)
+        wanted = not patterns or _any_match(patterns, name) == bool(only)
+        param.requires_grad = wanted and not (indexers and re.search(INDEXER, name))
+    if not patterns:
+        return
     flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
     _check_freezing(flag, patterns, params)
 

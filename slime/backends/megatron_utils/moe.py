@@ -166,11 +166,19 @@ def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tens
     config = get_model_config(model)
     if not config.num_moe_experts:
         return None
+    # megatron-core splits it over the ranks on the first pipeline stage only.
+    mask: torch.Tensor | None = batch["padding_mask"]
+    return mask if unwrap_model(model).pre_process else padding_of_rank(config, batch)
+
+
+def padding_of_rank(config: TransformerConfig, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """The same for a layer: with sequence parallelism a rank routes a part of the row."""
+    if not config.num_moe_experts:
+        return None
     mask: torch.Tensor = batch["padding_mask"]
-    if config.sequence_parallel and not unwrap_model(model).pre_process:
-        # megatron-core splits it over the ranks on the first pipeline stage only.
-        mask = mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]
-    return mask
+    if not config.sequence_parallel:
+        return mask
+    return mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Parameters of this rank under names that are the same whatever the parallel layout."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -8,7 +9,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_model_config, unwrap_model
 
-_LAYERS = "decoder.layers."
+_IN_LAYER = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(transformer_layer\.)?(.+)")
 _EXPERTS = "mlp.experts.local_experts."
 
 
@@ -22,13 +23,9 @@ def strip_param_name_prefix(name: str) -> str:
 def named_params(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """(global name, parameter) of all chunks: layers and experts are those of the whole model, from 0."""
     for chunk in model:
-        config, offset = get_model_config(chunk), _first_layer(chunk)
+        experts, offset = get_model_config(chunk).num_moe_experts, _first_layer(chunk)
         for local_name, param in chunk.named_parameters():
-            name = strip_param_name_prefix(local_name)
-            if name.startswith(_LAYERS):
-                layer, rest = name.removeprefix(_LAYERS).split(".", 1)
-                name = f"{_LAYERS}{int(layer) + offset}.{_with_global_expert(rest, config.num_moe_experts)}"
-            yield name, param
+            yield _global_name(strip_param_name_prefix(local_name), offset, experts), param
 
 
 def named_weights(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -41,8 +38,16 @@ def named_weights(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch
             if bias is not None:
                 # Float16Module has rounded it; the router undoes that, but only in its forward pass.
                 module._maintain_float32_expert_bias()
-                layer, rest = strip_param_name_prefix(local_name).removeprefix(_LAYERS).split(".", 1)
-                yield f"{_LAYERS}{int(layer) + offset}.{rest}.expert_bias", bias
+                yield _global_name(f"{strip_param_name_prefix(local_name)}.expert_bias", offset, None), bias
+
+
+def _global_name(name: str, first_layer: int, num_experts: int | None) -> str:
+    match = _IN_LAYER.fullmatch(name)
+    if match is None:
+        return name
+    # Layers for further tokens are all on one stage.
+    number = int(match[2]) + (first_layer if match[1] == "decoder" else 0)
+    return f"{match[1]}.layers.{number}.{match[3] or ''}{_with_global_expert(match[4], num_experts)}"
 
 
 def _first_layer(chunk: torch.nn.Module) -> int:
@@ -69,6 +74,11 @@ def with_expert(name: str, offset: int) -> str:
 def is_expert(name: str) -> bool:
     """Whether a parameter belongs to an expert, and so is split over the expert-parallel ranks."""
     return _EXPERTS in name
+
+
+def is_of_mtp(name: str) -> bool:
+    """Whether a parameter belongs to a layer for further tokens."""
+    return name.startswith("mtp.")
 
 
 def partition_dim(name: str, param: torch.Tensor) -> int | None:

@@ -22,6 +22,7 @@ from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.moe import padding_mask, router_losses, router_metrics
+from slime.backends.megatron_utils.mtp_step import MtpTraining
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -29,6 +30,7 @@ from slime.backends.megatron_utils.optimizer import (
     refuses_nan,
 )
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
+from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.losses import LossFunction
@@ -42,13 +44,15 @@ from slime.utils.misc import load_function
 class TrainState:
     """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule.
 
-    ``replay`` is None where routers choose experts anew in each pass.
+    ``replay`` is None where routers choose experts anew in each pass, ``mtp`` where layers for further tokens
+    do not train.
     """
 
     model: list[DistributedDataParallel]
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     replay: RoutingReplay | None = None
+    mtp: MtpTraining | None = None
 
 
 def setup_model_and_optimizer(
@@ -69,7 +73,8 @@ def setup_model_and_optimizer(
     replay = None
     if role == "actor" and getattr(args, "use_routing_replay", False):
         replay = RoutingReplay(model, from_engine=args.use_rollout_routing_replay)
-    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay)
+    mtp = MtpTraining(args, model) if role == "actor" and trained_mtp_layers(args) else None
+    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay, mtp)
 
 
 def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
@@ -221,10 +226,12 @@ def train_one_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
-        return output, partial(loss_function, settings, batch, num_microbatches, step_global_batch_size, loss)
+        scaled = partial(loss_function, settings, batch, num_microbatches, step_global_batch_size, loss)
+        return output, state.mtp.with_loss(scaled, model, batch) if state.mtp else scaled
 
     weight = _router_loss_weight(args, data, num_microbatches, context)
-    with explained_gradients(state.model), router_losses(state.model, weight):
+    further = state.mtp.step(data, num_microbatches, context) if state.mtp else nullcontext()
+    with explained_gradients(state.model), router_losses(state.model, weight), further:
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     if state.replay:
         state.replay.forget_step()
@@ -234,7 +241,8 @@ def train_one_step(
         state.scheduler.step(increment=step_global_batch_size)
     elif refuses_nan(args):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
-    of_routers = router_metrics(state.model, num_microbatches)
+    further_losses = router_metrics(state.model, num_microbatches)
+    further_losses |= state.mtp.metrics() if state.mtp else {}
     if not context.is_last_stage:
         return {}
     per_token = args.calculate_per_token_loss
@@ -246,7 +254,7 @@ def train_one_step(
         metrics["grad_norm"] = float(grad_norm)
     if num_zeros is not None:
         metrics["num_zeros_in_grad"] = float(num_zeros)
-    metrics.update(of_routers, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
+    metrics.update(further_losses, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
 
 

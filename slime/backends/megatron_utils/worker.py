@@ -91,7 +91,7 @@ class MegatronBackend:
         if is_megatron_checkpoint(path):
             load_model_only(self.state, find_checkpoint(path, step)[1])
         else:
-            load_hf_weights(view(self._args, ModelView), self.state.model, path)
+            load_hf_weights(view(self._args, ModelView), self.state.model, path, with_mtp=False)
 
     def parallel_config(self) -> dict[str, int]:
         return {

@@ -207,6 +207,11 @@ class EngineClient:
             raise
         return True
 
+    @property
+    def has_update_session(self) -> bool:
+        """False once `begin_weight_update` has found that the server has none."""
+        return self._has_update_session
+
     def begin_weight_update(self) -> None:
         """Opens an update session. Servers that have no sessions (404) are remembered."""
         if not self._has_update_session:

@@ -19,7 +19,10 @@ from tests.engines.embedded import make_checkpoint
 from tests.families import tiny_family
 
 IDS = [(7 * i) % 256 for i in range(30)]
-FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite")
+FAMILIES = (
+    *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite"),
+    "glm_moe_dsa",
+)
 
 
 def make_family(family, path):

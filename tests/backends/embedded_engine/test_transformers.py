@@ -8,9 +8,10 @@ from slime.backends.embedded_engine.build import build_executor
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
+from tests.backends.embedded_engine.test_scheduler import make_state, mixed_requests, run_all
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
 
-LIMITS = Limits(rows=4, tokens=512, chunk=64, context=128)
+LIMITS = Limits(rows=16, tokens=2048, chunk=64, context=128)
 IDS = [(7 * i) % 256 for i in range(40)]
 
 
@@ -60,19 +61,42 @@ def glm4(tmp_path_factory):
     return serve(path)
 
 
-def test_a_sequence_is_the_same_to_the_last_bit_in_any_company(glm4):
-    executor, _ = glm4
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_sequence_is_the_same_to_the_last_bit_in_any_company(tmp_path, family):
+    """Alone, and as one of nine that are as long as it, or longer than a span of attention."""
+    tiny_family(family, tmp_path)
+    executor, _ = serve(tmp_path)
     alone = stepwise(executor, IDS[:9], IDS[9:12])
-    with torch.inference_mode():
-        together = executor.prefill([IDS[20:], IDS[:9]], 0)[1, :9]
-        parts = [together]
-        for position, token in enumerate(IDS[9:12], 9):
-            ids, positions = torch.tensor([5, token]), torch.tensor([20, position])
-            parts.append(executor.decode(ids, positions, 0, 21)[1:])
-        assert torch.equal(executor.model.logits(torch.cat(parts)), alone)
+    lengths = [70, 20, 9, 3, 64, 9, 1, 30]
+    others = [[(11 * i + length) % 256 for i in range(length)] for length in lengths]
+    together = [executor.prefill([*others, IDS[:9]], 0)[-1, :9]]
+    for step, token in enumerate(IDS[9:12]):
+        ids = torch.tensor([*range(len(others)), token])
+        positions = torch.tensor([*lengths, 9]) + step
+        together.append(executor.decode(ids, positions, 0, 71 + step)[-1:])
+    assert torch.equal(executor.model.logits(torch.cat(together)), alone)
 
 
-@pytest.mark.parametrize("family", ["glm4", "qwen3_next"])
+@pytest.mark.parametrize("family", ["glm4", "deepseek_v3", "gpt_oss", "qwen3_5_moe_text"])
+def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family):
+    """Through the scheduler, which moves rows, copies prompts and cuts long ones into chunks."""
+    tiny_family(family, tmp_path)
+    flags = {"chunked_prefill_size": 64, "max_running_requests": 5}
+    answers = []
+    for company in (1, 12):
+        scheduler = make_state((tmp_path,), **flags).engine.scheduler
+        requests = mixed_requests(12)
+        for start in range(0, len(requests), company):
+            scheduler.waiting.extend(requests[start : start + company])
+            run_all(scheduler)
+        answers.append([(s.output_ids, s.output_logprobs) for s in requests])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    "family", ["glm4", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_next", "glm_moe_dsa-shared"]
+)
 def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(tmp_path, family):
     tiny_family(family, tmp_path)
     executor, _ = serve(tmp_path)

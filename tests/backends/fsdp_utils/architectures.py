@@ -47,6 +47,7 @@ def model_args(path: str, **overrides) -> SimpleNamespace:
         seed=1,
         only_train_params_name_list=None,
         freeze_params_name_list=None,
+        freeze_indexer=False,
     )
     return SimpleNamespace(**{**defaults, **overrides})
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.backends.fsdp_harness import fsdp_args, train
+from slime.ray.train_worker import TrainWorker
+from tests.backends.fsdp_harness import fsdp_args, train, weights_of
+from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import random_rollout, trainer_args
+from tests.trainer_batches import random_rollout, split, trainer_args
 
 ROOT = Path(__file__).parents[3]
 # Old log-probs around the model's, a reference, ratios, clipping, an entropy bonus: all of the policy loss.
@@ -22,6 +24,16 @@ BATCHES = {
     "per token": {"calculate_per_token_loss": True, "lr_decay_style": "cosine", "lr_warmup_iters": 1},
     "two steps": {"global_batch_size": 4, "advantage_estimator": "gspo", "clip_grad": 0.0},
 }
+WHOLE_SEQUENCES = {
+    "GSPO": {"advantage_estimator": "gspo", "global_batch_size": 4},
+    "OPSM": {"use_opsm": True, "opsm_delta": 1e-3, "calculate_per_token_loss": True, "global_batch_size": 4},
+}
+OPTIMIZERS = {
+    "SGD": {"optimizer": "sgd", "sgd_momentum": 0.8, "lr": 0.05},
+    "SGD without momentum": {"optimizer": "sgd", "sgd_momentum": 0.0, "lr": 0.05, "weight_decay": 2.0},
+    "Adam, decay in the gradient": {"decoupled_weight_decay": False, "weight_decay": 2.0},
+}
+CP2 = {"context_parallel_size": 2}
 FSDP = {
     "1 rank": (1, {}),
     "2 ranks": (2, {}),
@@ -29,6 +41,15 @@ FSDP = {
     "1 rank, padded rows": (1, {"attn_implementation": "sdpa", "gradient_checkpointing": True}),
     "2 ranks, eager": (2, {"attn_implementation": "eager"}),
     "2 ranks, weights on the host": (2, {"fsdp_cpu_offload": True}),
+    "CP 2": (2, CP2),
+    "CP 2, contiguous, checkpointing": (2, CP2 | {"allgather_cp": True, "gradient_checkpointing": True}),
+    "CP 2 x DP 2": (4, CP2),
+}
+# What a rank does with other weights than the trained ones.
+VERSIONS = {
+    "moving reference": {"use_kl_loss": True, "kl_loss_coef": 0.5, "ref_update_interval": 1},
+    "old actor": {"keep_old_actor": True, "ref_update_interval": 2},
+    "teacher": {"use_opd": True, "opd_type": "megatron", "opd_kl_coef": 0.7},
 }
 
 
@@ -49,22 +70,23 @@ def megatron(checkpoint, rollouts):
 
     def outcome(batches):
         if batches not in outcomes:
-            args = trainer_args(checkpoint, **LOSS, **BATCHES[batches])
+            kinds = {**BATCHES, **OPTIMIZERS, **WHOLE_SEQUENCES}
+            args = trainer_args(checkpoint, **{**LOSS, **kinds[batches]})
             (outcomes[batches],) = run_ranks(train, 1, args, rollouts)
         return outcomes[batches]
 
     return outcome
 
 
-def assert_same(found, wanted):
+def assert_same(found, wanted, rounding=1e-8):
     tolerance = 1e-5
     for (steps, rollout), (wanted_steps, wanted_rollout) in zip(
         found["reports"], wanted["reports"], strict=True
     ):
-        assert rollout == pytest.approx(wanted_rollout, rel=tolerance, abs=1e-8)
+        assert rollout == pytest.approx(wanted_rollout, rel=tolerance, abs=rounding)
         for step, wanted_step in zip(steps, wanted_steps, strict=True):
             assert step.keys() == wanted_step.keys()
-            assert step == pytest.approx(wanted_step, rel=tolerance, abs=1e-8)
+            assert step == pytest.approx(wanted_step, rel=tolerance, abs=rounding)
             # Adam makes much of the last bits of gradients that are almost 0.
             tolerance = 1e-3
     assert found["weights"].keys() == wanted["weights"].keys()
@@ -91,6 +113,43 @@ def test_steps_equal_those_of_megatron_however_they_are_computed(variant, checkp
     assert_same(run_ranks(train, world_size, args, rollouts)[0], megatron("per token"))
 
 
+@pytest.mark.parametrize("batches", WHOLE_SEQUENCES)
+def test_losses_of_whole_sequences_in_parts(batches, checkpoint, rollouts, megatron):
+    args = fsdp_args(checkpoint, **{**LOSS, **WHOLE_SEQUENCES[batches], **CP2})
+    results = run_ranks(train, 2, args, rollouts)
+    assert_same(results[0], megatron(batches))
+
+
+@pytest.mark.parametrize("versions", VERSIONS)
+def test_other_weights_take_their_turns(versions, checkpoint, rollouts, tmp_path):
+    flags = {**LOSS, "use_kl_loss": False, "kl_loss_coef": 0.0, "global_batch_size": 4, **VERSIONS[versions]}
+    if versions == "teacher":
+        flags["opd_teacher_load"] = save_tiny_hf(tmp_path, "qwen3", seed=9)
+    rollouts = [*rollouts, random_rollout(256, seed=2)]
+    (wanted,) = run_ranks(_with_updates, 1, trainer_args(checkpoint, **flags), rollouts)
+    found = run_ranks(_with_updates, 2, fsdp_args(checkpoint, **flags), rollouts)[0]
+    assert_same(found, wanted, rounding=2e-6)  # the mean of differences of either sign
+
+
+def _with_updates(rank, args, rollouts):
+    """Trains on the rollouts, sending the weights after each but the first."""
+    worker = TrainWorker(args)
+    worker.start()
+    reports = []
+    for rollout_id, rollout in enumerate(rollouts):
+        report = worker.train_shard(rollout_id, split(args, rollout, worker.parallel_config()))[0]
+        reports.append([report["train"], report["rollout"]] if report else [])
+        if args.keep_old_actor and rollout_id:
+            worker.backend.versions.copy(src_tag="actor", dst_tag="rollout_actor")
+    return {"reports": reports, "weights": weights_of(worker)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_other_optimizers(optimizer, checkpoint, rollouts, megatron):
+    args = fsdp_args(checkpoint, **LOSS, **OPTIMIZERS[optimizer])
+    assert_same(run_ranks(train, 2, args, rollouts)[0], megatron(optimizer))
+
+
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "qwen3_moe"])
 def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, rollouts):
     path = save_tiny_hf(tmp_path, model_type)
@@ -99,6 +158,17 @@ def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, roll
     # A parameter group of megatron-core's for experts, at the same rate.
     assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
     assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
+
+
+def test_sparse_attention_in_padded_rows(tmp_path, rollouts):
+    """Of transformers, whose packed rows would mix sequences: the trainer notices."""
+    path, frozen = str(tmp_path), {"freeze_indexer": True}
+    tiny_family("glm_moe_dsa", tmp_path)
+    flags = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0], **frozen}
+    flags["moe_router_bias_update_rate"] = 0.0
+    (wanted,) = run_ranks(train, 1, trainer_args(path, **LOSS, **flags), rollouts[:1])
+    assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
+    assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS, **frozen), rollouts[:1])[0], wanted)
 
 
 def test_nothing_of_it_loads_megatron_core(checkpoint, tmp_path):

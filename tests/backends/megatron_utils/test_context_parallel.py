@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from slime.backends.megatron_utils.cp_utils import (
     all_gather_with_cp,
@@ -16,14 +17,22 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 
 HERE = "tests.backends.megatron_utils.test_context_parallel"
 CP = {"context_parallel_size": 2}
+SEQUENCE_MIS = {
+    **{"use_tis": True, "use_rollout_logprobs": False, "tis_needs_mean": True, "tis_batch_normalize": True},
+    **{"tis_function_path": "slime.training.losses.mis.mis_function", "tis_level": "sequence"},
+    **{"tis_mode": "truncate", "tis_upper_bound": 2.0, "tis_lower_bound": 0.5},
+    **{"use_rs": True, "rs_level": "geometric", "rs_upper_bound": 1.2, "rs_lower_bound": 0.9},
+    **{"rs_veto_threshold": 0.3},
+}
 VARIANTS = {
     "GRPO, dynamic batches, KL in the loss": {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
     "micro-batches of 1": {"use_dynamic_batch_size": False},
     "micro-batches of 2": {"use_dynamic_batch_size": False, "micro_batch_size": 2},
     "mean over tokens": {"calculate_per_token_loss": True, "entropy_coef": 0.01},
     "several steps, whitened": {"global_batch_size": 6, "normalize_advantages": True},
-    "GSPO": {"advantage_estimator": "gspo"},
+    "GSPO, several steps": {"advantage_estimator": "gspo", "global_batch_size": 4},
     "OPSM": {"use_opsm": True, "opsm_delta": 1e-3},
+    "sequence-level MIS": SEQUENCE_MIS,
     "sequence-level correction by a plug-in": {
         "use_tis": True,
         "use_rollout_logprobs": False,
@@ -71,9 +80,12 @@ def loss_of_pieces(args, batch, logits, sum_of_sample_mean):
     return loss, {"loss": loss}
 
 
+NEAR = {"sequence-level MIS", "GSPO, several steps"}
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3", num_hidden_layers=2)
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3", num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +107,20 @@ def rollout():
     return batch
 
 
+@pytest.fixture(scope="module")
+def near(checkpoint, rollout):
+    """The same with log-probs of the engine around the model's, so that few weights are out of bounds."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    generator, found = torch.Generator().manual_seed(7), []
+    for tokens, response in zip(rollout["tokens"], rollout["response_lengths"], strict=True):
+        prompt = len(tokens) - response
+        with torch.no_grad():
+            log_probs = model(input_ids=torch.tensor([tokens])).logits[0, prompt - 1 : -1].log_softmax(-1)
+        chosen = log_probs.gather(-1, torch.tensor(tokens[prompt:], dtype=torch.int64)[:, None])[:, 0]
+        found.append((chosen + 0.2 * torch.randn(chosen.shape, generator=generator)).tolist())
+    return {**rollout, "rollout_log_probs": found}
+
+
 def _step(rank, args, rollout):
     worker = TrainWorker(args)
     worker.start()
@@ -113,11 +139,43 @@ def _trained(args, world_size, rollout):
     return report, results[0]["weights"]
 
 
+@pytest.fixture(scope="module")
+def alone(checkpoint, rollout, near):
+    """The arguments of a variant, its rollout, and the step of one process."""
+    found = {}
+
+    def of(variant):
+        if variant not in found:
+            flags = {"use_rollout_logprobs": True, "global_batch_size": 12, **VARIANTS[variant]}
+            batch = near if variant in NEAR else rollout
+            step = _trained(trainer_args(checkpoint, **flags), 1, batch)
+            found[variant] = flags, batch, step
+        return found[variant]
+
+    return of
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_two_ranks_take_the_step_of_one(variant, checkpoint, rollout):
-    flags = {"use_rollout_logprobs": True, "global_batch_size": 12, **VARIANTS[variant]}
-    args = lambda **layout: trainer_args(checkpoint, **{**flags, **layout})
-    (one, expected), (two, weights) = _trained(args(), 1, rollout), _trained(args(**CP), 2, rollout)
+def test_two_ranks_take_the_step_of_one(variant, checkpoint, alone):
+    _check(variant, 2, CP, checkpoint, alone)
+
+
+@pytest.mark.parametrize("variant", ["GSPO, several steps", "sequence-level MIS"])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_so_do_four(variant, contiguous, checkpoint, alone):
+    """Some have no token of the shortest sequences."""
+    _check(variant, 4, {"context_parallel_size": 4, "allgather_cp": contiguous}, checkpoint, alone)
+
+
+@pytest.mark.parametrize("layout", ["PP 2 + VPP 2", "DP 2"])
+def test_whole_sequences_in_other_layouts(layout, checkpoint, alone):
+    stages = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    _check("sequence-level MIS", 2, {"PP 2 + VPP 2": stages, "DP 2": {}}[layout], checkpoint, alone)
+
+
+def _check(variant, world_size, layout, checkpoint, alone):
+    flags, batch, (one, expected) = alone(variant)
+    two, weights = _trained(trainer_args(checkpoint, **{**flags, **layout}), world_size, batch)
     assert [*one["train"][0]] == [*two["train"][0]]
     for alone, shared in zip([*one["train"], one["rollout"]], [*two["train"], two["rollout"]], strict=True):
         assert shared == pytest.approx(alone, rel=1e-5, abs=1e-7, nan_ok=True)

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
-import transformers
 
 from slime.backends.megatron_utils.named_params import named_params
 from slime.ray.train_worker import TrainWorker
+from tests.backends.critic_reference import PPO, transformers_steps
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import critic_args, random_rollout, split, trainer_args
 
@@ -19,9 +18,16 @@ LAYOUTS = {
     "DP 2": (2, {}),
     "CP 2": (2, {"context_parallel_size": 2}),
 }
-CLIP, GAMMA, LAMBDA = 0.02, 0.98, 0.9
-# Two steps of 4 samples: in the second one values have moved, so clipping matters.
-PPO = dict(value_clip=CLIP, gamma=GAMMA, lambd=LAMBDA, clip_grad=1.0)
+EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+ALL_TO_ALL = {"moe_token_dispatcher_type": "alltoall"}
+NOT_BALANCED = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+LAYOUTS_OF_EXPERTS = {
+    "EP 2": (2, EP2 | ALL_TO_ALL),
+    "EP 2, all-gather, TP 2 + SP": (2, EP2 | LAYOUTS["TP 2 + SP"][1]),
+    "ETP 2": (2, LAYOUTS["TP 2 + SP"][1] | ALL_TO_ALL),
+    "EP 2, CP 2": (2, EP2 | ALL_TO_ALL | LAYOUTS["CP 2"][1]),
+    "PP 2 + VPP 2": LAYOUTS["PP 2 + VPP 2"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,61 +42,7 @@ def rollout():
 
 @pytest.fixture(scope="module")
 def reference(checkpoint, rollout):
-    return _transformers_steps(checkpoint, rollout)
-
-
-def _gae(rewards, values):
-    """Advantages by the sum they are defined as (arXiv 1506.02438, eq. 16)."""
-    deltas = [
-        r + GAMMA * (values[t + 1] if t + 1 < len(values) else 0.0) - values[t] for t, r in enumerate(rewards)
-    ]
-    return [
-        sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))
-    ]
-
-
-def _transformers_steps(checkpoint, rollout):
-    """Two optimizer steps, sample by sample; the head starts as the critic's does."""
-    trunk = transformers.AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
-    weight = torch.empty(1, 64).normal_(0, 0.02, generator=torch.Generator().manual_seed(1234))
-    head = {"weight": torch.nn.Parameter(weight), "bias": torch.nn.Parameter(torch.zeros(1))}
-
-    def values_of(i):
-        tokens, response = rollout["tokens"][i], rollout["response_lengths"][i]
-        hidden = trunk(input_ids=torch.tensor([tokens])).last_hidden_state[0]
-        return F.linear(hidden, head["weight"], head["bias"])[-response - 1 : -1, 0]
-
-    with torch.no_grad():
-        old = [values_of(i) for i in range(8)]
-    masks = [torch.tensor(mask, dtype=torch.bool) for mask in rollout["loss_masks"]]
-    targets = []
-    for values, mask, reward in zip(old, masks, rollout["rewards"], strict=True):
-        trained = values[mask].double().tolist()
-        advantages = _gae([0.0] * (len(trained) - 1) + [reward], trained)
-        targets.append(torch.tensor(advantages) + values[mask])
-    params = [*trunk.parameters(), *head.values()]
-    groups = [
-        {"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.98), eps=1e-8)
-    steps = []
-    for members in (range(4), range(4, 8)):
-        optimizer.zero_grad()
-        total = clipped = 0.0
-        for i in members:
-            new, before = values_of(i)[masks[i]], old[i][masks[i]]
-            near = before + (new - before).clamp(-CLIP, CLIP)
-            loss = torch.maximum((new - targets[i]) ** 2, (near - targets[i]) ** 2).mean() / 4
-            loss.backward()
-            total += loss.item()
-            clipped += ((new - before).abs() > CLIP).float().mean().item() / 4
-        norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
-        steps.append({"value_loss": total, "value_clipfrac": clipped, "grad_norm": float(norm)})
-    head = {f"output_layer.{name}": p.detach() for name, p in head.items()}
-    norm = {"decoder.final_layernorm.weight": trunk.norm.weight.detach()}
-    return {"steps": steps, "weights": {**head, **norm}, "values": old}
+    return transformers_steps(checkpoint, rollout)
 
 
 def _critic_steps(rank, args, rollout):
@@ -114,12 +66,26 @@ def test_two_steps_agree_with_transformers(layout, checkpoint, rollout, referenc
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_so_do_other_families(family, rollout, tmp_path):
     checkpoint = save_tiny_hf(tmp_path, family)
-    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
-    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO, **experts), rollout)
-    _expect(results, _transformers_steps(checkpoint, rollout))
+    results = run_ranks(_critic_steps, 1, critic_args(checkpoint, **PPO), rollout)
+    _expect(results, transformers_steps(checkpoint, rollout))
+
+
+@pytest.fixture(scope="module")
+def experts(rollout, tmp_path_factory):
+    """A mixture of experts, and the steps of its critic."""
+    path = save_tiny_hf(tmp_path_factory.mktemp("experts"), "qwen3_moe")
+    return path, transformers_steps(path, rollout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_EXPERTS)
+def test_so_does_a_mixture_of_experts(layout, experts, rollout):
+    world_size, overrides = LAYOUTS_OF_EXPERTS[layout]
+    path, reference = experts
+    args = critic_args(path, **PPO, **NOT_BALANCED, **overrides)
+    _expect(run_ranks(_critic_steps, world_size, args, rollout), reference)
 
 
 def _expect(results, reference):

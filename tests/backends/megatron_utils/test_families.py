@@ -29,6 +29,48 @@ MEMBERS = dict.fromkeys(LAYOUTS, FAMILIES) | {
     "EP 2": MOE,
 }
 LAYOUTS["TP 2, ETP 1"] = ETP1
+_PARTLY_ROTATED = {
+    **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4},
+    "partial_rotary_factor": 0.5,
+}
+# What published models, or such as are made of them, set otherwise than the tiny ones of `tests.families`.
+VARIANTS = {
+    "all experts' shares": ("qwen3_next", {"norm_topk_prob": False, "mlp_only_layers": None}),
+    "every second layer has experts": (
+        "qwen3_next",
+        {"decoder_sparse_step": 2, "mlp_only_layers": [], "tie_word_embeddings": True},
+    ),
+    "delta nets in other layers, longer context": (
+        "qwen3_5_text",
+        {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
+            **{"rope_parameters": _PARTLY_ROTATED, "tie_word_embeddings": False, "linear_num_value_heads": 2},
+        },
+    ),
+    "as many groups as heads": (
+        "qwen3_5_moe_text",
+        {"num_key_value_heads": 8, "rope_parameters": _PARTLY_ROTATED, "tie_word_embeddings": True},
+    ),
+    "windows in other layers": (
+        "gpt_oss",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "swiglu_limit": 7.0},
+            **{"head_dim": 24, "tie_word_embeddings": True, "num_experts_per_tok": 4},
+        },
+    ),
+    "no dense layer, a large factor": (
+        "deepseek_v2",
+        {"first_k_dense_replace": 0, "routed_scaling_factor": 16.0, "n_group": 2, "topk_group": 1},
+    ),
+    "linear rotary embedding": (
+        "deepseek_v2-lite",
+        {
+            "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4},
+            **{"first_k_dense_replace": 2, "tie_word_embeddings": True, "n_shared_experts": 1},
+        },
+    ),
+}
 CASES = [(layout, family) for layout, families in MEMBERS.items() for family in families]
 
 
@@ -103,6 +145,29 @@ def test_logits_are_those_of_transformers(checkpoints, results, layout, family):
     assert found
     for logits in found:
         assert (logits - expected).abs().max() < tolerance(family)
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory):
+    """(what the trainer gives, the transformers model) of each."""
+    root = tmp_path_factory.mktemp("variants")
+    models = {
+        name: tiny_family(family, root / str(number), **changes)
+        for number, (name, (family, changes)) in enumerate(VARIANTS.items())
+    }
+    losses = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    runs = {name: make_args(root / str(number), **losses) for number, name in enumerate(VARIANTS)}
+    (found,) = run_ranks(_logits_and_weights, 1, runs)
+    return {name: (found[name], model) for name, model in models.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_a_model_sets_otherwise_is_computed_so(variants, variant):
+    found, model = variants[variant]
+    with torch.no_grad():
+        expected = torch.cat([model(segment[None]).logits[0] for segment in _segments()])
+    scale = expected.std().clamp(min=1)
+    assert (found["logits"] - expected).abs().max() < tolerance(VARIANTS[variant][0]) * scale
 
 
 @pytest.mark.parametrize(("layout", "family"), CASES)

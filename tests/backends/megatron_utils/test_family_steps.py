@@ -22,6 +22,12 @@ CASES = {
     "minimax_m2, TP 2": ("minimax_m2", TP2),
     "deepseek_v3, TP 2, EP 2": ("deepseek_v3", TP2 | EP2),
     "deepseek_v3, CP 2": ("deepseek_v3", CP2),
+    "deepseek_v32, TP 2, EP 2": ("deepseek_v32", TP2 | EP2 | {"freeze_indexer": True}),
+    "glm_moe_dsa with shared indexers, CP 2": ("glm_moe_dsa-shared", CP2 | {"freeze_indexer": True}),
+    "glm_moe_dsa with an indexer shared by two stages": (
+        "glm_moe_dsa-shared",
+        {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 3, "freeze_indexer": True},
+    ),
     "deepseek_v2, TP 2": ("deepseek_v2", TP2),
     "moonlight, TP 2": ("moonlight", TP2),
     "qwen3_next, TP 2": ("qwen3_next", TP2),

@@ -28,7 +28,27 @@ LAYER = {
     "mlp.linear_fc1.weight": "mlp.linear_fc1.weight",
     "mlp.linear_fc2.weight": "mlp.linear_fc2.weight",
 }
+# Of a mixture of experts: what is before them is fused with nothing.
+LAYER_OF_EXPERTS = {
+    **{name: fused for name, fused in LAYER.items() if not name.startswith(("mlp.", "pre_mlp"))},
+    "pre_mlp_layernorm.weight": "pre_mlp_layernorm.weight",
+    "mlp.router.weight": "mlp.router.weight",
+}
+OF_EXPERT = ("linear_fc1.weight", "linear_fc2.weight")
 WHOLE = ("embedding.word_embeddings.weight", "decoder.final_layernorm.weight")
+
+
+def _in_layer(args):
+    """Of what a layer has: its plain name, that of TransformerEngine, and its place in a further axis."""
+    if not getattr(args, "num_experts", None):
+        yield from ((plain, fused, ()) for plain, fused in LAYER.items())
+        return
+    yield from ((plain, fused, ()) for plain, fused in LAYER_OF_EXPERTS.items())
+    for expert in range(args.num_experts):
+        for name in OF_EXPERT:
+            plain = f"mlp.experts.local_experts.{expert}.{name}"
+            # Of grouped and of sequential experts alike.
+            yield plain, f"mlp.experts.experts.{name}", (expert, args.num_experts)
 
 
 def _write(rank, args, hf, root, directory, numbered):
@@ -45,19 +65,21 @@ def _write(rank, args, hf, root, directory, numbered):
             rule = rules.rule_for(name)
             return rule.merge([reader.read(hf_name) for hf_name in rule.hf_names], view(args, ModelView))
 
-        for name in WHOLE:
+        for name in (*WHOLE, *(["output_layer.weight"] if args.untie_embeddings_and_output_weights else [])):
             content[name] = ShardedTensor.from_rank_offsets(name, value(name))
         for layer in range(args.num_layers):
-            for plain, fused in LAYER.items():
+            for plain, fused, place in _in_layer(args):
                 own = f"decoder.layers.{layer}.{plain}"
                 key = f"decoder.layers.{layer}.{fused}" if numbered else f"decoder.layers.{fused}"
                 offsets = () if numbered else ((0, layer, args.num_layers),)
+                offsets += ((len(offsets), *place),) if place else ()
                 content[own] = ShardedTensor.from_rank_offsets(
                     key, value(own), *offsets, prepend_axis_num=len(offsets)
                 )
     for layer in range(args.num_layers):
         scales = (io.BytesIO(b"scales"), (args.num_layers,), (layer,))
-        key = "decoder.layers.mlp.linear_fc1._extra_state"
+        kind = "mlp.experts.experts" if getattr(args, "num_experts", None) else "mlp"
+        key = f"decoder.layers.{kind}.linear_fc1._extra_state"
         content[f"decoder.layers.{layer}.mlp.linear_fc1._extra_state"] = ShardedObject(key, *scales)
     others = {"args": argparse.Namespace(num_layers=4), "checkpoint_version": 3.0, "iteration": 1}
     path = Path(root) / directory
@@ -111,6 +133,26 @@ def test_a_release_is_loaded_by_its_names(trained, converted, tmp_path, numbered
         for result in results:
             assert result["start"] == 0
             assert_is(result["weights"], converted)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """Two mixtures of experts in every layer."""
+    root = tmp_path_factory.mktemp("experts")
+    return [save_tiny_hf(root / str(seed), "qwen3_moe", seed=seed, mlp_only_layers=[]) for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_so_is_one_of_a_mixture_of_experts(experts, tmp_path, numbered):
+    mine, other = experts
+    write(mine, other, tmp_path, numbered=numbered)
+    parallel = dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+    balance = dict(moe_router_load_balancing_type=["aux_loss"], moe_aux_loss_coeff=[0.0])
+    flags = dict(
+        moe_token_dispatcher_type="alltoall", load=str(tmp_path), finetune=True, **parallel, **balance
+    )
+    for result in run_ranks(_load, 2, trainer_args(mine, **flags), "load"):
+        assert_is(result["weights"], other)
 
 
 def test_a_release_is_a_reference(trained, converted, tmp_path):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.backends.megatron_utils.layers import PackedAttention, apply_rope
-from slime.backends.megatron_utils.packed_layout import PackedLayout, similar_lengths
 from slime.models.rope import Rope
 from slime.training.context_parallel import Piece, RowSplit
+from slime.training.packed_layout import PackedLayout, similar_lengths
 
 CPU = torch.device("cpu")
 

@@ -21,7 +21,7 @@ LAYOUTS = {
 }
 FLAGS = {
     **{"num_rollout": 4, "use_rollout_logprobs": True, "moe_router_load_balancing_type": ["aux_loss"]},
-    **{"moe_aux_loss_coeff": [0.0], "moe_token_dispatcher_type": "alltoall"},
+    **{"moe_aux_loss_coeff": [0.0], "moe_token_dispatcher_type": "alltoall", "freeze_indexer": True},
 }
 
 
@@ -82,9 +82,9 @@ def _check_other_layout(checkpoint, rollouts, path, saved_in, loaded_in):
         )
 
 
-@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3", "glm_moe_dsa-shared", "qwen3_next"])
 def test_layers_of_other_families_go_on_in_another_layout_too(rollouts, tmp_path, family):
-    """Norms over all ranks' heads, projections that each rank has whole, biases of experts, delta nets."""
+    """Norms over all ranks' heads, projections that each rank has whole, biases, indexers, delta nets."""
     tiny_family(family, tmp_path / "hf")
     _check_other_layout(tmp_path / "hf", rollouts, tmp_path / "save", "TP 2, EP 2", "1 process")
 

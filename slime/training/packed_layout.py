@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 
 from slime.models.rope import Rope, inverse_frequencies
 from slime.training.context_parallel import Piece, RowSplit
@@ -33,13 +32,18 @@ class SegmentGroup:
     keys: int
     mask: torch.Tensor | None
 
+    def seen(self, begin: int, end: int) -> torch.Tensor:
+        """[segments or 1, end - begin, keys] bool, which keys the queries of these slots see."""
+        if self.mask is not None:
+            return self.mask[:, 0, begin:end]
+        slots = torch.arange(max(self.keys, end), device=self.rows.device)
+        return (slots[: self.keys] <= slots[begin:end, None])[None]
+
     def within(self, window: int) -> torch.Tensor | None:
         """The mask where a query sees the last ``window`` of these keys only, its own among them."""
         if self.mask is None and window >= self.keys:
             return None
-        seen = self.mask
-        if seen is None:
-            seen = torch.ones(self.length, self.keys, dtype=torch.bool, device=self.rows.device).tril()
+        seen = self.seen(0, self.length)[:, None]
         last = seen.sum(-1, keepdim=True) - 1
         return seen & (torch.arange(self.keys, device=seen.device) > last - window)
 
@@ -65,20 +69,22 @@ class PackedLayout:
         pieces: in the order of this rank's rows.
         slots: where the key of each row of the whole batch is after gathering; None if this rank has all.
         lengths: of all segments of the whole batch; empty if this rank has all.
+        left: what layers leave for later layers of the same micro-batch, by names of theirs.
     """
 
     pieces: list[Piece]
     device: torch.device
     slots: torch.Tensor | None = None
     lengths: tuple[int, ...] = ()
+    left: dict[str, Any] = field(default_factory=dict)
     _rope: dict[tuple[Rope, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
     _windows: dict[tuple[int, int], torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: PackedSeqParams) -> "PackedLayout":
-        """The layout of ``params``, kept on it; that of the ``row_split`` that `get_batch` has put there."""
+    def of(cls, params: Any) -> "PackedLayout":
+        """The layout of megatron-core's ``PackedSeqParams``, kept on it, or that of its ``row_split``."""
         layout = getattr(params, "segment_layout", None)
         if layout is None:
             device, split = params.cu_seqlens_q.device, getattr(params, "row_split", None)
@@ -122,6 +128,11 @@ class PackedLayout:
     @cached_property
     def num_rows(self) -> int:
         return sum(piece.end - piece.begin for piece in self.pieces)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest segment of the whole batch, on every rank the same."""
+        return max(self.lengths or [piece.end - piece.segment for piece in self.pieces])
 
     @cached_property
     def positions(self) -> torch.Tensor:

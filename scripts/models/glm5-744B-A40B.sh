@@ -1,0 +1,42 @@
+# GLM-5, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings. A run needs
+# --freeze-indexer.
+MODEL_ARGS=(
+    --num-layers 78
+    --hidden-size 6144
+    --ffn-hidden-size 12288
+    --num-attention-heads 64
+    --disable-bias-linear
+    --swiglu
+    --normalization RMSNorm
+    --norm-epsilon 1e-5
+    --position-embedding-type rope
+    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
+    --vocab-size 154880
+    --untie-embeddings-and-output-weights
+    --multi-latent-attention
+    --q-lora-rank 2048
+    --kv-lora-rank 512
+    --qk-head-dim 192
+    --qk-pos-emb-head-dim 64
+    --v-head-dim 256
+    --qk-layernorm
+    --dsa-indexer-n-heads 32
+    --dsa-indexer-head-dim 128
+    --dsa-indexer-topk 2048
+    --num-experts 256
+    --moe-layer-freq "[0]*3+[1]*75"
+    --moe-ffn-hidden-size 2048
+    --moe-router-topk 8
+    --moe-shared-expert-intermediate-size 2048
+    --moe-router-pre-softmax
+    --moe-router-score-function sigmoid
+    --moe-router-enable-expert-bias
+    --moe-router-bias-update-rate 0
+    --moe-router-num-groups 1
+    --moe-router-group-topk 1
+    --moe-router-topk-scaling-factor 2.5
+    --moe-router-dtype fp32
+    --moe-token-dispatcher-type alltoall
+    --moe-token-drop-policy probs
+    --moe-aux-loss-coeff 0
+)

@@ -1,0 +1,137 @@
+"""Engines whose weights are quantised, and which are to be given the trainer's: what cannot be done.
+
+Read off SGLang 0.5.17 and 0.5.23. What a server does to weights when it has loaded them has to be undone
+before the next ones: that is nothing for float8 in blocks; experts of 4-bit integers are put back by
+``/begin_weight_update``; all else stays as it was made and takes no others.
+"""
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.served_models import PLACEHOLDER, ModelConfig
+from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.quantization import KEYS, Quantization, read_quantization
+
+_PLAIN = "an unquantised checkpoint, which tools/fp8_cast_bf16.py makes of it"
+
+
+def bad_formats(args: Namespace) -> Iterator[str]:
+    """Formats in which engines take no updates, and updates that would need two formats at once."""
+    if args.debug_rollout_only:
+        return
+    paths = _updated_paths(args)
+    yield from _two_formats(paths)
+    for path in paths:
+        with contextlib.suppress(HfConfigError):  # another look says so
+            found = read_quantization(HfConfig.read(path))
+            if args.rollout_engine == "sglang":
+                yield from _beyond_sglang(path, found)
+            yield from _not_the_same_again(args, path, found)
+    if args.rollout_engine == "sglang":
+        for model in args.served_models:
+            if model.update_weights:
+                yield from _bad_options(args, model)
+
+
+def packed_beyond_experts(args: Namespace) -> Iterator[str]:
+    """Layers of 4-bit integers that SGLang cannot give other weights; reads no more than headers."""
+    if args.debug_rollout_only or args.rollout_engine != "sglang":
+        return
+    for path in _updated_paths(args):
+        with contextlib.suppress(HfConfigError, ValueError):
+            found = read_quantization(HfConfig.read(path))
+            if found is None or found.kind != "int4" or not any(Path(path).glob("*.safetensors")):
+                continue
+            from slime.models.weights_dir import WeightsReader  # imports torch
+
+            with WeightsReader(path) as reader:
+                others = sorted(name for name in reader.quantized if ".experts." not in name)
+            if others:
+                yield (
+                    f"{path}: {others[0]} is packed, and SGLang cannot replace packed weights but those of "
+                    "routed experts (wanted: all others plain, as tools/convert_hf_to_int4.py leaves them)"
+                )
+
+
+def _updated_paths(args: Namespace) -> list[str]:
+    """Of what the engines that get the trainer's weights start with."""
+    if args.rollout_external:
+        return [args.hf_checkpoint]
+    updated = [model for model in args.served_models if model.update_weights]
+    return list(dict.fromkeys(model.model_path or args.hf_checkpoint for model in updated))
+
+
+def _two_formats(paths: list[str]) -> Iterator[str]:
+    described: list[tuple[str, Any]] = []
+    for path in paths:
+        with contextlib.suppress(HfConfigError):
+            described.append((path, HfConfig.read(path).mapping(*KEYS) or None))
+    for path, found in described[1:]:
+        if found != described[0][1]:
+            yield (
+                f"--sglang-config: {described[0][0]} and {path} have different quantization_config, and both "
+                "get the trainer's weights (wanted: one format, or update_weights: false)"
+            )
+
+
+def _beyond_sglang(path: str, found: Quantization | None) -> Iterator[str]:
+    described = HfConfig.read(path).mapping(*KEYS) or {}
+    if found is None or found.kind == "int4":
+        return
+    if described.get("quant_method") != "fp8" or found.block is None:
+        yield (
+            f"{path}: SGLang cannot replace float8 weights that are not in blocks (wanted: quant_method fp8 "
+            f"with weight_block_size, which tools/convert_hf_to_fp8.py writes, or {_PLAIN})"
+        )
+
+
+def _not_the_same_again(args: Namespace, path: str, found: Quantization | None) -> Iterator[str]:
+    if found is None or found.power_of_two or not args.check_weight_update_equal or args.fp32:
+        return
+    yield (
+        f"--check-weight-update-equal: {path} is quantised, and its weights rounded to 16 bits give other "
+        "scales (wanted: without, or --fp32)"
+    )
+
+
+def _bad_options(args: Namespace, model: ModelConfig) -> Iterator[str]:
+    path = model.model_path or args.hf_checkpoint
+    with contextlib.suppress(HfConfigError):
+        config = HfConfig.read(path)
+        found, described = read_quantization(config), config.mapping(*KEYS) or {}
+        for group in model.server_groups:
+            if group.worker_type == PLACEHOLDER:
+                continue
+            given = {**_sglang_options(args), **group.overrides}
+            yield from _online(path, given, described.get("quant_method"))
+            drafts = given.get("speculative_algorithm")
+            if found is not None and found.kind == "int4" and drafts:
+                yield (
+                    f"--sglang-speculative-algorithm {drafts}: an update of 4-bit weights unpacks those of "
+                    f"the draft as well, which get no others ({path}; wanted: without)"
+                )
+
+
+def _sglang_options(args: Namespace) -> dict[str, Any]:
+    return {
+        name.removeprefix("sglang_"): value
+        for name, value in vars(args).items()
+        if name.startswith("sglang_")
+    }
+
+
+def _online(path: str, given: dict[str, Any], stored: str | None) -> Iterator[str]:
+    """Quantisation of what is loaded: SGLang does it once, and has no place for unquantised weights after."""
+    asked = given.get("quantization")
+    if asked is None or asked == stored or (asked == "unquant" and stored is None):
+        return
+    if asked == "fp8" and stored is None and given.get("load_format") == "flash_rl":
+        return
+    wanted = stored or "without, a quantised checkpoint, or --sglang-load-format flash_rl with fp8"
+    yield (
+        f"--sglang-quantization {asked}: SGLang quantises {path} when it starts, and takes no other weights "
+        f"then (wanted: {wanted})"
+    )

@@ -1,0 +1,51 @@
+"""The factor that keeps the gradients of float16 within its range, found as Megatron-LM finds it."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_GROWTH, _BACKOFF = 2.0, 0.5
+
+
+class LossScale:
+    """A fixed factor (``--loss-scale``), or one that falls after steps that overflow and grows after others.
+
+    Attributes:
+        factor: losses are multiplied by it, gradients divided.
+    """
+
+    def __init__(self, args: Namespace) -> None:
+        self._fixed = args.loss_scale is not None
+        self._args = args
+        self.factor = float(args.loss_scale if self._fixed else args.initial_loss_scale)
+        self._good_steps, self._tolerated = 0, args.hysteresis
+
+    def update(self, overflow: bool) -> None:
+        """After a step; ``overflow`` says that it was skipped."""
+        if self._fixed:
+            return
+        if overflow:
+            self._good_steps, self._tolerated = 0, self._tolerated - 1
+            if self._tolerated <= 0:
+                self.factor = max(self.factor * _BACKOFF, float(self._args.min_loss_scale))
+            return
+        self._good_steps += 1
+        if self._good_steps == self._args.loss_scale_window:
+            self._good_steps, self._tolerated = 0, self._args.hysteresis
+            self.factor *= _GROWTH
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor, "good_steps": self._good_steps, "tolerated": self._tolerated}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where ``state`` was taken, unless flags fix the factor."""
+        if not self._fixed:
+            self.factor = float(state["factor"])
+            self._good_steps, self._tolerated = int(state["good_steps"]), int(state["tolerated"])
+
+
+def loss_scale(args: Namespace) -> LossScale | None:
+    """None unless the run computes in float16."""
+    return LossScale(args) if args.params_dtype == torch.float16 else None

@@ -1,0 +1,129 @@
+"""A matrix as a quantised checkpoint stores it: what stands in its place, and how to get there and back."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from slime.models import fp8, int4
+from slime.models.safetensors_file import Spec
+
+# Of float32, at once.
+_STRIP_BYTES = 32 * 1024**2
+
+
+class Encoding(Protocol):
+    """How one weight is stored.
+
+    Attributes:
+        shape: of the weight.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def specs(self) -> dict[str, Spec]:
+        """The tensors that stand in the place of the weight."""
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The same with values, on the device of the weight.
+
+        Raises:
+            ValueError: a number is not finite.
+        """
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The weight in float32."""
+
+
+@dataclass(frozen=True)
+class Fp8Encoding:
+    """Float8 and the scales of its blocks.
+
+    Attributes:
+        name: of the weight, under which the float8 numbers are.
+        block: rows and columns that share a scale.
+        scale_name, scale: name, format and shape of the scales.
+        power_of_two: whether they are powers of two.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    scale_name: str
+    scale: Spec
+    power_of_two: bool = False
+
+    def specs(self) -> dict[str, Spec]:
+        return {self.name: (fp8.FLOAT8, self.shape), self.scale_name: self.scale}
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        codes = torch.empty(self.shape, dtype=fp8.FLOAT8, device=weight.device)
+        wanted = fp8.scale_shape(self.shape, self.block)
+        scales = torch.empty(wanted, dtype=torch.float32, device=weight.device)
+        for at, strip in _strips(self.shape, self.block[0]):
+            codes[strip], scales[at] = fp8.quantize(weight[strip], self.block, self.power_of_two)
+        return {self.name: codes, self.scale_name: scales.to(self.scale[0]).view(self.scale[1])}
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        rows, columns = self.shape
+        scale = parts[self.scale_name].view(fp8.scale_shape(self.shape, self.block))
+        return fp8.dequantize(parts[self.name], scale, self.block, (0, rows), (0, columns))
+
+
+@dataclass(frozen=True)
+class Int4Encoding:
+    """Integers of 4 bits, packed, and the scales of their groups.
+
+    Attributes:
+        name: of the weight, with which the names of the tensors begin.
+        group: neighbours in a row that share a scale.
+        scale_dtype, shape_dtype: formats of the scales, and of what tells the shape.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    group: int
+    scale_dtype: torch.dtype
+    shape_dtype: torch.dtype = torch.int64
+
+    def specs(self) -> dict[str, Spec]:
+        rows, columns = self.shape
+        return {
+            f"{self.name}_packed": (torch.int32, (rows, math.ceil(columns / int4.PER_WORD))),
+            f"{self.name}_scale": (self.scale_dtype, (rows, math.ceil(columns / self.group))),
+            f"{self.name}_shape": (self.shape_dtype, (2,)),
+        }
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        names = list(self.specs())
+        parts = {
+            name: torch.empty(shape, dtype=dtype, device=weight.device)
+            for name, (dtype, shape) in self.specs().items()
+        }
+        for _, strip in _strips(self.shape, 1):
+            words, scale = int4.quantize(weight[strip], self.group, self.scale_dtype)
+            parts[names[0]][strip], parts[names[1]][strip] = words, scale
+        parts[names[2]].copy_(torch.tensor(self.shape))
+        return parts
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Raises ValueError if what tells the shape tells another one."""
+        packed, scale, shape = (parts[name] for name in self.specs())
+        if shape.tolist() != list(self.shape):
+            raise ValueError(f"{self.name}_shape is {shape.tolist()} (wanted: {list(self.shape)})")
+        codes = int4.unpack(packed)[:, : self.shape[1]]
+        return int4.dequantize(codes, scale, self.group, 0)
+
+
+def _strips(shape: tuple[int, int], rows: int) -> list[tuple[slice, slice]]:
+    """Rows of blocks and rows of the matrix that are converted at once, so many that memory is bounded.
+
+    Args:
+        rows: of a block.
+    """
+    step = max(1, _STRIP_BYTES // max(1, 4 * rows * shape[1]))
+    blocks = range(0, math.ceil(shape[0] / rows), step)
+    return [(slice(at, at + step), slice(at * rows, (at + step) * rows)) for at in blocks]

@@ -1,0 +1,103 @@
+"""Tensors in the format in which a quantised checkpoint stores them, and back.
+
+stored = StoredFormat(path)
+stored.encode([("a.weight", matrix)])      # a.weight in float8 and a.weight_scale_inv, as in that checkpoint
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from slime.models.encoding import Encoding
+from slime.models.safetensors_file import Spec
+from slime.models.weights_dir import WeightsReader
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+class StoredFormat:
+    """That of a checkpoint, read off the headers of its files: names, formats and shapes are its own.
+
+    Raises:
+        ValueError: see `WeightsReader`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        with WeightsReader(path) as reader:
+            self._names = frozenset(reader.names())
+            self._encodings = reader.encodings()
+        # The tensors that stand in the place of weights, and which weight that is.
+        self._parts: dict[str, tuple[Encoding, str, Spec]] = {
+            part: (encoding, name, spec)
+            for name, encoding in self._encodings.items()
+            for part, spec in encoding.specs().items()
+        }
+
+    def encode(self, tensors: Named) -> list[tuple[str, torch.Tensor]]:
+        """What stands in the place of these weights; those that are not quantised stay as they are.
+
+        Raises:
+            ValueError: the checkpoint has no such weight, or one of another shape; or a number is not finite.
+        """
+        return [part for name, tensor in tensors for part in self._encoded(name, tensor)]
+
+    def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        if name not in self._names:
+            raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
+        encoding = self._encodings.get(name)
+        if encoding is None:
+            return [(name, tensor)]
+        if tuple(tensor.shape) != encoding.shape:
+            raise ValueError(
+                f"{self._path}: {name} is {list(encoding.shape)}, and its engines are to be given "
+                f"{list(tensor.shape)}"
+            )
+        try:
+            return list(encoding.encode(tensor).items())
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+    def spec(self, name: str) -> Spec | None:
+        """Format and shape of what stands in the place of a weight; None for what does not.
+
+        Raises:
+            ValueError: it is a weight in whose place other tensors stand.
+        """
+        if name in self._parts:
+            return self._parts[name][2]
+        if name in self._encodings:
+            raise ValueError(f"weight {name!r}: is stored as {', '.join(self._encodings[name].specs())}")
+        return None
+
+    def decode(self, tensors: Named) -> Iterator[tuple[str, torch.Tensor]]:
+        """Weights for what stands in their place, in float32; all else as it is.
+
+        Raises:
+            ValueError: a tensor is of another format or shape than in the checkpoint, or some of those that
+                make up a weight are missing.
+        """
+        open_weights: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors:
+            spec = self.spec(name)
+            if spec is None:
+                yield name, tensor
+                continue
+            if (tensor.dtype, tuple(tensor.shape)) != spec:
+                raise ValueError(
+                    f"weight {name!r}: {_shown((tensor.dtype, tuple(tensor.shape)))} (wanted: {_shown(spec)})"
+                )
+            encoding, weight, _ = self._parts[name]
+            parts = open_weights.setdefault(weight, {})
+            parts[name] = tensor
+            if len(parts) == len(encoding.specs()):
+                del open_weights[weight]
+                yield weight, encoding.decode(parts)
+        for weight, parts in open_weights.items():
+            missing = sorted(self._encodings[weight].specs().keys() - parts.keys())
+            raise ValueError(f"weight {weight!r}: comes without {', '.join(missing)}")
+
+
+def _shown(spec: Spec) -> str:
+    return f"{str(spec[0]).removeprefix('torch.')} {list(spec[1])}"

@@ -1,0 +1,73 @@
+"""What layers for further tokens (MTP) read and predict: rows of a packed batch, shifted in each sequence.
+
+Row i of a sequence is given token i + k in the layer of depth k, counted from 1, and predicts token i + k + 1
+(DeepSeek-V3, arXiv:2412.19437, eqs 21 to 24). Shifting is done before the row is split over context-parallel
+ranks, so nothing crosses the end of a sequence or of a chunk, and no rank asks another for a token.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from slime.training.context_parallel import RowSplit
+from slime.training.parallel import ParallelContext
+
+
+@dataclass(frozen=True)
+class ShiftedRows:
+    """This rank's part for one depth.
+
+    Attributes:
+        tokens: [1, T / cp] int64, the token that each row is given; 0 where the sequence has none.
+        rows: [n] int64, those of this part whose prediction counts: of tokens that the loss mask leaves in.
+        targets: [n] int64, the tokens that these predict.
+    """
+
+    tokens: torch.Tensor
+    rows: torch.Tensor
+    targets: torch.Tensor
+
+
+def shifted_rows(batch: Mapping[str, Any], depth: int, context: ParallelContext) -> ShiftedRows:
+    """Of a micro-batch of `packed_micro_batch`."""
+    take = RowSplit.of(batch["segment_lengths"], context).take
+    given, predicted, counts = (
+        take(torch.cat(list(parts))) for parts in zip(*_shifted_segments(batch, depth), strict=True)
+    )
+    rows = counts.nonzero().flatten()
+    return ShiftedRows(given[None], rows, predicted[rows])
+
+
+def _shifted_segments(
+    batch: Mapping[str, Any], depth: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(tokens given, tokens predicted, whether they count) of each segment, padding included."""
+    sequences, masks = batch["unconcat_tokens"], batch["loss_masks"]
+    lengths = batch["segment_lengths"]
+    for tokens, mask, length in zip(sequences, masks, lengths, strict=False):
+        whole_mask = F.pad(mask, (len(tokens) - len(mask), 0))
+        yield (
+            _shifted(tokens, depth, length),
+            _shifted(tokens, depth + 1, length),
+            _shifted(whole_mask, depth + 1, length),
+        )
+    for length in lengths[len(sequences) :]:  # what pads the row
+        yield (sequences[0].new_zeros(length),) * 3
+
+
+def _shifted(values: torch.Tensor, by: int, length: int) -> torch.Tensor:
+    """``values[by:]``, zeros behind them up to ``length``."""
+    rest = values[by:]
+    return F.pad(rest, (0, length - len(rest)))
+
+
+def predicted_tokens(loss_masks: Sequence[torch.Tensor], total_lengths: Sequence[int], depth: int) -> int:
+    """How many predictions of a depth count: the masks' tokens but the first ``depth + 1`` of a sequence."""
+    prompts = (length - len(mask) for mask, length in zip(loss_masks, total_lengths, strict=True))
+    return sum(
+        int(mask[max(0, depth + 1 - prompt) :].sum())
+        for mask, prompt in zip(loss_masks, prompts, strict=True)
+    )

@@ -1,0 +1,32 @@
+"""Tensors that an engine joins when it loads them, in the same bucket."""
+
+from collections.abc import Iterable, Iterator
+
+from slime.training.backend import NamedTensors
+
+# SGLang keeps the down-projections of multi-latent attention in one matrix. It writes that when it has met
+# both in one request, and forgets one that came alone.
+_FIRST, _SECOND = ".q_a_proj.", ".kv_a_proj_with_mqa."
+
+
+def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
+    """The same tensors; the first one of a pair waits for the second, which comes later.
+
+    Buckets grow by what waits, the first matrices of a layer.
+    """
+    waiting: NamedTensors = []
+    for bucket in buckets:
+        present = {name for name, _ in bucket}
+        alone = [pair for pair in bucket if _FIRST in pair[0] and _second(pair[0]) not in present]
+        whole = [pair for pair in waiting if _second(pair[0]) in present]
+        kept = {name for name, _ in (*alone, *whole)}
+        waiting = [*(pair for pair in waiting if pair[0] not in kept), *alone]
+        ready = [*whole, *(pair for pair in bucket if pair[0] not in kept)]
+        if ready:
+            yield ready
+    if waiting:
+        yield waiting
+
+
+def _second(name: str) -> str:
+    return name.replace(_FIRST, _SECOND)

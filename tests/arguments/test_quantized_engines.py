@@ -1,0 +1,121 @@
+"""Which quantised engines can be given the trainer's weights."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slime.arguments.quantized_engines import bad_formats, packed_beyond_experts
+from slime.arguments.served_models import PLACEHOLDER
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+PER_TENSOR = {"quant_method": "fp8"}
+
+
+def compressed(**weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+GROUPS = compressed(num_bits=4, type="int", strategy="group", group_size=32)
+CHANNELS = compressed(num_bits=8, type="float", strategy="channel")
+
+
+def served(path, *overrides, update_weights=True):
+    groups = [Namespace(worker_type="regular", overrides=each) for each in overrides or ({},)]
+    placeholder = Namespace(worker_type=PLACEHOLDER, overrides={"quantization": "awq"})
+    return Namespace(
+        model_path=str(path), update_weights=update_weights, server_groups=[*groups, placeholder]
+    )
+
+
+def run(path, *models, **flags):
+    given = {
+        **{"hf_checkpoint": str(path), "debug_rollout_only": False, "rollout_external": False},
+        **{"rollout_engine": "sglang", "check_weight_update_equal": False, "fp32": False},
+        **{"served_models": list(models) or [served(path)], **flags},
+    }
+    return list(bad_formats(Namespace(**given)))
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        (None, None),
+        (BLOCKS, None),
+        (GROUPS, None),
+        (PER_TENSOR, "float8 weights that are not in blocks"),
+        (CHANNELS, "float8 weights that are not in blocks"),
+    ],
+)
+def test_sglang_takes_updates_in_some_formats(altered_checkpoint, described, said):
+    path = altered_checkpoint(quantization_config=described)
+    messages = run(path)
+    assert len(messages) == (said is not None)
+    assert all(said in message and message.startswith(f"{path}: ") for message in messages)
+    assert len(run(path, rollout_external=True, served_models=[])) == len(messages)
+    for harmless in (
+        {"rollout_engine": "embedded"},
+        {"debug_rollout_only": True},
+        {"served_models": [served(path, update_weights=False)]},
+    ):
+        assert not run(path, **harmless)
+
+
+@pytest.mark.parametrize(
+    ("described", "flags", "refused"),
+    [
+        (None, {"quantization": "fp8"}, True),
+        (None, {"quantization": "fp8", "load_format": "flash_rl"}, False),
+        (None, {"quantization": "unquant"}, False),
+        (BLOCKS, {"quantization": "fp8"}, False),
+        (BLOCKS, {"quantization": "awq"}, True),
+        (BLOCKS, {"quantization": "fp8", "speculative_algorithm": "EAGLE"}, False),
+        (GROUPS, {"quantization": "compressed-tensors"}, False),
+        (GROUPS, {"speculative_algorithm": "EAGLE"}, True),
+    ],
+)
+def test_options_that_change_the_weights_are_refused(altered_checkpoint, described, flags, refused):
+    path = altered_checkpoint(quantization_config=described)
+    overridden = run(path, served(path, flags))
+    assert len(overridden) == refused
+    everywhere = run(path, **{f"sglang_{name}": value for name, value in flags.items()})
+    assert everywhere == overridden
+    for message in overridden:
+        assert message.startswith(("--sglang-quantization", "--sglang-speculative-algorithm"))
+    assert not run(path, served(path, flags), rollout_engine="embedded")
+
+
+def test_all_updates_have_one_format(altered_checkpoint, checkpoint):
+    path = altered_checkpoint(quantization_config=BLOCKS)
+    (message,) = run(path, served(path), served(checkpoint))
+    assert f"{path} and {checkpoint} have different quantization_config" in message
+    assert not run(path, served(path), served(checkpoint, update_weights=False))
+
+
+@pytest.mark.parametrize(
+    ("described", "fp32", "refused"),
+    [
+        (BLOCKS, False, True),
+        (BLOCKS, True, False),
+        (BLOCKS | {"scale_fmt": "ue8m0"}, False, False),
+        (None, False, False),
+    ],
+)
+def test_what_is_rounded_does_not_come_back_equal(altered_checkpoint, described, fp32, refused):
+    path = altered_checkpoint(quantization_config=described)
+    messages = run(path, check_weight_update_equal=True, fp32=fp32)
+    assert [message.split(":")[0] for message in messages] == ["--check-weight-update-equal"] * refused
+
+
+@pytest.mark.parametrize("packed", ["mlp.experts.0.up_proj", "self_attn.q_proj"])
+def test_sglang_replaces_packed_experts_alone(altered_checkpoint, packed):
+    path = altered_checkpoint(quantization_config=GROUPS)
+    name = f"model.layers.0.{packed}.weight"
+    save_file({f"{name}_packed": torch.empty(0), f"{name}_scale": torch.empty(0)}, path / "model.safetensors")
+    args = {"hf_checkpoint": str(path), "debug_rollout_only": False, "rollout_external": False}
+    args |= {"served_models": [served(path)]}
+    messages = list(packed_beyond_experts(Namespace(**args, rollout_engine="sglang")))
+    assert len(messages) == ("experts" not in packed)
+    assert all(f"{path}: {name} is packed" in message for message in messages)
+    assert not list(packed_beyond_experts(Namespace(**args, rollout_engine="embedded")))

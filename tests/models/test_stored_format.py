@@ -1,0 +1,151 @@
+"""What stands in the place of weights in a quantised checkpoint: made, recognised and read back."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from slime.models import encoding, fp8, int4
+from slime.models.encoding import Fp8Encoding, Int4Encoding
+from slime.models.stored_format import StoredFormat
+from slime.models.weights_dir import WeightsReader
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [4, 6]}
+CHANNEL = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+}
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8}}},
+}
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """``checkpoint(config, *encodings)``: a directory with those weights, and one that is not quantised."""
+
+    def write(config, *encodings):
+        tensors = {"norm.weight": random(10)}
+        for each in encodings:
+            tensors |= each.encode(random(*each.shape))
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+        return tmp_path, load_file(tmp_path / "model.safetensors")
+
+    return write
+
+
+ENCODINGS = {
+    "blocks": (FP8, Fp8Encoding("a.weight", (10, 20), (4, 6), "a.weight_scale_inv", (torch.float32, (3, 4)))),
+    "ue8m0": (
+        FP8 | {"scale_fmt": "ue8m0"},
+        Fp8Encoding("a.weight", (10, 20), (4, 6), "a.weight_scale_inv", (torch.float8_e8m0fnu, (3, 4)), True),
+    ),
+    "one scale": (
+        {"quant_method": "fp8"},
+        Fp8Encoding("a.weight", (10, 20), (10, 20), "a.weight_scale", (torch.float32, ())),
+    ),
+    "rows": (
+        CHANNEL,
+        Fp8Encoding("a.weight", (10, 20), (1, 20), "a.weight_scale", (torch.float32, (10, 1))),
+    ),
+    "groups": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.bfloat16)),
+    "int32": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.float32, torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_names_formats_and_shapes_are_those_of_the_checkpoint(checkpoint, name):
+    config, made = ENCODINGS[name]
+    path, stored = checkpoint(config, made)
+    weight, norm = random(*made.shape, seed=7), random(10, seed=8)
+    found = StoredFormat(path).encode([("a.weight", weight), ("norm.weight", norm)])
+    assert [part for part, _ in found] == [*made.specs(), "norm.weight"]
+    for part, tensor in found:
+        assert (tensor.dtype, tensor.shape) == (stored[part].dtype, stored[part].shape)
+    again = StoredFormat(path).encode([("a.weight", _read(path, "a.weight"))])
+    if name == "ue8m0" or stored[again[1][0]].dtype == torch.float32:  # a rounded scale moves the others
+        assert all(torch.equal(_bits(tensor), _bits(stored[part])) for part, tensor in again)
+
+
+def _bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _read(path, name):
+    with WeightsReader(path) as reader:
+        return reader.read(name)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_was_made_is_read_as_a_file_would_be(checkpoint, name):
+    config, made = ENCODINGS[name]
+    path, stored = checkpoint(config, made)
+    found = dict(StoredFormat(path).decode(reversed(stored.items())))
+    assert found.keys() == {"a.weight", "norm.weight"}
+    assert torch.equal(found["a.weight"], _read(path, "a.weight"))
+    assert (found["a.weight"] - random(*made.shape)).abs().max() < 0.4
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2000), st.booleans())
+def test_strips_change_nothing(rows, groups, block, strip, power_of_two):
+    weight = random(rows, groups * 8, seed=rows)
+    scales = torch.float32, fp8.scale_shape((rows, groups * 8), (block, 3))
+    encodings = (
+        Fp8Encoding("w", (rows, groups * 8), (block, 3), "s", scales, power_of_two),
+        Int4Encoding("w", (rows, groups * 8), 8, torch.float32),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_STRIP_BYTES", strip)
+        parts = [each.encode(weight) for each in encodings]
+    codes, scale = fp8.quantize(weight, (block, 3), power_of_two)
+    assert torch.equal(_bits(parts[0]["w"]), _bits(codes)) and torch.equal(parts[0]["s"], scale)
+    words, scale = int4.quantize(weight, 8)
+    assert torch.equal(parts[1]["w_packed"], words) and torch.equal(parts[1]["w_scale"], scale)
+    assert parts[1]["w_shape"].tolist() == [rows, groups * 8]
+
+
+def test_a_strip_is_no_larger_than_it_has_to_be(monkeypatch):
+    monkeypatch.setattr(encoding, "_STRIP_BYTES", 4 * 8 * 20)
+    rows = [at.stop - at.start for _, at in encoding._strips((50, 20), 4)]
+    assert rows == [8] * math.ceil(50 / 8)
+
+
+def test_what_does_not_fit_is_named(checkpoint):
+    made = ENCODINGS["blocks"][1]
+    stored = StoredFormat(checkpoint(FP8, made)[0])
+    with pytest.raises(ValueError, match=r"has no weight 'b.weight', which its engines"):
+        stored.encode([("b.weight", torch.zeros(2))])
+    with pytest.raises(ValueError, match=r"a.weight is \[10, 20\], and .* given \[20, 10\]"):
+        stored.encode([("a.weight", torch.zeros(20, 10))])
+    with pytest.raises(ValueError, match=r"a.weight: has numbers that are not finite"):
+        stored.encode([("a.weight", torch.full((10, 20), math.nan))])
+    codes, scale = made.encode(random(10, 20)).items()
+    for tensors, said in (
+        ([codes], "'a.weight': comes without a.weight_scale_inv"),
+        ([scale], "'a.weight': comes without a.weight$"),
+        ([("a.weight", codes[1].float()), scale], r"float32 \[10, 20\] .wanted: float8_e4m3fn \[10, 20\]"),
+        ([codes, (scale[0], scale[1].T)], r"float32 \[4, 3\] .wanted: float32 \[3, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            list(stored.decode(tensors))
+
+
+def test_a_plain_weight_is_not_taken_for_a_packed_one(checkpoint):
+    made = ENCODINGS["groups"][1]
+    stored = StoredFormat(checkpoint(INT4, made)[0])
+    with pytest.raises(ValueError, match=r"'a.weight': is stored as a.weight_packed, a.weight_scale"):
+        list(stored.decode([("a.weight", torch.zeros(10, 32))]))
+    parts = made.encode(random(10, 32)) | {"a.weight_shape": torch.tensor([10, 31])}
+    with pytest.raises(ValueError, match=r"a.weight_shape is \[10, 31\] .wanted: \[10, 32\]"):
+        list(stored.decode(parts.items()))
