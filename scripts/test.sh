@@ -31,7 +31,8 @@ run shellcheck scripts/*.sh scripts/*/*.sh examples/*/run.sh
 run mkdocs build --quiet --strict
 if (($#)); then
     run python -m pytest "$@"
-else # two at a time what starts no Ray; a cluster wants both cores
+else
     run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster"
-    run python -m pytest -m cluster
+    # In the order of their names, which ends with short files.
+    run python -m pytest "${TWO_AT_A_TIME[@]}" --no-loadscope-reorder -m cluster
 fi

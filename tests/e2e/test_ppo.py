@@ -29,10 +29,14 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.timeout(600)
-def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(start, rl_flags, model, tmp_path) -> None:
+def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
+    start, rl_flags, model, data, tmp_path
+) -> None:
     def flags(save: Path) -> list[object]:
         saving = ["--save", save, "--load", save, "--save-hf", save / "hf-{rollout_id}", "--num-rollout", 4]
-        return [*rl_flags, *PPO, *saving, "--colocate", "--num-critic-only-steps", 1]
+        evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
+        layout = ["--colocate", "--num-critic-only-steps", 1, "--rollout-shuffle"]
+        return [*rl_flags, *PPO, *saving, *evaluating, *layout]
 
     whole = start(flags(tmp_path / "whole")).expect_success()
     rows = whole.rows("train")
@@ -53,7 +57,7 @@ def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(start, rl_fl
     killed.expect_no_processes()
     assert len(killed.rows("train")) < 4, "the run was over before it was killed"
     resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
-    for axis in ("train", "rollout"):
+    for axis in ("train", "rollout", "eval"):
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))
 
 

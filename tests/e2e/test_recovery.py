@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.utils.types import Sample
 from tests.e2e.plugins import token_parity_reward
 
@@ -32,6 +31,9 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
 
 def deadly_updates(args: Namespace) -> None:
     """Makes the trainer kill an engine in the middle of the second weight update (it stays version 2)."""
+    # Late: the driver and the rollout manager import this module too.
+    from slime.backends.megatron_utils.hf_weights import HfWeights
+
     buckets, updates = HfWeights.buckets, itertools.count()
 
     def killing(self: HfWeights, size: int) -> Iterator[Any]:
@@ -60,21 +62,19 @@ def _engines() -> list[int]:
     return found
 
 
+COLOCATED = ["--colocate", "--actor-num-gpus-per-node", 2]
+GENERATING = ["--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"]
+UPDATING = [
+    *("--custom-megatron-init-path", "tests.e2e.test_recovery.deadly_updates"),
+    *("--update-weight-buffer-size", 100_000),
+]
+
+
+# While a disaggregated run generates, test_slime_router.py kills one, and asks for more.
 @pytest.mark.parametrize(
-    "layout",
-    [[], ["--colocate", "--actor-num-gpus-per-node", 2]],
-    ids=["disaggregated", "colocated"],
-)
-@pytest.mark.parametrize(
-    "killer",
-    [
-        ["--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"],
-        [
-            *("--custom-megatron-init-path", "tests.e2e.test_recovery.deadly_updates"),
-            *("--update-weight-buffer-size", 100_000),
-        ],
-    ],
-    ids=["while generating", "during an update"],
+    ("layout", "killer"),
+    [(COLOCATED, GENERATING), ([], UPDATING), (COLOCATED, UPDATING)],
+    ids=["colocated, while generating", "disaggregated, during an update", "colocated, during an update"],
 )
 def test_a_killed_engine_is_replaced_and_updated(
     layout: list[object], killer, start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

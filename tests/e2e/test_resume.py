@@ -1,4 +1,4 @@
-"""A killed run goes on as if it had never stopped."""
+"""A killed run goes on as if it had never stopped. One trainer process and a critic: test_ppo.py."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 LAYOUTS = {
-    "one trainer process": ["--actor-num-gpus-per-node", 1],
     "two trainer processes": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
     "two processes of FSDP": [
         *("--train-backend", "fsdp", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),

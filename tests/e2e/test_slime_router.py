@@ -9,7 +9,7 @@ from tests.e2e.test_recovery import VICTIM, _engines
 
 pytestmark = pytest.mark.e2e
 
-TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 3]
+TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 4]
 THROUGH_TEXT = [
     "--use-slime-router",
     "--slime-router-middleware-paths",
@@ -31,10 +31,12 @@ def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_thoug
     monkeypatch.setenv(VICTIM, str(note))
     run = start([*rl_flags, *TWO_ENGINES, *THROUGH_TEXT, *DEADLY])
     run.wait_for(lambda: any("slime.router" in command for command in run.processes().values()), "a router")
+    run.wait_for(lambda: len(run.rows("train")) >= 3, "training after the death of an engine")
+    assert len(_engines()) == 2
     run.expect_success()
     assert note.exists() and int(note.read_text()) not in _engines()
     ours, theirs = run.rows("train"), stock.rows("train")
-    assert list(ours) == list(theirs) == [0, 1, 2]
+    assert list(ours) == list(theirs) == [0, 1, 2, 3]
     for step, row in ours.items():
         assert {key: row[key] for key in SAME} == {key: theirs[step][key] for key in SAME}
     rewards = [[row["rollout/raw_reward"] for row in r.rows("rollout").values()] for r in (run, stock)]
