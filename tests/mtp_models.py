@@ -8,6 +8,7 @@ decoder layers of ``transformers``, and norms and projections in plain torch.
 """
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ class MtpReference:
             self._own.append({part: tensor.clone().requires_grad_() for part, tensor in own.items()})
             self._inner.append(self._model_with(layer, path / f"depth-{depth}"))
         save_file(load_file(path / FILE) | self.tensors, path / FILE, {"format": "pt"})
+        config = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": depths}
+        (path / "config.json").write_text(json.dumps(config))
 
     def _of_layer(self, model: Any, path: Path) -> dict[str, torch.Tensor]:
         """Tensors of the decoder's last layer, under a checkpoint's names within it."""
