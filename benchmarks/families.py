@@ -62,9 +62,11 @@ def run_family(family: str) -> dict[str, Any]:
         chat_family(family, place / "hf")
         _write_data(place)
         runs: dict[str, tuple[object, ...]] = {"sft": SFT, "grpo": GRPO}
-        if read_shape(place / "hf").moe is not None:
+        shape = read_shape(place / "hf")
+        if shape.moe is not None:
             runs["grpo, R3"] = (*GRPO, *R3)
-        return {name: _figures(name, flags, place) for name, flags in runs.items()}
+        frozen = ["--freeze-indexer"] if shape.indexer is not None else []
+        return {name: _figures(name, (*flags, *frozen), place) for name, flags in runs.items()}
 
 
 def _write_data(place: Path) -> None:

@@ -141,7 +141,6 @@ USUAL = {
         },
     ),
 }
-ALL = {**USUAL, **FAMILIES}
 # Models that read images: what there is beside the language model, which is that of another row.
 _VISION = {"hidden_size": 16, "intermediate_size": 24, "patch_size": 2}
 _QWEN_VISION = _VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
@@ -152,6 +151,7 @@ WITH_IMAGES = {
     "gemma3": ("Gemma3", "gemma3_text", {"vision_config": _GEMMA_VISION, "mm_tokens_per_image": 1}),
 }
 FAMILIES |= {name: FAMILIES[text] for name, (_, text, _) in WITH_IMAGES.items()}
+ALL = {**USUAL, **FAMILIES}
 _IMAGE_PARTS = ("model.visual.", "vision_tower.", "multi_modal_projector.", "mtp.")
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}

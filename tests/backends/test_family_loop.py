@@ -121,8 +121,9 @@ def test_no_family_is_left_out():
 def test_a_family_imitates_and_practises(family, data, tmp_path):
     path = tmp_path / "hf"
     model = chat_family(family, path)
-    common = [*COMMON, "--hf-checkpoint", str(path)]
-    has_experts = read_shape(path).moe is not None
+    shape = read_shape(path)
+    common = [*COMMON, *["--freeze-indexer"] * (shape.indexer is not None), "--hf-checkpoint", str(path)]
+    has_experts = shape.moe is not None
     engine = forked.ForkedEngine(
         0, str(path), tmp_path / "engine.log", *["--enable-return-routed-experts"] * has_experts
     )

@@ -119,7 +119,11 @@ class Life:
             self.wait(group)
 
     def pick(self, choice):
-        return self.held.pop(choice % len(self.held)) if self.held else None
+        if not self.held:
+            return None
+        group = self.held.pop(choice % len(self.held))
+        self.restated.pop(group[0].group_index, None)  # of this lease, not of the next
+        return group
 
     def end(self, group, place, reason=None):
         self.place[group[0].group_index] = place
