@@ -123,6 +123,11 @@ def test_variants(model, change, field, value):
         ("glm5-744B-A40B", {"index_topk_pattern": "FX" * 39}, "index_topk_pattern is"),
         ("glm5-744B-A40B", {"index_topk_pattern": "S" * 78}, "index_topk_pattern is .* for the first layer"),
         ("glm5-744B-A40B", {"index_skip_topk_offset": -1}, "index_skip_topk_offset is -1"),
+        (
+            "glm5-744B-A40B",
+            {"index_topk_freq": 4, "index_skip_topk_offset": 0},
+            "index_skip_topk_offset is 0 .wanted: 1 or more, .* the first layer",
+        ),
         ("glm4.7-30B-A3B", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
