@@ -101,6 +101,10 @@ def test_variants(model, change, field, value):
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
         ("deepseek-v3", {"norm_topk_prob": False}, "norm_topk_prob False"),
         ("deepseek-v3", {"topk_method": "greedy"}, "topk_method 'greedy'"),
+        # What transformers takes in their place is another thing in each family.
+        ("deepseek-v3", {"n_group": None}, "n_group: missing"),
+        ("deepseek-v3.2", {"topk_group": None}, "topk_group: missing"),
+        ("glm5-744B-A40B", {"routed_scaling_factor": None}, "routed_scaling_factor: missing"),
         ("deepseek-v3", {"n_group": 7}, "n_group is 7 .wanted: a divisor of n_routed_experts 256"),
         ("deepseek-v3", {"topk_group": 9}, "topk_group is 9 .wanted: an integer, 1 to 8"),
         ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: missing"),
