@@ -156,6 +156,14 @@ def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(tmp_path,
         assert (executor.model.logits(hidden) - expected[-1]).abs().max() < tolerance(family)
 
 
+@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3"])
+def test_biases_that_choose_experts_stay_float32(tmp_path, family):
+    tiny_family(family, tmp_path)
+    _, weights = build_executor(tmp_path, ModelConfig.from_directory(tmp_path, "bfloat16"), LIMITS)
+    dtypes = {name: tensor.dtype for name, tensor in weights.named.items() if "correction_bias" in name}
+    assert {*dtypes.values()} == {torch.float32} and len(dtypes) >= 3
+
+
 def test_released_weights_come_back(glm4):
     executor, weights = glm4
     before = stepwise(executor, IDS, [])
