@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
-from slime.models.deepseek_v32 import INDEXER
+from slime.models.indexer import is_of_indexer
 
 _ALIGNED = 64
 """megatron-core begins each parameter at a multiple of so many elements of its buffer."""
@@ -95,7 +95,7 @@ def _padded(parameters: Iterable[Parameter], ranks: int, for_busbw: bool) -> int
 
 def _trains(args: Namespace, name: str) -> bool:
     """Whether flags leave a parameter to be trained; a value head always is."""
-    if args.freeze_indexer and re.search(INDEXER, name):
+    if args.freeze_indexer and is_of_indexer(name):
         return False
     only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
     patterns = only or frozen

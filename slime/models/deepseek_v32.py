@@ -42,8 +42,6 @@ def _shape(config: HfConfig) -> ModelShape:
     return sparse_shape(config, interleaved=False, heads=64)
 
 
-INDEXER = r"\bself_att(?:ention|n)\.indexer\."
-"""Matches the names of an indexer's parameters, megatron-core's and those of Hugging Face."""
 _PARAMETERS = {
     "linear_wq_b.weight": "wq_b.weight",
     "linear_wk.weight": "wk.weight",

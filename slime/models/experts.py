@@ -65,7 +65,7 @@ def sigmoid_experts(config: HfConfig, shape: ModelShape, default_dense: int) -> 
     """Those of DeepSeek-V3 (section 2.1.2): sigmoids, biases of experts, groups, shared experts."""
     config.require(norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     experts = config.size(first_of(config, "n_routed_experts", "num_local_experts"))
-    groups = config.size("n_group", 1, at_most=experts)
+    groups = config.size("n_group", at_most=experts)
     if experts % groups:
         raise config.wrong("n_group", groups, f"a divisor of n_routed_experts {experts}")
     chosen = config.size("num_experts_per_tok", at_most=experts)
@@ -81,8 +81,8 @@ def sigmoid_experts(config: HfConfig, shape: ModelShape, default_dense: int) -> 
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
         moe_router_num_groups=groups,
-        moe_router_group_topk=config.size("topk_group", 1, at_most=groups),
-        moe_router_topk_scaling_factor=config.number("routed_scaling_factor", 1.0),
+        moe_router_group_topk=config.size("topk_group", at_most=groups),
+        moe_router_topk_scaling_factor=config.number("routed_scaling_factor"),
         moe_shared_expert_intermediate_size=width * config.size("n_shared_experts", 1),
     )
 

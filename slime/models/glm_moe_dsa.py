@@ -25,6 +25,9 @@ def _indexers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
         every, offset = config.size("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
         if type(offset) is not int or offset < 0:
             raise config.wrong("index_skip_topk_offset", offset, "a number of layers")
+        if offset == 0 and every > 1:
+            wanted = f"1 or more, as the first layer has none before it to share at index_topk_freq {every}"
+            raise config.wrong("index_skip_topk_offset", offset, wanted)
         return tuple(int(max(layer - offset + 1, 0) % every == 0) for layer in range(num_layers))
     kinds: Any = config.get(name)
     if isinstance(kinds, str):

@@ -70,12 +70,14 @@ class HfConfig:
             raise self.wrong(name, value, f"an integer, 1 to {at_most}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """A number above 0.
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0; without a ``default`` it has to be there.
 
         Raises:
-            HfConfigError: it is something else.
+            HfConfigError: it is missing, or something else.
         """
+        if default is None and self.get(name) is None:
+            raise HfConfigError(f"{self.origin}: {name}: missing")
         return self.positive(name, self.get(name, default))
 
     def switch(self, name: str) -> bool:

@@ -101,6 +101,10 @@ def test_variants(model, change, field, value):
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
         ("deepseek-v3", {"norm_topk_prob": False}, "norm_topk_prob False"),
         ("deepseek-v3", {"topk_method": "greedy"}, "topk_method 'greedy'"),
+        # What transformers takes in their place is another thing in each family.
+        ("deepseek-v3", {"n_group": None}, "n_group: missing"),
+        ("deepseek-v3.2", {"topk_group": None}, "topk_group: missing"),
+        ("glm5-744B-A40B", {"routed_scaling_factor": None}, "routed_scaling_factor: missing"),
         ("deepseek-v3", {"n_group": 7}, "n_group is 7 .wanted: a divisor of n_routed_experts 256"),
         ("deepseek-v3", {"topk_group": 9}, "topk_group is 9 .wanted: an integer, 1 to 8"),
         ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank: missing"),
@@ -123,6 +127,11 @@ def test_variants(model, change, field, value):
         ("glm5-744B-A40B", {"index_topk_pattern": "FX" * 39}, "index_topk_pattern is"),
         ("glm5-744B-A40B", {"index_topk_pattern": "S" * 78}, "index_topk_pattern is .* for the first layer"),
         ("glm5-744B-A40B", {"index_skip_topk_offset": -1}, "index_skip_topk_offset is -1"),
+        (
+            "glm5-744B-A40B",
+            {"index_topk_freq": 4, "index_skip_topk_offset": 0},
+            "index_skip_topk_offset is 0 .wanted: 1 or more, .* the first layer",
+        ),
         ("glm4.7-30B-A3B", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from slime.models.rope import Rope
 from slime.training.context_parallel import Piece
@@ -12,6 +13,7 @@ from slime.training.packed_layout import PackedLayout
 from slime_plugins.models import lightning_indexer
 from slime_plugins.models.lightning_indexer import IndexerSizes, LightningIndexer
 from slime_plugins.models.passed_choice import EdgeLayer
+from tests.families import tiny_config
 
 # Below, at and above the number of chosen keys.
 LENGTHS = [3, 4, 17, 9, 1]
@@ -102,6 +104,10 @@ def test_queries_read_the_keys_of_the_highest_scores(indexer, monkeypatch, inter
     assert found == expected
 
 
+def test_the_norm_of_keys_has_the_epsilon_of_transformers(indexer):
+    assert indexer.k_norm.eps == DeepseekV32Indexer(tiny_config("deepseek_v32"), 0).k_norm.eps
+
+
 def test_a_batch_of_short_segments_reads_everything(indexer):
     hidden, latent = inputs()
     layout = PackedLayout([Piece(0, 0, 4), Piece(4, 4, 6)], hidden.device)
@@ -131,6 +137,24 @@ def test_a_choice_travels_row_by_row(indexer):
     rows = choice.rows(layout)
     assert rows.shape == (sum(LENGTHS), 4) and rows.dtype == torch.int32
     assert read_keys(lightning_indexer.Choice.of_rows(rows, layout), layout) == read_keys(choice, layout)
+
+
+def test_a_choice_travels_beside_slots_that_pad(indexer):
+    """They have that of the first row, of a longer segment. One segment has a key more than are chosen."""
+    lengths = [30, 9, 7, 5]
+    hidden, latent = torch.randn(51, 1, 12), torch.randn(51, 1, 10)
+    starts = [0, 30, 39, 46, 51]
+    layout = PackedLayout.from_boundaries(starts, hidden.device)
+    assert any(group.segments * group.length > len(set(group.rows.tolist())) for group in layout.groups)
+    rows = torch.stack([torch.arange(n - 1, n - 5, -1) for n in lengths]).int()
+    rows = rows.repeat_interleave(torch.tensor(lengths), dim=0)
+    choice, every = lightning_indexer.Choice.of_rows(rows, layout), indexer(hidden, latent, layout)
+    assert [chosen is None for chosen in choice.chosen] == [chosen is None for chosen in every.chosen]
+    for row, places in enumerate(read_keys(choice, layout)):
+        segment = next(i for i in reversed(range(4)) if starts[i] <= row)
+        place, length = row - starts[segment], lengths[segment]
+        assert places >= {other for other in range(length - 4, length) if other <= place}
+        assert not any(other > place or other < length - 4 for other in places)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,9 +1,8 @@
-"""Any family that ``transformers`` computes, sequence by sequence: correct, and slower than our own."""
+"""Models of ``transformers``; those with sparse attention are computed sequence by sequence."""
 
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from slime.models import family_of
 from slime.models.hf_config import read_hf_config
 
 _FLOAT32_BUFFER = "e_score_correction_bias"
-# Layers that keep something else than the keys and values of all tokens.
-_OWN_CACHES = {"linear_attention", "indexed_attention"}
 _ROUTER = re.compile(r"layers\.(\d+)\..*")
 _ROUTER_CLASS = "topkrouter"
 
@@ -114,8 +111,7 @@ class TransformersLM:
 
     def new_cache(self) -> DynamicCache:
         """An empty one for a sequence."""
-        kinds = {*(getattr(self._decoder.config, "layer_types", None) or ())}
-        return DynamicCache(config=self._decoder.config) if kinds & _OWN_CACHES else DynamicCache()
+        return DynamicCache(config=self._decoder.config)
 
     def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
         """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""
@@ -150,72 +146,43 @@ class TransformersLM:
         return linear(hidden, self._head.weight, self._head.bias).float()
 
 
-@dataclass
-class CacheRow:
-    """A sequence's cache. Layers with a window keep all tokens too, for copies.
-
-    Layers of linear attention have a state in the place of tokens. ``prompt_states`` holds that which they
-    had after ``prompt_length`` tokens, where copies of the prompt start.
-    """
-
-    cache: DynamicCache
-    prompt_length: int = 0
-    prompt_states: dict[int, LinearAttentionLayer] = field(default_factory=dict)
-
-    def note_prompt(self) -> None:
-        """Those of now are the states after the prompt."""
-        self.prompt_length = self.cache.get_seq_length()
-        self.prompt_states = {
-            number: deepcopy(layer)
-            for number, layer in enumerate(self.cache.layers)
-            if isinstance(layer, LinearAttentionLayer)
-        }
-
-    def start(self, length: int) -> "CacheRow":
-        """A copy of the first ``length`` tokens."""
-        row = deepcopy(self)
-        if length == self.cache.get_seq_length():
-            return row
-        if self.prompt_states and length != self.prompt_length:
-            raise ValueError(f"states after {length} tokens: only those after {self.prompt_length} are kept")
-        for number, layer in enumerate(row.cache.layers):
-            if number in row.prompt_states:
-                row.cache.layers[number] = deepcopy(row.prompt_states[number])
-            else:
-                layer.crop(length - layer.get_seq_length())
-        return row
-
-
 class CacheRows:
-    """A cache of ``transformers`` for each sequence."""
+    """A cache of ``transformers`` for each sequence, every layer of which keeps all tokens."""
 
     def __init__(self, new_cache: Callable[[], DynamicCache]) -> None:
-        self.rows: list[CacheRow] = []
+        self.rows: list[DynamicCache] = []
         self._new_cache = new_cache
 
     def reserve(self, rows: int, length: int) -> None:
         """Caches grow by themselves."""
         del length
-        self.rows += [CacheRow(self._new_cache()) for _ in range(rows - len(self.rows))]
+        self.rows += [self._new_cache() for _ in range(rows - len(self.rows))]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` tokens of a row over another row."""
         self.reserve(target + 1, length)
-        self.rows[target] = self.rows[source].start(length)
+        self.rows[target] = _first_tokens(self.rows[source], length)
 
     def import_row(self, other: "CacheRows", target: int, length: int) -> None:
         """Copies the first ``length`` tokens of another cache's row 0, a prompt."""
         self.reserve(target + 1, length)
-        self.rows[target] = other.rows[0].start(length)
-        self.rows[target].note_prompt()
+        self.rows[target] = _first_tokens(other.rows[0], length)
 
     def clear(self) -> None:
         """Frees everything."""
         self.rows.clear()
 
 
+def _first_tokens(cache: DynamicCache, length: int) -> DynamicCache:
+    """A copy that holds the first ``length`` tokens."""
+    copy = deepcopy(cache)
+    for layer in copy.layers:
+        layer.crop(length - layer.get_seq_length())
+    return copy
+
+
 class TransformersExecutor:
-    """Computes one sequence at a time, so that no bit of its result depends on the others."""
+    """For layers that keep the keys of indexers too, which nothing takes by row: one sequence at a time."""
 
     def __init__(self, model: TransformersLM) -> None:
         self.model = model
@@ -236,9 +203,8 @@ class TransformersExecutor:
         self.cache.reserve(first_row + len(prompts), 0)
         states, routes = [], []
         for row, prompt in enumerate(prompts, first_row):
-            self.cache.rows[row] = CacheRow(self.model.new_cache())
-            states.append(self.model.forward(prompt, 0, self.cache.rows[row].cache))
-            self.cache.rows[row].note_prompt()
+            self.cache.rows[row] = self.model.new_cache()
+            states.append(self.model.forward(prompt, 0, self.cache.rows[row]))
             routes += self._take_routes()
         if routes:
             self.routes = torch.nn.utils.rnn.pad_sequence(routes, batch_first=True)
@@ -246,7 +212,7 @@ class TransformersExecutor:
 
     def prefill_chunk(self, ids: list[int], start: int, cache: CacheRows) -> torch.Tensor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
-        hidden = self.model.forward(ids, start, cache.rows[0].cache)[None]
+        hidden = self.model.forward(ids, start, cache.rows[0])[None]
         for routes in self._take_routes():
             self.routes = routes[None]
         return hidden
@@ -264,10 +230,9 @@ class TransformersExecutor:
         """
         del longest
         states, routes = [], []
-        for token, at, row in zip(
-            ids.tolist(), positions.tolist(), self.cache.rows[first_row:], strict=False
-        ):
-            states.append(self.model.forward([token], at, row.cache))
+        caches = self.cache.rows[first_row : first_row + len(ids)]
+        for token, at, cache in zip(ids.tolist(), positions.tolist(), caches, strict=True):
+            states.append(self.model.forward([token], at, cache))
             routes += self._take_routes()
         if routes:
             self.routes = torch.cat(routes)

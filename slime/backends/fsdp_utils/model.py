@@ -16,8 +16,8 @@ from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
 from slime.models import FAMILIES, read_shape
-from slime.models.deepseek_v32 import INDEXER
 from slime.models.hf_config import HfConfig
+from slime.models.indexer import is_of_indexer
 from slime.models.place import Place
 from slime.models.quantization import KEYS
 from slime.models.rules import WeightMap
@@ -149,7 +149,7 @@ def freeze(args: Namespace, model: torch.nn.Module) -> None:
     for name, param in params.items():
         matched = any(re.search(pattern, name) for pattern in patterns)
         param.requires_grad = matched == bool(only) if patterns else True
-        if args.freeze_indexer and re.search(INDEXER, name):
+        if args.freeze_indexer and is_of_indexer(name):
             param.requires_grad = False
     if not any(param.requires_grad for param in params.values()):
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")

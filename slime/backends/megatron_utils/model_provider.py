@@ -18,7 +18,7 @@ from slime.backends.megatron_utils.mtp import MtpLayers
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
-from slime.models.deepseek_v32 import INDEXER
+from slime.models.indexer import is_of_indexer
 from slime.models.mtp import trained_mtp_layers
 from slime.utils.misc import load_function
 
@@ -134,7 +134,7 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
     params = list(_names_to_match(model))
     for name, param in params:
         wanted = not patterns or _any_match(patterns, name) == bool(only)
-        param.requires_grad = wanted and not (indexers and re.search(INDEXER, name))
+        param.requires_grad = wanted and not (indexers and is_of_indexer(name))
     if not patterns:
         return
     flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"

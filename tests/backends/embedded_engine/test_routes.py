@@ -21,7 +21,7 @@ from tests.families import tiny_family
 IDS = [(7 * i) % 256 for i in range(30)]
 FAMILIES = (
     *("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "minimax_m2", "deepseek_v3", "glm4_moe_lite"),
-    "glm_moe_dsa",
+    *("glm_moe_dsa", "gpt_oss", "qwen3_next"),
 )
 
 
@@ -34,9 +34,9 @@ def routes_of(model, ids):
     """[tokens, layers, top-k], each row in ascending order; zeros in dense layers."""
     found, layers = {}, model.config.num_hidden_layers
     hooks = [
-        layer.mlp.gate.register_forward_hook(lambda _, __, out, i=i: found.__setitem__(i, out[2]))
+        router.register_forward_hook(lambda _, __, out, i=i: found.__setitem__(i, out[2]))
         for i, layer in enumerate(model.model.layers)
-        if hasattr(layer.mlp, "gate")
+        if (router := getattr(layer.mlp, "gate", getattr(layer.mlp, "router", None))) is not None
     ]
     model(torch.tensor([ids]))
     for hook in hooks:
@@ -54,13 +54,18 @@ def test_routes_of_prefill_and_decoding_are_those_of_transformers(tmp_path, fami
     limits = Limits(rows=4, tokens=512, chunk=64, context=128)
     executor, weights = build_executor(tmp_path, ModelConfig.from_directory(tmp_path), limits, True)
     load_checkpoint(weights, tmp_path)
-    executor.prefill([IDS[:9], IDS[:20]], 0)
-    found = [executor.routes[1, :20]]
-    assert np.array_equal(executor.routes[0, :9].sort(-1).values, expected[:9])
-    for position, token in enumerate(IDS[20:], 20):
-        executor.decode(torch.tensor([token]), torch.tensor([position]), 1, position + 1)
-        found.append(executor.routes)
-    assert np.array_equal(torch.cat(found).sort(-1).values, expected)
+    lengths = [9, 20]
+    executor.prefill([IDS[:length] for length in lengths], 0)
+    assert executor.routes.shape[:2] == (2, 20)
+    rows = [[executor.routes[row, :length]] for row, length in enumerate(lengths)]
+    for step in range(10):
+        at = [length + step for length in lengths]
+        executor.decode(torch.tensor([IDS[i] for i in at]), torch.tensor(at), 0, at[-1] + 1)
+        assert len(executor.routes) == 2
+        for row, routes in zip(rows, executor.routes, strict=True):
+            row.append(routes[None])
+    for row, length in zip(rows, lengths, strict=True):
+        assert np.array_equal(torch.cat(row).sort(-1).values, expected[: length + 10])
     assert len(np.unique(expected.reshape(len(IDS), -1), axis=0)) > 1
 
 

@@ -1,5 +1,8 @@
 """Families that the engine serves with ``transformers``, or by itself: their log-probs and their updates."""
 
+import random
+from itertools import count
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from slime.backends.embedded_engine.build import build_executor
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
-from tests.backends.embedded_engine.test_scheduler import make_state, mixed_requests, run_all
+from tests.backends.embedded_engine.test_scheduler import make_state, mixed_requests, run_all, sequence
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
 
 LIMITS = Limits(rows=16, tokens=2048, chunk=64, context=128)
@@ -94,6 +97,45 @@ def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family):
     assert answers[0] == answers[1]
 
 
+def _long_requests(number):
+    """Copies of prompts, and responses that end beyond what a cache first has memory for."""
+    random_ = random.Random(3)
+    prompts = [[random_.randrange(256) for _ in range(length)] for length in (3, 33, 70, 150)]
+    lengths = [random_.choice([1, 9, 50]) for _ in range(number)]
+    return [sequence("r" * i, prompts[i // 2 % 4], max_new_tokens=new) for i, new in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma3_text", {"sliding_window": 33}),
+        ("gpt_oss", {"sliding_window": 33}),
+        ("qwen3_next", {}),
+    ],
+)
+def test_long_responses_have_the_log_probs_of_transformers(tmp_path, family, changes):
+    """Through the scheduler: the cache grows, rows move, prompts are copied, some begin anew."""
+    model = tiny_family(family, tmp_path, **changes)
+    flags = {"chunked_prefill_size": 64, "max_running_requests": 4, "max_total_tokens": 1200}
+    scheduler = make_state((tmp_path,), **flags).engine.scheduler
+    requests = _long_requests(8)
+    scheduler.waiting.extend(requests)
+    for step in count():
+        scheduler.step(admit=True)
+        if not scheduler.live:
+            break
+        if step in (8, 40):
+            scheduler.retract()
+    assert any(one.num_retractions for one in requests) and any(one.cached_tokens for one in requests)
+    for one in requests:
+        ids = torch.tensor([one.prompt_ids + one.output_ids])
+        with torch.no_grad():
+            found = model(ids).logits[0].log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+        expected = found[len(one.prompt_ids) - 1 :]
+        gap = (torch.tensor(one.output_logprobs.of_tokens) - expected).abs().max()
+        assert gap < 2 * tolerance(family)
+
+
 @pytest.mark.parametrize(
     "family", ["glm4", "gemma3_text", "deepseek_v3", "gpt_oss", "qwen3_next", "glm_moe_dsa-shared"]
 )
@@ -112,6 +154,14 @@ def test_a_prompt_in_chunks_and_a_copied_prompt_go_on_as_the_whole_one(tmp_path,
         for position, token in enumerate(IDS[20:25], 20):
             hidden = executor.decode(torch.tensor([token]), torch.tensor([position]), 2, position + 1)
         assert (executor.model.logits(hidden) - expected[-1]).abs().max() < tolerance(family)
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "deepseek_v3"])
+def test_biases_that_choose_experts_stay_float32(tmp_path, family):
+    tiny_family(family, tmp_path)
+    _, weights = build_executor(tmp_path, ModelConfig.from_directory(tmp_path, "bfloat16"), LIMITS)
+    dtypes = {name: tensor.dtype for name, tensor in weights.named.items() if "correction_bias" in name}
+    assert {*dtypes.values()} == {torch.float32} and len(dtypes) >= 3
 
 
 def test_released_weights_come_back(glm4):

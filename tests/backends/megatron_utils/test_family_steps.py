@@ -1,5 +1,7 @@
 """One optimizer step of families with layers of their own agrees with plain transformers and AdamW."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -13,6 +15,7 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 TP4 = TP2 | {"tensor_model_parallel_size": 4}
 CP2 = {"context_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 # Layers whose gradients have to be summed over ranks in a way of their own.
 CASES = {
@@ -27,7 +30,14 @@ CASES = {
     "glm_moe_dsa with shared indexers, CP 2": ("glm_moe_dsa-shared", CP2 | {"freeze_indexer": True}),
     "glm_moe_dsa with an indexer shared by two stages": (
         "glm_moe_dsa-shared",
-        {"pipeline_model_parallel_size": 2, "decoder_first_pipeline_num_layers": 3, "freeze_indexer": True},
+        PP2 | {"decoder_first_pipeline_num_layers": 3, "freeze_indexer": True},
+    ),
+    "glm_moe_dsa with indexers shared by virtual stages, contiguous CP 2": (
+        "glm_moe_dsa-shared",
+        {
+            **(PP2 | CP2),
+            **{"virtual_pipeline_model_parallel_size": 2, "allgather_cp": True, "freeze_indexer": True},
+        },
     ),
     "deepseek_v2, TP 2": ("deepseek_v2", TP2),
     "moonlight, TP 2": ("moonlight", TP2),
@@ -84,7 +94,8 @@ def _megatron_step(rank, args, rollout):
 @pytest.mark.parametrize("case", CASES)
 def test_one_step_agrees_with_transformers(case, tmp_path):
     family, layout = CASES[case]
-    ranks = 4 if layout is TP4 else 2
+    sizes = [layout.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    ranks = max(2, math.prod(sizes) * layout.get("context_parallel_size", 1))
     heads = {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
     tiny_family(family, tmp_path / "before", **(heads if case.startswith("qwen3_next, TP 4") else {}))
     rollout = random_rollout(vocab_size=256)
