@@ -102,3 +102,13 @@ def test_layers_that_config_json_does_not_count_are_not_kept(tmp_path):
     save_file({name: torch.zeros(1) for name in names}, path / "model.safetensors")
     with SafetensorReader(path) as reader:
         assert kept_names(path, reader) == names[1:2]
+
+
+def test_a_model_that_only_another_trainer_computes_has_them_too(tmp_path):
+    """The FSDP trainer asks as well: it trains what no family's shape describes."""
+    path = save_tiny_config("deepseek_v3", tmp_path, norm_topk_prob=False, num_nextn_predict_layers=1)
+    with pytest.raises(HfConfigError, match="norm_topk_prob"):
+        read_shape(path)
+    save_file({"model.layers.4.enorm.weight": torch.zeros(1)}, path / "model.safetensors")
+    with SafetensorReader(path) as reader:
+        assert kept_names(path, reader) == ["model.layers.4.enorm.weight"]
