@@ -34,8 +34,8 @@ class StoredStacks:
             return [(name, tensor)]
         if tuple(tensor.shape) != self._shapes[name]:
             raise ValueError(
-                f"{self._path}: the experts of {name} make up {list(self._shapes[name])}, and its engines are "
-                f"to be given {list(tensor.shape)}"
+                f"{self._path}: the experts of {name} make up {list(self._shapes[name])}, and its engines "
+                f"are to be given {list(tensor.shape)}"
             )
         return [
             (part, tensor[expert, rows.start : rows.stop])

@@ -63,7 +63,7 @@ class WeightsReader(SafetensorReader):
 
     @property
     def stacks(self) -> dict[str, list[tuple[str, ...]]]:
-        """What is read as one tensor for all experts of a layer, and the matrices there are for each of them."""
+        """By name the matrices of each expert, of what is read as one tensor for all of a layer."""
         return dict(self._stacks)
 
     def encodings(self) -> dict[str, Encoding]:
