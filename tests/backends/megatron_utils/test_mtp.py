@@ -1,10 +1,11 @@
 """Layers for further tokens: loss and gradients are the reference's, and the policy does not notice them."""
 
+import shutil
 from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from slime.arguments.model_only import model_args
 from slime.backends.megatron_utils.hf_weights import HfWeights
@@ -220,10 +221,22 @@ def _there_and_back(rank, args, root):
     write_hf(args, saved, root / "out", 100_000)
 
 
-def test_converters_take_the_layers_along(references, tmp_path):
-    path, depths, stored, *_ = references("deepseek_v3")
-    words = ["--hf-checkpoint", str(path), "--fp32", "--mtp-num-layers", str(depths), "--enable-mtp-training"]
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_exports_have_each_layer_once_and_no_old_copy_of_embedding_or_head(trained, references, tmp_path):
+    path, _, stored, *_ = references("deepseek_v3")
+    shutil.copytree(path, tmp_path / "in", ignore=shutil.ignore_patterns("*-*"))
+    file = tmp_path / "in/model.safetensors"
+    before = load_file(file)
+    copied = {"embed_tokens": "model.embed_tokens.weight", "shared_head.head": "lm_head.weight"}
+    copies = {f"model.layers.{layer}.{copy}.weight": of for copy, of in copied.items() for layer in (2, 3)}
+    save_file(before | {copy: before[of].clone() for copy, of in copies.items()}, file)
+    words = ["--hf-checkpoint", str(tmp_path / "in"), "--fp32"]
+    words += ["--mtp-num-layers", str(trained), "--enable-mtp-training"] if trained else []
     run_ranks(_there_and_back, 1, model_args(words, 1), tmp_path)
-    found = {n: t for file in (tmp_path / "out").glob("*.safetensors") for n, t in load_file(file).items()}
-    for name, tensor in stored.items():
-        assert torch.equal(found[name], tensor), name
+    shards = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
+    found = {name: tensor for shard in shards for name, tensor in shard.items()}
+    assert sum(map(len, shards)) == len(found)
+    uncounted = "model.layers.4.eh_proj.weight"
+    assert stored.keys() < found.keys() == before.keys() - {uncounted}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, before[name]), name
