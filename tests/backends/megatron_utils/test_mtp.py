@@ -18,6 +18,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
 REPLAYED = {"use_routing_replay": True, "records_routes": True, "use_rollout_logprobs": False}
 TIED = "mimo, tied"
@@ -30,6 +31,9 @@ MODELS = {
 }
 CASES = {
     "mimo, recomputed, mean over tokens": ("mimo", 1, {**RECOMPUTED, "calculate_per_token_loss": True}),
+    "mimo, DP 2": ("mimo", 2, {}),
+    "mimo, DP 2, overlapped, mean over tokens": ("mimo", 2, OVERLAP | {"calculate_per_token_loss": True}),
+    "deepseek_v3, PP 2, overlapped": ("deepseek_v3", 2, PP2 | OVERLAP),
     "mimo, TP 2": ("mimo", 2, TP2),
     "mimo, TP 2, no SP": ("mimo", 2, TP2 | {"sequence_parallel": False}),
     "mimo, CP 2": ("mimo", 2, CP2),
