@@ -159,7 +159,7 @@ def experts_one_by_one(tmp_path):
     """A float8 checkpoint of a family whose model has the experts of a layer in one tensor."""
     parts = {"gate_proj": (10, 20), "up_proj": (10, 20), "down_proj": (20, 10)}
     tensors = {"mtp.norm.weight": random(10)}
-    for number in range(3):
+    for number in range(12):  # of two digits too
         for part, shape in parts.items():
             name = f"{EXPERTS}.{number}.{part}.weight"
             scale = torch.float32, fp8.scale_shape(shape, (4, 6))
@@ -174,7 +174,10 @@ def experts_one_by_one(tmp_path):
 def test_experts_in_one_tensor_are_taken_apart_and_put_together(experts_one_by_one):
     stored = StoredFormat(experts_one_by_one)
     gate_up, down = (_read(experts_one_by_one, f"{EXPERTS}.{part}_proj") for part in ("gate_up", "down"))
-    assert gate_up.shape == (3, 20, 20) and down.shape == (3, 20, 10)
+    assert gate_up.shape == (12, 20, 20) and down.shape == (12, 20, 10)
+    for number in range(12):
+        up = _read(experts_one_by_one, f"{EXPERTS}.{number}.up_proj.weight")
+        assert torch.equal(gate_up[number, 10:], up)
     found = stored.encode([(f"{EXPERTS}.gate_up_proj", gate_up), (f"{EXPERTS}.down_proj", down)])
     wanted = load_file(experts_one_by_one / "model.safetensors")
     assert len(found) == len(wanted) - 1
@@ -190,11 +193,11 @@ def test_experts_in_one_tensor_are_taken_apart_and_put_together(experts_one_by_o
 def test_other_experts_than_the_checkpoint_has_are_named(experts_one_by_one):
     stored = StoredFormat(experts_one_by_one)
     with pytest.raises(
-        ValueError, match=r"experts of .*down_proj make up \[3, 20, 10\], .* given \[4, 20, 10\]"
+        ValueError, match=r"experts of .*down_proj make up \[12, 20, 10\], .* given \[4, 20, 10\]"
     ):
         stored.encode([(f"{EXPERTS}.down_proj", torch.zeros(4, 20, 10))])
-    parts = stored.encode([(f"{EXPERTS}.down_proj", torch.ones(3, 20, 10))])
+    parts = stored.encode([(f"{EXPERTS}.down_proj", torch.ones(12, 20, 10))])
     with pytest.raises(
-        ValueError, match=rf"'{EXPERTS}.down_proj': comes without {EXPERTS}.2.down_proj.weight$"
+        ValueError, match=rf"'{EXPERTS}.down_proj': comes without {EXPERTS}.11.down_proj.weight$"
     ):
-        list(stored.decode(parts[:4]))
+        list(stored.decode(parts[:-2]))
