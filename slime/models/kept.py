@@ -17,7 +17,8 @@ def kept_names(path: str | Path, reader: SafetensorReader) -> list[str]:
     family = FAMILIES.get(config.get("model_type"))
     if family is None:
         return []
-    weights, layers = family.weights, family.shape(config).num_layers
+    # Not the family's shape, which refuses what the Megatron trainer alone does not compute.
+    weights, layers = family.weights, config.text.size("num_hidden_layers")
     counted = layers + (config.text.get("num_nextn_predict_layers") or 0)
     return [
         name

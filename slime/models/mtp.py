@@ -15,11 +15,17 @@ from slime.models.shape import ShapeArgs
 
 _INNER = "transformer_layer."
 _LAYER = re.compile(r"mtp\.layers\.(\d+)\.(transformer_layer\.)?(.+)")
+_COPY = re.compile(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
 
 
 def trained_mtp_layers(args: object) -> int:
     """How many such layers a run trains, by ``--mtp-num-layers`` and ``--enable-mtp-training``."""
     return (getattr(args, "mtp_num_layers", None) or 0) if getattr(args, "enable_mtp_training", False) else 0
+
+
+def is_copy(name: str) -> bool:
+    """Whether a tensor of a checkpoint is DeepSeek-V3's copy of embedding or head in such a layer."""
+    return _COPY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from slime.models.encoding import Encoding
 from slime.models.safetensors_file import Spec
+from slime.models.stored_stacks import StoredStacks
 from slime.models.weights_dir import WeightsReader
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -19,6 +20,8 @@ Named = Iterable[tuple[str, torch.Tensor]]
 class StoredFormat:
     """That of a checkpoint, read off the headers of its files: names, formats and shapes are its own.
 
+    Experts that it has one by one, and the model in one tensor for each layer, are taken apart.
+
     Raises:
         ValueError: see `WeightsReader`.
     """
@@ -26,8 +29,9 @@ class StoredFormat:
     def __init__(self, path: str | Path) -> None:
         self._path = path
         with WeightsReader(path) as reader:
-            self._names = frozenset(reader.names())
             self._encodings = reader.encodings()
+            self._names = frozenset(reader.names()) | self._encodings.keys()
+            self._stacks = StoredStacks(reader)
         # The tensors that stand in the place of weights, and which weight that is.
         self._parts: dict[str, tuple[Encoding, str, Spec]] = {
             part: (encoding, name, spec)
@@ -41,7 +45,12 @@ class StoredFormat:
         Raises:
             ValueError: the checkpoint has no such weight, or one of another shape; or a number is not finite.
         """
-        return [part for name, tensor in tensors for part in self._encoded(name, tensor)]
+        return [
+            part
+            for name, tensor in tensors
+            for weight, matrix in self._stacks.apart(name, tensor)
+            for part in self._encoded(weight, matrix)
+        ]
 
     def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         if name not in self._names:
@@ -78,6 +87,10 @@ class StoredFormat:
             ValueError: a tensor is of another format or shape than in the checkpoint, or some of those that
                 make up a weight are missing.
         """
+        yield from self._stacks.together(self._decoded(tensors))
+
+    def _decoded(self, tensors: Named) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, experts as they come."""
         open_weights: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             spec = self.spec(name)

@@ -61,6 +61,11 @@ class WeightsReader(SafetensorReader):
         stacks = {name for name, rows in self._stacks.items() if rows[0][0] in self._encoded}
         return frozenset(self._encoded) | stacks
 
+    @property
+    def stacks(self) -> dict[str, list[tuple[str, ...]]]:
+        """By name the matrices of each expert, of what is read as one tensor for all of a layer."""
+        return dict(self._stacks)
+
     def encodings(self) -> dict[str, Encoding]:
         """How each of them is stored; reads nothing but headers."""
         return {name: encoded.encoding() for name, encoded in self._encoded.items()}

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from slime.models.hf_config import read_hf_config
 from slime.models.kept import kept_names
+from slime.models.mtp import is_copy
 from slime.models.quantization import KEYS
 from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
 from slime.models.weights_dir import WeightsReader
@@ -90,7 +91,10 @@ def _write_kept(
     shard_bytes: int,
     dtype: torch.dtype,
 ) -> list[dict[str, int]]:
-    """Copies what is not trained, tensor by tensor, into shards behind those that are ``there``."""
+    """Copies what is not trained, tensor by tensor, into shards behind those that are ``there``.
+
+    Copies of embedding and head are left out: these have been trained, and the copies are the old ones.
+    """
     trained = {name for shard in there for name in shard}
     if not any(source.glob("*.safetensors")):
         return []
@@ -100,7 +104,7 @@ def _write_kept(
         specs: dict[str, Spec] = {
             name: (dtype if name in reader.quantized else reader.dtype(name), reader.shape(name))
             for name in kept_names(source, reader)
-            if name not in trained
+            if name not in trained and not is_copy(name)
         }
         for number, part in enumerate(_packed(specs, shard_bytes), start=len(there) + 1):
             with SafetensorFile(directory / _shard_name(number, 0), part) as out:

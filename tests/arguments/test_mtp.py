@@ -1,8 +1,12 @@
 """Flags of layers for further tokens: what trains them, and why they may not be trained."""
 
 import json
+import shutil
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from slime.arguments import validated_args
 from slime.models.mtp import trained_mtp_layers
@@ -78,3 +82,14 @@ def test_a_checkpoint_without_their_tensors_is_refused(words, refusal, model_wit
     message = refusal(words(hf_checkpoint=path, **TRAINED))
     assert message.startswith(f"--hf-checkpoint {path}: ")
     assert "tensors of config.json are missing, e.g. model.layers.4.eh_proj.weight" in message
+
+
+def test_what_the_actor_may_start_with_needs_their_tensors(words, refusal, model_with_layers, tmp_path):
+    whole, plain = model_with_layers("mimo", 1), tmp_path / "plain"
+    shutil.copytree(whole, plain)
+    with safe_open(whole / "model.safetensors", "pt") as stored:
+        kept = {name: torch.empty(0) for name in stored.keys() if "mtp" not in name}  # noqa: SIM118
+    save_file(kept, plain / "model.safetensors")
+    message = refusal(words(hf_checkpoint=whole, ref_load=plain, **TRAINED))
+    assert message.startswith(f"--ref-load {plain}: ")
+    assert "tensors of config.json are missing, e.g. model.mtp_layers.0." in message

@@ -149,3 +149,55 @@ def test_a_plain_weight_is_not_taken_for_a_packed_one(checkpoint):
     parts = made.encode(random(10, 32)) | {"a.weight_shape": torch.tensor([10, 31])}
     with pytest.raises(ValueError, match=r"a.weight_shape is \[10, 31\] .wanted: \[10, 32\]"):
         list(stored.decode(parts.items()))
+
+
+EXPERTS = "model.language_model.layers.0.mlp.experts"
+
+
+@pytest.fixture
+def experts_one_by_one(tmp_path):
+    """A float8 checkpoint of a family whose model has the experts of a layer in one tensor."""
+    parts = {"gate_proj": (10, 20), "up_proj": (10, 20), "down_proj": (20, 10)}
+    tensors = {"mtp.norm.weight": random(10)}
+    for number in range(12):  # of two digits too
+        for part, shape in parts.items():
+            name = f"{EXPERTS}.{number}.{part}.weight"
+            scale = torch.float32, fp8.scale_shape(shape, (4, 6))
+            made = Fp8Encoding(name, shape, (4, 6), f"{name}_scale_inv", scale)
+            tensors |= made.encode(random(*shape, seed=number + shape[0]))
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"model_type": "qwen3_5_moe", "quantization_config": FP8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_experts_in_one_tensor_are_taken_apart_and_put_together(experts_one_by_one):
+    stored = StoredFormat(experts_one_by_one)
+    gate_up, down = (_read(experts_one_by_one, f"{EXPERTS}.{part}_proj") for part in ("gate_up", "down"))
+    assert gate_up.shape == (12, 20, 20) and down.shape == (12, 20, 10)
+    for number in range(12):
+        up = _read(experts_one_by_one, f"{EXPERTS}.{number}.up_proj.weight")
+        assert torch.equal(gate_up[number, 10:], up)
+    found = stored.encode([(f"{EXPERTS}.gate_up_proj", gate_up), (f"{EXPERTS}.down_proj", down)])
+    wanted = load_file(experts_one_by_one / "model.safetensors")
+    assert len(found) == len(wanted) - 1
+    for name, tensor in found:
+        assert stored.spec(name) == (tensor.dtype, tuple(tensor.shape))
+        assert torch.equal(_bits(tensor), _bits(wanted[name])), name
+    again = dict(stored.decode(reversed(found)))
+    assert again.keys() == {f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"}
+    assert torch.equal(again[f"{EXPERTS}.gate_up_proj"], gate_up)
+    assert torch.equal(again[f"{EXPERTS}.down_proj"], down)
+
+
+def test_other_experts_than_the_checkpoint_has_are_named(experts_one_by_one):
+    stored = StoredFormat(experts_one_by_one)
+    with pytest.raises(
+        ValueError, match=r"experts of .*down_proj make up \[12, 20, 10\], .* given \[4, 20, 10\]"
+    ):
+        stored.encode([(f"{EXPERTS}.down_proj", torch.zeros(4, 20, 10))])
+    parts = stored.encode([(f"{EXPERTS}.down_proj", torch.ones(12, 20, 10))])
+    with pytest.raises(
+        ValueError, match=rf"'{EXPERTS}.down_proj': comes without {EXPERTS}.11.down_proj.weight$"
+    ):
+        list(stored.decode(parts[:-2]))

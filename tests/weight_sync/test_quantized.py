@@ -13,6 +13,7 @@ from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.embedded import Server, token_logprobs
+from tests.families import kept_tensors, tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.weight_sync.test_handle import Recorder
 from tools.convert_hf_to_fp8 import main as to_fp8
@@ -218,3 +219,34 @@ def test_the_engine_refuses_what_does_not_fit_its_checkpoint(server, engine, dir
     assert response.status_code == 400
     assert said in response.text
     assert _checksum(engine) == before
+
+
+def test_experts_that_the_trainer_has_in_one_tensor_are_sent_one_by_one(recorder, tmp_path):
+    """Published checkpoints of Qwen3.5 have them in one tensor, those in float8 one by one."""
+    made = {}
+    for seed in (ENGINE, TRAINER):
+        plain, path = tmp_path / f"plain-{seed}", tmp_path / f"fp8-{seed}"
+        tiny_family("qwen3_5_moe", plain, seed, num_hidden_layers=2)
+        assert to_fp8(["--model-dir", str(plain), "--save-dir", str(path), "--block-size", "32", "24"]) == 0
+        made[seed] = path
+    experts = {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
+    parallel = {"expert_model_parallel_size": 2, "update_weight_buffer_size": 30_000}
+    source, served = str(tmp_path / f"plain-{TRAINER}"), str(made[ENGINE])
+    args = make_args(source, **experts, **parallel, colocate=True)
+    run_ranks(_sync, 2, args, source, served, [_endpoint(recorder.url, True)])
+    kept = kept_tensors("qwen3_5_moe", made[TRAINER])
+    wanted = {k: t for k, t in load_file(made[TRAINER] / "model.safetensors").items() if k not in kept}
+    assert any(".experts.3.up_proj.weight_scale_inv" in name for name in wanted)
+    assert recorder.weights[0].keys() == wanted.keys()
+    for name, tensor in recorder.weights[0].items():
+        assert tensor.dtype == wanted[name].dtype and torch.equal(tensor, wanted[name]), name
+    server = Server(served, "--skip-tokenizer-init", "--dtype", "float32")
+    try:
+        client = EngineClient(EngineEndpoint(server.wait_ready().url, None, 1, None))
+        args = make_args(source, **experts, update_weight_buffer_size=30_000)
+        run_ranks(_sync, 1, args, source, served, [_endpoint(server.url, False)])
+        sent = _checksum(client)
+        client.update_weights_from_disk(str(made[TRAINER]), flush_cache=True)
+        assert sent == _checksum(client)
+    finally:
+        server.stop()

@@ -1,6 +1,7 @@
 """Layers for further tokens in checkpoints, which not all checkpoints of a model have."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,31 @@ from megatron.core import dist_checkpointing
 
 from slime.backends.megatron_utils.named_params import is_of_mtp
 
+_LAYER = re.compile(r"mtp\.layers\.(\d+)\.")
+
 
 def require_mtp(template: Mapping[str, Any], path: str | Path) -> None:
-    """Raises ValueError if a model has such layers and the checkpoint it goes on from has none.
+    """Raises ValueError if a model has such layers and the checkpoint it goes on from has fewer.
 
     Args:
         template: sharded weights of one model chunk, or of several under their numbers.
     """
-    if _has_mtp(template) and not _saved_with_mtp(path):
+    if not (wanted := _mtp_layers(template)) or not (missing := wanted - _saved_mtp_layers(path)):
+        return
+    if missing == wanted:
         raise ValueError(
             f"checkpoint {path}: has no layers for further tokens (wanted: another one, or no "
             "--enable-mtp-training)"
         )
+    raise ValueError(
+        f"checkpoint {path}: has {len(wanted - missing)} layers for further tokens (wanted: another one, or "
+        f"--mtp-num-layers {len(wanted - missing)})"
+    )
 
 
 def without_absent_mtp(template: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """What to load of a model's sharded weights: no such layers if ``path`` has none."""
-    if not _has_mtp(template) or _saved_with_mtp(path):
+    """What to load of a model's sharded weights: such layers only if ``path`` has all of them."""
+    if _mtp_layers(template) <= _saved_mtp_layers(path):
         return dict(template)
     if _of_chunks(template):
         return {number: without_absent_mtp(chunk, path) for number, chunk in template.items()}
@@ -42,11 +51,16 @@ def _of_chunks(template: Mapping[str, Any]) -> bool:
     return all(isinstance(chunk, Mapping) for chunk in template.values())
 
 
-def _has_mtp(template: Mapping[str, Any]) -> bool:
+def _mtp_layers(template: Mapping[str, Any]) -> set[int]:
+    """Their numbers, in one chunk or several."""
     if _of_chunks(template):
-        return any(_has_mtp(chunk) for chunk in template.values())
-    return any(map(is_of_mtp, template))
+        return set().union(*(_mtp_layers(chunk) for chunk in template.values()))
+    return _numbers(template)
 
 
-def _saved_with_mtp(path: str | Path) -> bool:
-    return any(map(is_of_mtp, dist_checkpointing.load_tensors_metadata(str(path))))
+def _saved_mtp_layers(path: str | Path) -> set[int]:
+    return _numbers(dist_checkpointing.load_tensors_metadata(str(path)))
+
+
+def _numbers(names: Iterable[str]) -> set[int]:
+    return {int(match[1]) for name in names if (match := _LAYER.match(name))}

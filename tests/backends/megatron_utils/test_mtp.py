@@ -1,10 +1,11 @@
 """Layers for further tokens: loss and gradients are the reference's, and the policy does not notice them."""
 
+import shutil
 from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from slime.arguments.model_only import model_args
 from slime.backends.megatron_utils.hf_weights import HfWeights
@@ -17,6 +18,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
 REPLAYED = {"use_routing_replay": True, "records_routes": True, "use_rollout_logprobs": False}
 TIED = "mimo, tied"
@@ -29,6 +31,9 @@ MODELS = {
 }
 CASES = {
     "mimo, recomputed, mean over tokens": ("mimo", 1, {**RECOMPUTED, "calculate_per_token_loss": True}),
+    "mimo, DP 2": ("mimo", 2, {}),
+    "mimo, DP 2, overlapped, mean over tokens": ("mimo", 2, OVERLAP | {"calculate_per_token_loss": True}),
+    "deepseek_v3, PP 2, overlapped": ("deepseek_v3", 2, PP2 | OVERLAP),
     "mimo, TP 2": ("mimo", 2, TP2),
     "mimo, TP 2, no SP": ("mimo", 2, TP2 | {"sequence_parallel": False}),
     "mimo, CP 2": ("mimo", 2, CP2),
@@ -210,6 +215,17 @@ def test_a_checkpoint_without_the_layers_is_refused_and_does_as_a_reference(refe
         assert torch.equal(started[name], weight), name
 
 
+def test_a_checkpoint_with_fewer_of_the_layers_is_refused_and_does_as_a_reference(
+    references, rollout, tmp_path
+):
+    path, depths, stored, *_ = references("mimo")
+    run_ranks(_save, 1, _args(path, 1, save=str(tmp_path), force_sync=True), rollout)
+    with pytest.raises(RuntimeError, match=r"has 1 layers for further tokens .*, or --mtp-num-layers 1"):
+        run_ranks(_load, 1, _args(path, depths, load=str(tmp_path)))
+    started = run_ranks(_load, 1, _args(path, depths, ref_load=str(tmp_path)))[0]
+    assert all(torch.equal(started[name], tensor) for name, tensor in stored.items())
+
+
 def _there_and_back(rank, args, root):
     from megatron.core import parallel_state
 
@@ -220,10 +236,22 @@ def _there_and_back(rank, args, root):
     write_hf(args, saved, root / "out", 100_000)
 
 
-def test_converters_take_the_layers_along(references, tmp_path):
-    path, depths, stored, *_ = references("deepseek_v3")
-    words = ["--hf-checkpoint", str(path), "--fp32", "--mtp-num-layers", str(depths), "--enable-mtp-training"]
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_exports_have_each_layer_once_and_no_old_copy_of_embedding_or_head(trained, references, tmp_path):
+    path, _, stored, *_ = references("deepseek_v3")
+    shutil.copytree(path, tmp_path / "in", ignore=shutil.ignore_patterns("*-*"))
+    file = tmp_path / "in/model.safetensors"
+    before = load_file(file)
+    copied = {"embed_tokens": "model.embed_tokens.weight", "shared_head.head": "lm_head.weight"}
+    copies = {f"model.layers.{layer}.{copy}.weight": of for copy, of in copied.items() for layer in (2, 3)}
+    save_file(before | {copy: before[of].clone() for copy, of in copies.items()}, file)
+    words = ["--hf-checkpoint", str(tmp_path / "in"), "--fp32"]
+    words += ["--mtp-num-layers", str(trained), "--enable-mtp-training"] if trained else []
     run_ranks(_there_and_back, 1, model_args(words, 1), tmp_path)
-    found = {n: t for file in (tmp_path / "out").glob("*.safetensors") for n, t in load_file(file).items()}
-    for name, tensor in stored.items():
-        assert torch.equal(found[name], tensor), name
+    shards = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
+    found = {name: tensor for shard in shards for name, tensor in shard.items()}
+    assert sum(map(len, shards)) == len(found)
+    uncounted = "model.layers.4.eh_proj.weight"
+    assert stored.keys() < found.keys() == before.keys() - {uncounted}
+    for name, tensor in found.items():
+        assert torch.equal(tensor, before[name]), name
