@@ -26,8 +26,14 @@ class StoredFormat:
     def __init__(self, path: str | Path) -> None:
         self._path = path
         with WeightsReader(path) as reader:
-            self._names = frozenset(reader.names())
             self._encodings = reader.encodings()
+            plain = [name for name in reader.names() if name not in reader.quantized]
+            self._shapes = {name: reader.shape(name) for name in plain}
+            # What trainers have in one tensor for all experts of a layer, and this checkpoint one by one.
+            self._stacks = {name: rows for name, rows in reader.stacks.items() if name in reader.quantized}
+        self._stack_of = {
+            part: stack for stack, rows in self._stacks.items() for parts in rows for part in parts
+        }
         # The tensors that stand in the place of weights, and which weight that is.
         self._parts: dict[str, tuple[Encoding, str, Spec]] = {
             part: (encoding, name, spec)
@@ -41,19 +47,35 @@ class StoredFormat:
         Raises:
             ValueError: the checkpoint has no such weight, or one of another shape; or a number is not finite.
         """
-        return [part for name, tensor in tensors for part in self._encoded(name, tensor)]
+        matrices = (matrix for name, tensor in tensors for matrix in self._matrices(name, tensor))
+        return [part for name, matrix in matrices for part in self._encoded(name, matrix)]
+
+    def _matrices(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Views of a tensor that are stored one by one."""
+        if name not in self._stacks:
+            yield name, tensor
+            return
+        experts = self._stacks[name]
+        shapes = [self._encodings[part].shape for part in experts[0]]
+        rows = [shape[0] for shape in shapes]
+        self._require_shape(name, tensor, (len(experts), sum(rows), shapes[0][1]))
+        for parts, expert in zip(experts, tensor, strict=True):
+            yield from zip(parts, expert.split(rows), strict=True)
+
+    def _require_shape(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{self._path}: {name} is {list(shape)}, and its engines are to be given {list(tensor.shape)}"
+            )
 
     def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        if name not in self._names:
-            raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
         encoding = self._encodings.get(name)
         if encoding is None:
+            if name not in self._shapes:
+                raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
+            self._require_shape(name, tensor, self._shapes[name])
             return [(name, tensor)]
-        if tuple(tensor.shape) != encoding.shape:
-            raise ValueError(
-                f"{self._path}: {name} is {list(encoding.shape)}, and its engines are to be given "
-                f"{list(tensor.shape)}"
-            )
+        self._require_shape(name, tensor, encoding.shape)
         try:
             return list(encoding.encode(tensor).items())
         except ValueError as error:
@@ -78,6 +100,24 @@ class StoredFormat:
             ValueError: a tensor is of another format or shape than in the checkpoint, or some of those that
                 make up a weight are missing.
         """
+        open_stacks: dict[str, dict[str, torch.Tensor]] = {}
+        for name, weight in self._weights(tensors):
+            stack = self._stack_of.get(name)
+            if stack is None:
+                yield name, weight
+                continue
+            matrices = open_stacks.setdefault(stack, {})
+            matrices[name] = weight
+            if len(matrices) == sum(map(len, self._stacks[stack])):
+                del open_stacks[stack]
+                experts = self._stacks[stack]
+                yield stack, torch.stack([torch.cat([matrices[part] for part in parts]) for parts in experts])
+        for stack, matrices in open_stacks.items():
+            missing = {part for parts in self._stacks[stack] for part in parts} - matrices.keys()
+            raise ValueError(f"weight {stack!r}: comes without {min(missing)}")
+
+    def _weights(self, tensors: Named) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same, experts one by one."""
         open_weights: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             spec = self.spec(name)
