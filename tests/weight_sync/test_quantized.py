@@ -11,6 +11,7 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.models.weights_dir import WeightsReader
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.served_format import ServedFormat
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.embedded import Server, token_logprobs
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
@@ -113,6 +114,14 @@ def test_an_engine_gets_the_names_formats_and_values_of_its_checkpoint(recorder,
     assert recorder.weights[0].keys() == wanted.keys()
     for name, tensor in recorder.weights[0].items():
         assert tensor.dtype == wanted[name].dtype and torch.equal(tensor, wanted[name]), name
+
+
+def test_each_tensor_of_a_flat_bucket_is_aligned_to_its_format(directories, kind):
+    plain = load_file(f"{directories['plain', TRAINER]}/model.safetensors")
+    bucket = ServedFormat(directories[kind, ENGINE]).encode([*plain.items()])
+    entries = FlattenedTensorBucket(bucket).metadata
+    assert len({entry.dtype for entry in entries}) > 1
+    assert all(entry.start_idx % entry.dtype.itemsize == 0 for entry in entries)
 
 
 def test_packed_weights_need_a_server_that_unpacks_them(recorder, directories, kind):

@@ -22,6 +22,7 @@ WAYS = {
         {"attn_implementation": "sdpa", "gradient_checkpointing": True},
     ),
     "2 ranks, weights on the host": (2, {"fsdp_cpu_offload": True}),
+    "CP 2": (2, {"context_parallel_size": 2}),
 }
 HEAD = {"value_head.weight", "value_head.bias"}
 
