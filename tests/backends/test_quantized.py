@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.build import build_executor
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
 from slime.models.stored_format import StoredFormat
@@ -119,3 +120,26 @@ def test_an_update_leaves_the_embedded_engine_as_loading_would(family, tmp_path)
     updater = WeightUpdater(SimpleNamespace(released=set()), served, StoredFormat(path))
     updater._load([*load_file(path / "model.safetensors").items()])
     assert all(torch.equal(served.named[name], wanted[name]) for name in wanted)
+
+
+_EXPERT = "model.layers.0.mlp.experts.1.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "said"),
+    [
+        ("fp8", (_EXPERT, torch.bfloat16, (64, 48)), "torch.bfloat16 .*wanted: torch.float8_e4m3fn"),
+        ("fp8", (f"{_EXPERT}_scale_inv", torch.float32, (2, 3)), r"wanted: torch.float32 \[2, 2\]"),
+        ("int4", (_EXPERT, torch.bfloat16, (64, 48)), "is stored as"),
+        ("int4", ("model.norm.weight", torch.bfloat16, (65,)), r"shape \[65\]"),
+        ("fp8", ("lm_head.weight", torch.float8_e4m3fn, (256, 64)), "wanted: a floating point dtype"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_received(quantized, kind, spec, said):
+    path = quantized[kind][0]
+    _, served = build_executor(path, ModelConfig.from_directory(path), LIMITS)
+    updater = WeightUpdater(SimpleNamespace(released=set()), served, StoredFormat(path))
+    updater.session = "all"
+    updater.groups = SimpleNamespace(check=lambda name: None, receive=lambda *_: pytest.fail("received"))
+    with pytest.raises(BadRequest, match=said):
+        updater.from_group("group", [spec], "flattened_bucket", None, False)
