@@ -26,11 +26,10 @@ class StoredFormat:
     def __init__(self, path: str | Path) -> None:
         self._path = path
         with WeightsReader(path) as reader:
-            self._encodings = reader.encodings()
-            plain = [name for name in reader.names() if name not in reader.quantized]
-            self._shapes = {name: reader.shape(name) for name in plain}
+            self._encodings, quantized = reader.encodings(), reader.quantized
+            self._shapes = {name: reader.shape(name) for name in reader.names() if name not in quantized}
             # What trainers have in one tensor for all experts of a layer, and this checkpoint one by one.
-            self._stacks = {name: rows for name, rows in reader.stacks.items() if name in reader.quantized}
+            self._stacks = {name: rows for name, rows in reader.stacks.items() if name in quantized}
         self._stack_of = {
             part: stack for stack, rows in self._stacks.items() for parts in rows for part in parts
         }
