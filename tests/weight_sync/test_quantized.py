@@ -186,9 +186,9 @@ def test_unchanged_weights_come_back_bit_for_bit(engine, directories, kind):
 
 
 def test_weights_that_the_checkpoint_has_not_are_named(engine, directories, kind, tmp_path):
-    other = save_tiny_hf(tmp_path, "qwen3_moe", num_experts=2)
+    other = save_tiny_hf(tmp_path, "qwen3_moe", num_hidden_layers=2)
     endpoints = [_endpoint(engine.endpoint.url, False)]
-    with pytest.raises(RuntimeError, match=r"has no weight 'model.layers.0.mlp.experts.2"):
+    with pytest.raises(RuntimeError, match=r"has no weight 'model.layers.2\."):
         source = directories["plain", TRAINER]
         run_ranks(_sync, 1, _args(directories), source, _quantised(other, kind, tmp_path / "few"), endpoints)
     engine.end_weight_update()
