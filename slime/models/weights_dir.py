@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -58,7 +59,7 @@ class WeightsReader(SafetensorReader):
     def names(self) -> list[str]:
         return list(self._names)
 
-    @property
+    @cached_property
     def quantized(self) -> frozenset[str]:
         """The weights that are."""
         stacks = {name for name, rows in self.stacks.items() if rows[0][0] in self._encoded}
