@@ -30,7 +30,9 @@ class StoredFormat:
         self._path = path
         with WeightsReader(path) as reader:
             self._encodings = reader.encodings()
-            self._names = frozenset(reader.names()) | self._encodings.keys()
+            self._plain = {
+                name: reader.shape(name) for name in reader.names() if name not in reader.quantized
+            }
             self._stacks = StoredStacks(reader)
         # The tensors that stand in the place of weights, and which weight that is.
         self._parts: dict[str, tuple[Encoding, str, Spec]] = {
@@ -53,16 +55,14 @@ class StoredFormat:
         ]
 
     def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        if name not in self._names:
-            raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
         encoding = self._encodings.get(name)
+        if encoding is None and name not in self._plain:
+            raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
+        wanted = list(self._plain[name] if encoding is None else encoding.shape)
+        if (given := list(tensor.shape)) != wanted:
+            raise ValueError(f"{self._path}: {name} is {wanted}, and its engines are to be given {given}")
         if encoding is None:
             return [(name, tensor)]
-        if tuple(tensor.shape) != encoding.shape:
-            raise ValueError(
-                f"{self._path}: {name} is {list(encoding.shape)}, and its engines are to be given "
-                f"{list(tensor.shape)}"
-            )
         try:
             return list(encoding.encode(tensor).items())
         except ValueError as error:

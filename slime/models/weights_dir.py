@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,9 @@ class WeightsReader(SafetensorReader):
 
     Experts that the checkpoint has one by one, and the family in one tensor for each layer, are read so.
 
+    Attributes:
+        stacks: by name these tensors; for each expert the matrices in its rows.
+
     Raises:
         ValueError: see `SafetensorReader`; the weights are quantised in a way that is not read; or a tensor
             that is lacks its scale.
@@ -43,56 +47,51 @@ class WeightsReader(SafetensorReader):
         config = HfConfig.read(path) if (self.path / "config.json").is_file() else None
         self.quantization = None if config is None else read_quantization(config)
         self._encoded: dict[str, _Encoded] = {}
-        self._stacks: dict[str, list[tuple[str, ...]]] = {}
+        self.stacks: dict[str, list[tuple[str, ...]]] = {}
         self._names = super().names()
         if self.quantization is not None:
             self._encoded = dict(self._find(self.quantization))
             plain = [name for name in self._names if not name.endswith((*_BESIDE, _PACKED))]
             self._names = list(dict.fromkeys([*plain, *self._encoded]))
         if config is not None:
-            self._stacks = self._find_stacks(config)
+            self.stacks = self._find_stacks(config)
 
     def names(self) -> list[str]:
         return list(self._names)
 
-    @property
+    @cached_property
     def quantized(self) -> frozenset[str]:
         """The weights that are."""
-        stacks = {name for name, rows in self._stacks.items() if rows[0][0] in self._encoded}
+        stacks = {name for name, rows in self.stacks.items() if rows[0][0] in self._encoded}
         return frozenset(self._encoded) | stacks
-
-    @property
-    def stacks(self) -> dict[str, list[tuple[str, ...]]]:
-        """By name the matrices of each expert, of what is read as one tensor for all of a layer."""
-        return dict(self._stacks)
 
     def encodings(self) -> dict[str, Encoding]:
         """How each of them is stored; reads nothing but headers."""
         return {name: encoded.encoding() for name, encoded in self._encoded.items()}
 
     def file_of(self, name: str) -> str:
-        if name in self._stacks:
-            return self.file_of(self._stacks[name][0][0])
+        if name in self.stacks:
+            return self.file_of(self.stacks[name][0][0])
         return super().file_of(name if name in self._file_of else f"{name}{_PACKED}")
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, self.read(name)) for name in self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._stacks:
-            experts = self._stacks[name]
+        if name in self.stacks:
+            experts = self.stacks[name]
             rows = sum(self.shape(part)[0] for part in experts[0])
             return len(experts), rows, self.shape(experts[0][0])[1]
         encoded = self._encoded.get(name)
         return super().shape(name) if encoded is None else encoded.shape()
 
     def dtype(self, name: str) -> torch.dtype:
-        if name in self._stacks:
-            return self.dtype(self._stacks[name][0][0])
+        if name in self.stacks:
+            return self.dtype(self.stacks[name][0][0])
         return torch.float32 if name in self._encoded else super().dtype(name)
 
     def read(self, name: str) -> torch.Tensor:
-        if name in self._stacks:
+        if name in self.stacks:
             return self.read_part(name, [slice(None)])
         if name not in self._encoded:
             return super().read(name)
@@ -104,8 +103,8 @@ class WeightsReader(SafetensorReader):
         return whole
 
     def read_part(self, name: str, box: Sequence[slice]) -> torch.Tensor:
-        if name in self._stacks:
-            experts = self._stacks[name][box[0]]
+        if name in self.stacks:
+            experts = self.stacks[name][box[0]]
             whole = self.shape(name)
             stack = torch.empty((len(experts), *whole[1:]), dtype=self.dtype(name))
             for parts, rows in zip(experts, stack, strict=True):
@@ -119,7 +118,7 @@ class WeightsReader(SafetensorReader):
         return encoded.part(rows, columns)
 
     def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None:
-        if name not in self._encoded and name not in self._stacks:
+        if name not in self._encoded and name not in self.stacks:
             super().copy_rows(target, name, rows, columns)
             return
         step = max(1, _BLOCK_BYTES * len(rows) // max(1, target.numel() * 4))

@@ -98,11 +98,10 @@ def _pack(
         cap = args.max_tokens_per_gpu * config["cp_size"]
         if args.balance_by_flops:
             # Equal from the start: splitting them to get to the multiple would leave halves.
-            count = _up_to(-(-sum(lengths) // cap), multiple, len(lengths))
+            count = _count(-(-sum(lengths) // cap), multiple, len(lengths))
             bins = get_seqlen_balanced_partitions(_flops(args, lengths), count, equal_size=False)
         else:
             bins = _fill(lengths, cap, multiple)
-        bins = _to_multiple(bins, multiple, lengths)
     return [[members[i] for i in indices] for indices in bins]
 
 
@@ -111,41 +110,28 @@ def _fill(lengths: Sequence[int], cap: int, multiple: int) -> list[list[int]]:
 
     First-fit's own bins are full but for the last, and one split in two makes two halves: some rank would
     have up to twice another's tokens, and all wait for it. They are kept only where bins that are alike
-    would not stay within the budget.
+    would not stay within the budget, and first-fit's do.
     """
     bins = first_fit_pack(lengths, cap)
-    count = _up_to(len(bins), multiple, len(lengths))
+    count = _count(len(bins), multiple, len(lengths))
     alike = sorted(get_seqlen_balanced_partitions(lengths, count, equal_size=False))
-    fits = all(len(members) == 1 or sum(lengths[i] for i in members) <= cap for members in alike)
-    return alike if fits else bins
+    if count < len(bins) or all(len(b) == 1 or sum(lengths[i] for i in b) <= cap for b in alike):
+        return alike
+    return expand_bins_by_splitting(bins, count, lengths)
 
 
-def _to_multiple(bins: list[list[int]], multiple: int, lengths: Sequence[int]) -> list[list[int]]:
-    """Splits bins until every rank gets equally many.
+def _count(needed: int, multiple: int, samples: int) -> int:
+    """The next multiple of bins, so that every rank gets equally many.
 
-    Where there are too few samples for that, as with executions that were split unevenly, the smallest
-    bins are merged instead, although they may then exceed the token budget.
+    Where there are too few samples for that, as with executions that were split unevenly, the one before,
+    although bins may then exceed the token budget.
 
     Raises:
         ValueError: there are fewer samples than that.
     """
-    if len(lengths) < multiple:
-        raise ValueError(
-            f"a step has {len(lengths)} samples, wanted one for each of {multiple} micro-batches"
-        )
-    target = -(-len(bins) // multiple) * multiple
-    if target <= len(lengths):
-        return expand_bins_by_splitting(bins, target, lengths)
-    target -= multiple
-    while len(bins) > target:
-        bins = sorted(bins, key=lambda members: sum(lengths[i] for i in members))
-        bins = [bins[0] + bins[1], *bins[2:]]
-    return bins
-
-
-def _up_to(count: int, multiple: int, most: int) -> int:
-    """The next multiple, or ``most`` if that is less."""
-    return min(-(-count // multiple) * multiple, most)
+    if samples < multiple:
+        raise ValueError(f"a step has {samples} samples, wanted one for each of {multiple} micro-batches")
+    return min(-(-needed // multiple), samples // multiple) * multiple
 
 
 def _static_bins(args: TrainingView, count: int, multiple: int) -> list[list[int]]:

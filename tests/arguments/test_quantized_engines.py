@@ -32,7 +32,7 @@ def served(path, *overrides, update_weights=True):
 def run(path, *models, **flags):
     given = {
         **{"hf_checkpoint": str(path), "debug_rollout_only": False, "rollout_external": False},
-        **{"rollout_engine": "sglang", "check_weight_update_equal": False, "fp32": False},
+        **{"rollout_engine": "sglang", "check_weight_update_equal": False, "fp32": False, "fp16": False},
         **{"served_models": list(models) or [served(path)], **flags},
     }
     return list(bad_formats(Namespace(**given)))
@@ -94,17 +94,18 @@ def test_all_updates_have_one_format(altered_checkpoint, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("described", "fp32", "refused"),
+    ("described", "trained_in", "refused"),
     [
-        (BLOCKS, False, True),
-        (BLOCKS, True, False),
-        (BLOCKS | {"scale_fmt": "ue8m0"}, False, False),
-        (None, False, False),
+        (BLOCKS, "bf16", True),
+        (BLOCKS, "fp32", False),
+        (BLOCKS | {"scale_fmt": "ue8m0"}, "bf16", False),
+        (BLOCKS | {"scale_fmt": "ue8m0"}, "fp16", True),
+        (None, "bf16", False),
     ],
 )
-def test_what_is_rounded_does_not_come_back_equal(altered_checkpoint, described, fp32, refused):
+def test_what_is_rounded_does_not_come_back_equal(altered_checkpoint, described, trained_in, refused):
     path = altered_checkpoint(quantization_config=described)
-    messages = run(path, check_weight_update_equal=True, fp32=fp32)
+    messages = run(path, check_weight_update_equal=True, **{trained_in: True})
     assert [message.split(":")[0] for message in messages] == ["--check-weight-update-equal"] * refused
 
 

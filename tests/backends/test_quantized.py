@@ -1,6 +1,8 @@
 """Quantised checkpoints in the trainers and the embedded engine: weights are the dequantised ones."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from safetensors.torch import load_file
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.build import build_executor
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.backends.embedded_engine.weight_updater import WeightUpdater
+from slime.models.stored_format import StoredFormat
 from slime.models.weights_dir import WeightsReader
 from tests.backends.fsdp_utils.architectures import load, model_args
 from tests.families import tiny_family
@@ -96,3 +101,45 @@ def test_the_embedded_engine_serves_the_dequantised_weights(quantized, kind):
     load_checkpoint(served, path)
     assert served.named.keys() == weights.keys()
     assert all(torch.equal(served.named[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe"])
+def test_an_update_leaves_the_embedded_engine_as_loading_would(family, tmp_path):
+    """With biases of experts, which are float32 in an engine of bfloat16; with experts in one tensor."""
+    tiny_family(family, tmp_path / "plain")
+    words = ["--model-dir", str(tmp_path / "plain"), "--save-dir", str(tmp_path / "fp8")]
+    assert to_fp8([*words, "--block-size", "32", "24"]) == 0
+    path = tmp_path / "fp8"
+    config = replace(ModelConfig.from_directory(path), dtype=torch.bfloat16)
+    _, served = build_executor(path, config, LIMITS)
+    load_checkpoint(served, path)
+    wanted = served.copy()
+    assert family != "deepseek_v3" or torch.float32 in {tensor.dtype for tensor in wanted.values()}
+    for tensor in served.named.values():
+        tensor.zero_()
+    updater = WeightUpdater(SimpleNamespace(released=set()), served, StoredFormat(path))
+    updater._load([*load_file(path / "model.safetensors").items()])
+    assert all(torch.equal(served.named[name], wanted[name]) for name in wanted)
+
+
+_EXPERT = "model.layers.0.mlp.experts.1.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "said"),
+    [
+        ("fp8", (_EXPERT, torch.bfloat16, (64, 48)), "torch.bfloat16 .*wanted: torch.float8_e4m3fn"),
+        ("fp8", (f"{_EXPERT}_scale_inv", torch.float32, (2, 3)), r"wanted: torch.float32 \[2, 2\]"),
+        ("int4", (_EXPERT, torch.bfloat16, (64, 48)), "is stored as"),
+        ("int4", ("model.norm.weight", torch.bfloat16, (65,)), r"shape \[65\]"),
+        ("fp8", ("lm_head.weight", torch.float8_e4m3fn, (256, 64)), "wanted: a floating point dtype"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_received(quantized, kind, spec, said):
+    path = quantized[kind][0]
+    _, served = build_executor(path, ModelConfig.from_directory(path), LIMITS)
+    updater = WeightUpdater(SimpleNamespace(released=set()), served, StoredFormat(path))
+    updater.session = "all"
+    updater.groups = SimpleNamespace(check=lambda name: None, receive=lambda *_: pytest.fail("received"))
+    with pytest.raises(BadRequest, match=said):
+        updater.from_group("group", [spec], "flattened_bucket", None, False)

@@ -124,6 +124,13 @@ def test_groups_of_zeros_have_a_scale():
     assert torch.equal(int4.unpack(words), torch.zeros(2, 16, dtype=torch.int32))
 
 
+def test_a_group_too_small_for_the_format_of_its_scale_becomes_zero():
+    weight = torch.full((1, 8), 1e-9)
+    words, scale = int4.quantize(weight, 8, torch.float16)
+    assert scale.item() > 0
+    assert torch.equal(int4.dequantize(int4.unpack(words), scale, 8, 0), torch.zeros(1, 8))
+
+
 def test_part_of_a_row_of_integers():
     codes = torch.randint(-8, 8, (3, 32), dtype=torch.int32)
     scale = torch.rand(3, 4)

@@ -13,6 +13,8 @@ from slime.models import encoding, fp8, int4
 from slime.models.encoding import Fp8Encoding, Int4Encoding
 from slime.models.stored_format import StoredFormat
 from slime.models.weights_dir import WeightsReader
+from tests.families import tiny_family
+from tools.convert_hf_to_fp8 import main as to_fp8
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [4, 6]}
 CHANNEL = {
@@ -128,6 +130,8 @@ def test_what_does_not_fit_is_named(checkpoint):
         stored.encode([("b.weight", torch.zeros(2))])
     with pytest.raises(ValueError, match=r"a.weight is \[10, 20\], and .* given \[20, 10\]"):
         stored.encode([("a.weight", torch.zeros(20, 10))])
+    with pytest.raises(ValueError, match=r"norm.weight is \[10\], and .* given \[11\]"):
+        stored.encode([("norm.weight", torch.zeros(11))])
     with pytest.raises(ValueError, match=r"a.weight: has numbers that are not finite"):
         stored.encode([("a.weight", torch.full((10, 20), math.nan))])
     codes, scale = made.encode(random(10, 20)).items()
@@ -201,3 +205,29 @@ def test_other_experts_than_the_checkpoint_has_are_named(experts_one_by_one):
         ValueError, match=rf"'{EXPERTS}.down_proj': comes without {EXPERTS}.11.down_proj.weight$"
     ):
         list(stored.decode(parts[:-2]))
+
+
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory):
+    """Experts in one tensor for each layer, and their checkpoint in float8, which has them one by one."""
+    root = tmp_path_factory.mktemp("stacked")
+    tiny_family("qwen3_5_moe", root / "plain")
+    words = ["--model-dir", str(root / "plain"), "--save-dir", str(root / "fp8")]
+    assert to_fp8([*words, "--block-size", "32", "24"]) == 0
+    return load_file(root / "plain" / "model.safetensors"), root / "fp8"
+
+
+STACK = "model.language_model.layers.1.mlp.experts.gate_up_proj"
+
+
+def test_experts_in_one_tensor_are_stored_one_by_one(stacked):
+    plain, path = stacked
+    assert plain[STACK].ndim == 3
+    stored, wanted = StoredFormat(path), load_file(path / "model.safetensors")
+    found = dict(stored.encode(plain.items()))
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == wanted[name].dtype and torch.equal(_bits(tensor), _bits(wanted[name])), name
+    again = dict(stored.decode(found.items()))
+    assert again.keys() == plain.keys()
+    assert torch.equal(again[STACK], _read(path, STACK))

@@ -152,7 +152,16 @@ def test_too_few_samples_are_merged_into_the_smallest_bins():
     """Five bins for two ranks, of which five samples cannot fill six: the two cheapest become one."""
     schedule = _scheduled([64, 61, 40, 62, 63], 2)
     merged = [bin for rank in _micro_batches(schedule) for bin in rank if len(bin) > 1]
-    assert merged == [[2, 1]] and schedule.num_microbatches == [2]
+    assert merged == [[1, 2]] and schedule.num_microbatches == [2]
+
+
+@pytest.mark.parametrize("flops", [False, True])
+def test_bins_that_have_to_exceed_the_budget_are_alike(flops):
+    """Ten samples in seven bins, for six ranks: six bins, of which none gets two of the longest."""
+    lengths = [48, 45, 16, 8, 49, 50, 16, 57, 58, 11]
+    schedule = _scheduled(lengths, 6, balance_by_flops=flops, balance_data=flops)
+    assert schedule.num_microbatches == [1]
+    assert max(sum(lengths[i] for i in bin) for rank in _micro_batches(schedule) for bin in rank) <= 66
 
 
 def test_steps_may_have_different_numbers_of_micro_batches():

@@ -12,6 +12,7 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.handle import HandleTransport
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.fake import FakeEngine
+from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
 
@@ -20,7 +21,8 @@ class Recorder(FakeEngine):
 
     def __init__(self):
         super().__init__()
-        self.weights = {}
+        self.weights: dict = {}
+        self.requests: list[set[str]] = []
         granted = ("pause_generation", "begin_weight_update", "end_weight_update", "continue_generation")
         self.answers |= {path: {"success": True} for path in granted}
         self.answers["update_weights_from_tensor"] = self.keep
@@ -30,6 +32,7 @@ class Recorder(FakeEngine):
             bucket = FlattenedTensorBucket(**deserialize_tensors(payload))
             tensors = {name: tensor.clone() for name, tensor in bucket.reconstruct_tensors()}
             self.weights.setdefault(rank, {}).update(tensors)
+            self.requests.append({*tensors})
         return {"success": True}
 
     @property
@@ -75,6 +78,18 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
     for tensors in engine.weights.values():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_tensors_that_an_engine_joins_come_in_one_request(engine, tmp_path):
+    """Buckets hold one parameter, and between the two there are others."""
+    tiny_family("deepseek_v3", tmp_path)
+    experts = {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
+    args = make_args(tmp_path, update_weight_buffer_size=1, **experts)
+    run_ranks(_sync, 1, args, EngineEndpoint(engine.url, None, 1, 0))
+    layers = [f"model.layers.{layer}.self_attn" for layer in range(4)]
+    pairs = [{f"{layer}.q_a_proj.weight", f"{layer}.kv_a_proj_with_mqa.weight"} for layer in layers]
+    assert all(any(pair <= request for request in engine.requests) for pair in pairs)
+    assert len(engine.requests) > len(pairs)
 
 
 def test_no_shared_memory_is_left_when_engines_are_disconnected(engine, tmp_path):

@@ -30,3 +30,12 @@ def test_each_tensor_is_sent_once_and_pairs_in_one_bucket(ends):
     for names in sent:
         first = {name for name in names if ".q_a_proj." in name and name not in ALONE}
         assert {name.replace("q_a_proj", "kv_a_proj_with_mqa") for name in first} <= {*names}
+
+
+def test_several_may_wait():
+    first, second = (
+        [(f"model.layers.{layer}.self_attn.{name}.weight", torch.empty(0)) for layer in range(3)]
+        for name in ("q_a_proj", "kv_a_proj_with_mqa")
+    )
+    buckets = [first, *([pair] for pair in second)]
+    assert [*whole_pairs(buckets)] == [[*pair] for pair in zip(first, second, strict=True)]

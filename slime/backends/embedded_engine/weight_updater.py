@@ -120,9 +120,10 @@ class WeightUpdater:
             self._parameters.update(named)
             return
         try:
-            dtype = self._parameters.config.dtype
+            given, dtype = dict(named), self._parameters.config.dtype
+            # What is not quantised stays as it came: biases of experts are float32 in any model.
             plain = [
-                (name, tensor if tensor.dtype == dtype else tensor.to(dtype))
+                (name, tensor if given.get(name) is tensor else tensor.to(dtype))
                 for name, tensor in self._stored.decode(named)
             ]
         except ValueError as error:

@@ -16,7 +16,9 @@ from slime.training.backend import NamedTensors
 
 
 class FsdpHfTensors:
-    """A model's tensors under the names of its checkpoints, in ``dtype``; tied ones once.
+    """A model's parameters under the names of its checkpoints, in ``dtype``; tied ones once.
+
+    Buffers are in the format in which the model computes with them, as float32 biases of experts are.
 
     ``transformers`` keeps some weights in another form than checkpoints do, the experts of a layer in one
     tensor for instance; they are given in the form of the checkpoints.
@@ -44,7 +46,7 @@ class FsdpHfTensors:
             yield self._gather(bucket)
 
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
-        return self._dtype if tensor.is_floating_point() else tensor.dtype
+        return self._dtype if isinstance(tensor, torch.nn.Parameter) else tensor.dtype
 
     @torch.no_grad()
     def _gather(self, bucket: NamedTensors) -> NamedTensors:

@@ -20,6 +20,7 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True}
+SGD = {"optimizer": "sgd", "sgd_momentum": 0.8}
 MOVING = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}
 
 
@@ -56,8 +57,8 @@ def _run(rank, args, rollouts, save_after):
 
 @pytest.mark.parametrize(
     ("world_size", "extra"),
-    [(1, {}), (2, MOVING), (2, {"async_save": True, "force_sync": False})],
-    ids=["1 rank", "2 ranks, moving reference", "async save"],
+    [(1, {}), (2, MOVING), (2, {"async_save": True, "force_sync": False}), (1, SGD)],
+    ids=["1 rank", "2 ranks, moving reference", "async save", "SGD"],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})

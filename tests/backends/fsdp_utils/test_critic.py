@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from slime.arguments.critic import of_critic
+from slime.backends.fsdp_utils.value_head import ValueHead
 from slime.ray.train_worker import TrainWorker
 from tests.backends.critic_reference import PPO, transformers_steps
 from tests.backends.fsdp_harness import fsdp_args, weights_of
@@ -22,6 +23,7 @@ WAYS = {
         {"attn_implementation": "sdpa", "gradient_checkpointing": True},
     ),
     "2 ranks, weights on the host": (2, {"fsdp_cpu_offload": True}),
+    "CP 2": (2, {"context_parallel_size": 2}),
 }
 HEAD = {"value_head.weight", "value_head.bias"}
 
@@ -123,6 +125,15 @@ def test_a_new_head_trains_whatever_is_frozen(frozen, rollouts, tmp_path):
     (result,) = run_ranks(_run, 1, critic_args(path, **flags), "critic", {0: rollouts[0]}, -1)
     moved = {name for name, w in result["before"].items() if not torch.equal(w, result["after"][name])}
     assert moved == HEAD
+
+
+def test_values_are_float32_in_a_model_of_bfloat16():
+    head = ValueHead(64, seed=1)
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    values = head.bfloat16()(hidden)
+    assert values.dtype == torch.float32
+    exact = hidden.double() @ head.weight.double().T + head.bias.double()
+    torch.testing.assert_close(values.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 def _values(rank, path):

@@ -12,6 +12,7 @@ from slime.training.hf_export import save_hf_model_to_path
 from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.backends.fsdp_utils.architectures import ARCHITECTURES, load, model_args, save
 from tests.backends.fsdp_utils.conftest import BUCKET
+from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 
 
@@ -41,6 +42,18 @@ def test_engines_get_the_format_that_is_trained_in(tmp_path):
     wanted = load_file(tmp_path / "model.safetensors")
     (result,) = run_ranks(_exported, 1, model_args(path, params_dtype=torch.bfloat16))
     assert all(torch.equal(result[name], wanted[name].bfloat16()) for name in wanted)
+
+
+def test_they_get_biases_of_experts_as_the_trainer_has_them(tmp_path):
+    """In float32, as the Megatron trainer gives them: rounded ones would choose other experts."""
+    tiny_family("deepseek_v3", tmp_path)
+    wanted = load_file(tmp_path / "model.safetensors")
+    (result,) = run_ranks(_exported, 1, model_args(str(tmp_path), params_dtype=torch.bfloat16))
+    biases = [name for name in result if name.endswith("e_score_correction_bias")]
+    assert biases
+    for name, tensor in result.items():
+        held = wanted[name] if name in biases else wanted[name].bfloat16()
+        assert tensor.dtype == held.dtype and torch.equal(tensor, held), name
 
 
 def _export(rank, args, target):
