@@ -33,6 +33,5 @@ if (($#)); then
     run python -m pytest "$@"
 else
     run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster"
-    # In the order of their names, which ends with short files.
-    run python -m pytest "${TWO_AT_A_TIME[@]}" --no-loadscope-reorder -m cluster
+    run python -m pytest -m cluster
 fi

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +32,7 @@ from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
 from slime.utils.accelerator import empty_cache
 from slime.utils.misc import load_function
+from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate
 
@@ -193,9 +193,7 @@ class TrainRayActor(TrainWorker):
     def address_and_free_port(self) -> tuple[str, int]:
         """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""
         host = node_host()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return host, probe.getsockname()[1]
+        return host, reserve_port(host)
 
     def init(self, master_addr: str, master_port: int) -> int:
         """Joins the others, builds and loads the model; returns the rollout id to start from."""

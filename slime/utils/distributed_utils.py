@@ -1,9 +1,6 @@
 """Process groups beside the default one, and reductions over them."""
 
-import errno
-import logging
 import os
-import socket
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -20,10 +17,7 @@ from torch.distributed.distributed_c10d import (
 
 from slime.utils.accelerator import process_group_backend
 from slime.utils.http_utils import is_loopback
-
-logger = logging.getLogger(__name__)
-
-_BACKLOG = 2048  # connections, as torch's own
+from slime.utils.reserved_ports import listening_at
 
 
 def join_process_group(timeout_minutes: float) -> None:
@@ -95,7 +89,7 @@ def meeting_store(host: str, port: int, world_size: int, rank: int, timeout: tim
     Raises:
         torch.distributed.DistError: not all were there in time.
     """
-    listener = _listening_at(host, port) if rank == 0 else None
+    listener = listening_at(host, port) if rank == 0 else None
     return dist.TCPStore(
         host,
         port,
@@ -105,23 +99,6 @@ def meeting_store(host: str, port: int, world_size: int, rank: int, timeout: tim
         # The store closes it.
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-
-
-def _listening_at(host: str, port: int) -> socket.socket | None:
-    """None if no interface of this machine has that address, which others may still reach it by."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        logger.warning("%s is no address of this machine: port %d listens on all interfaces", host, port)
-        return None
-    listener.listen(_BACKLOG)
-    return listener
 
 
 def distributed_masked_whiten(

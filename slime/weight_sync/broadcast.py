@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import logging
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -16,6 +15,7 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.training.backend import NamedTensors
 from slime.utils.accelerator import process_group_backend
 from slime.utils.distributed_utils import init_process_group
+from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address, wait_limit
 from slime.weight_sync.clients import EngineClients
@@ -97,8 +97,9 @@ class BroadcastTransport(Transport):
         self._engines = EngineClients([], 0.0)
 
     def _join(self) -> None:
-        endpoints, port = self._engines.endpoints, _free_port()
+        endpoints = self._engines.endpoints
         address = group_address(endpoint.url for endpoint in endpoints)
+        port = reserve_port(address)
         sizes = [endpoint.num_gpus for endpoint in endpoints]
         offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
         world_size = 1 + sum(sizes)
@@ -155,13 +156,6 @@ def _abandon(group: dist.ProcessGroup, work: dist.Work) -> None:
         group.abort()  # ends a broadcast over NCCL; gloo knows no such thing
         work.wait()
     dist.destroy_process_group(group)
-
-
-def _free_port() -> int:
-    """A port that the system picks at random, so that two runs on a host hardly ever pick the same one."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
