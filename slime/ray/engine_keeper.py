@@ -120,9 +120,10 @@ class SpawnedEngines:
 def _plain(args: FleetView) -> FleetView:
     """Those that can be unpickled without torch and our own classes, which take a second to import.
 
-    What a server is started with is among them.
+    Options of the server are all kept: one that is left out would be at its default without a word.
     """
-    plain = {name: value for name, value in vars(args).items() if _is_plain(value)}
+    given = vars(args).items()
+    plain = {name: value for name, value in given if name.startswith("sglang_") or _is_plain(value)}
     return view(Namespace(**plain), FleetView)
 
 

@@ -126,6 +126,13 @@ def test_an_engine_over_two_nodes_has_a_keeper_on_each_and_the_first_says_where_
     assert second["meeting_point"] == Asked("keeper 3.0.meeting_point")
 
 
+def test_an_option_of_the_server_is_never_left_out(launched: list[dict[str, Any]]) -> None:
+    args: Any = flags(sglang_download_dir=Path("models"), sglang_stages={2, 1}, params_dtype=torch.float32)
+    slots: Any = Slots()
+    SpawnedEngines(args, slots, EngineShape(2)).launch(0, 0)
+    assert launched[0]["args"] == flags(sglang_download_dir=Path("models"), sglang_stages={2, 1})
+
+
 def test_a_keeper_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
     plain: Any = flags(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
     heavy: Any = flags(**vars(plain), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()})
