@@ -78,7 +78,8 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
     """Writes the directory ``target``, its files under the names that they have in ``source``.
 
     Raises:
-        ValueError: ``source`` cannot be read or has nothing to convert, ``target`` is there, or the disk has
+        ValueError: ``source`` cannot be read or has nothing to convert, or experts that
+            cannot be, ``target`` is there, or the disk has
             no room for it.
         OSError: a file cannot be written.
     """
@@ -94,6 +95,12 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
     new = {name: recipe.specs(name, spec) for name, spec in old.items()}
     if all(new[name] == {name: spec} for name, spec in old.items()):
         raise ValueError(f"{source}: has no tensor that would be converted")
+    for name, (_, shape) in old.items():
+        if len(shape) == 3 and ".experts." in name and name in new[name]:
+            raise ValueError(
+                f"{source}: {name} {list(shape)} would stay as it is, and experts are most of a model "
+                "(wanted: a family whose experts can be taken apart)"
+            )
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -247,6 +247,15 @@ def test_a_model_of_which_nothing_would_be_converted_is_refused(tmp_path, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_experts_that_cannot_be_taken_apart_are_refused(tmp_path, capsys):
+    """The copy would be called quantised, and most of it is not."""
+    tiny_family("gpt_oss", tmp_path / "source")
+    assert FP8(words(tmp_path / "source", tmp_path / "out")) == 2
+    said = capsys.readouterr().err
+    assert "model.layers.0.mlp.experts.down_proj [" in said and "] would stay as it is" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_a_file_that_cannot_be_written_is_named(source, tmp_path, capsys):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
