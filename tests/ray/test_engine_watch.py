@@ -59,6 +59,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
         for hanging in fleet.cluster.hanging.values():
             hanging.set()
         fleet.watch.stop()
+        fleet.watch._pool.shutdown()  # a check that begins late would be one of the next test's cluster
 
 
 @pytest.fixture

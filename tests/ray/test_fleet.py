@@ -83,6 +83,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
     yield build
     for fleet in fleets:
         fleet.stop()
+        fleet._watch._pool.shutdown()
 
 
 def kept_model(cluster: Cluster) -> ServedModel:
