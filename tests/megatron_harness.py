@@ -109,7 +109,7 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     return Namespace(**{**defaults, **overrides})
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 400.0) -> list[Any]:
     """Calls ``function(rank, *args)`` in ``world_size`` processes with torch.distributed's environment set.
 
     What a rank has started and left running, as saving a checkpoint does, is killed with it.

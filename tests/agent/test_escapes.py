@@ -30,7 +30,7 @@ async def sandbox():
         pytest.skip(str(error))
 
 
-async def run(sandbox, code, timeout=20):
+async def run(sandbox, code, timeout=60):
     await sandbox.write_file("code.py", code)
     return await sandbox.exec("python code.py", timeout=timeout)
 
@@ -225,7 +225,7 @@ for _ in range(5):
         for place in range(0, len(memory), 4096):
             memory[place] = 1
         print("got it", flush=True)
-        time.sleep(3)
+        time.sleep(15)
         os._exit(0)
 os.wait()
 """
@@ -369,7 +369,7 @@ async def test_the_sandbox_ends_with_the_run():
     run.kill()
     run.wait()
     run.stdout.close()
-    for _ in range(500):
+    for _ in range(5000):
         if not marked(mark):
             return
         threading.Event().wait(0.01)

@@ -495,7 +495,7 @@ def run_train(line):
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=120,
+        timeout=600,
     )
     return done.returncode, done.stderr.splitlines()[-1]
 

@@ -51,7 +51,7 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
     path, words = ROOT / f"benchmarks/{script}.py", [*SCRIPTS[script], "--output", str(output)]
     env = {"PYTHONPATH": str(ROOT)}
     if script in FORKED:
-        status = ForkedScript(path, words, log, env=env, cwd=ROOT).wait(170)
+        status = ForkedScript(path, words, log, env=env, cwd=ROOT).wait(800)
     else:
         with log.open("w") as stream:
             status = subprocess.run(
@@ -60,7 +60,7 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
                 env={**os.environ, **env},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                timeout=170,
+                timeout=800,
             ).returncode
     assert status == 0, log.read_text()[-4000:]
     assert json.loads(output.read_text())

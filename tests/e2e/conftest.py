@@ -49,14 +49,14 @@ class Run:
     def output(self) -> str:
         return self.log.read_text()
 
-    def wait(self, timeout: float = 240) -> int:
+    def wait(self, timeout: float = 600) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"the run did not end within {timeout} s:\n{self.output[-4000:]}")
 
-    def expect_success(self, timeout: float = 240) -> "Run":
+    def expect_success(self, timeout: float = 600) -> "Run":
         status = self.wait(timeout)
         assert status == 0, f"exit status {status}:\n{self.output[-6000:]}"
         return self
@@ -75,7 +75,7 @@ class Run:
                     merged.setdefault(row["step"], {}).update(row)
         return merged
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 180) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 400) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -108,7 +108,7 @@ class Run:
         assert pids, f"no process of the run matches {fragments}: {self.processes()}"
         return max(pids)
 
-    def expect_no_processes(self, timeout: float = 30) -> None:
+    def expect_no_processes(self, timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
         while survivors := self.processes():
             assert time.monotonic() < deadline, f"processes survive the run: {survivors}"

@@ -17,7 +17,6 @@ def teacher(tmp_path):
     return path
 
 
-@pytest.mark.timeout(600)
 def test_a_teacher_is_the_same_behind_an_engine_and_in_the_trainer(start, rl_flags, teacher) -> None:
     flags = [*rl_flags, "--colocate", "--num-rollout", 1, "--use-opd", "--opd-type"]
     server = Server(teacher)

@@ -27,7 +27,6 @@ def run_example(start, tmp_path):
     return run
 
 
-@pytest.mark.timeout(600)
 def test_a_team_of_agents_is_trained(run_example) -> None:
     run, samples = run_example("multi_agent", "--custom-rm-path", "tests.e2e.test_examples.parities")
     rows = run.rows("train")
@@ -45,7 +44,6 @@ async def parities(args, samples, **kwargs) -> list[float]:
     return [float(sum(sample.tokens) % 2) for sample in samples]
 
 
-@pytest.mark.timeout(600)
 def test_a_model_that_may_search_is_trained(run_example) -> None:
     reward = ("--custom-rm-path", "tests.e2e.plugins.token_parity_reward")
     run, samples = run_example("search_r1", *reward)

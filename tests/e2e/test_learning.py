@@ -21,7 +21,7 @@ def start(tmp_path_factory):
 
 
 # One that differs in its advantages, one that differs in its loss, and one with a second model.
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "gspo", "ppo"])
 def test_practice_raises_held_out_accuracy(start, name) -> None:
     layout = branch(start, start.root.with_name(name))

@@ -24,7 +24,6 @@ def moe_model(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(420)
 def test_grpo_with_expert_parallelism(start, rl_flags, moe_model, tmp_path) -> None:
     """Weights reach the engine under every name, and in the export all of them have learnt."""
     exported = tmp_path / "exported"
@@ -48,7 +47,6 @@ def test_grpo_with_expert_parallelism(start, rl_flags, moe_model, tmp_path) -> N
     assert not any(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.timeout(420)
 def test_grpo_of_a_family_that_transformers_serves(start, rl_flags, tmp_path) -> None:
     """Multi-latent attention and biases of experts: engine and trainer agree before and after an update."""
     path = tmp_path / "deepseek_v3"

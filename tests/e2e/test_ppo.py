@@ -28,7 +28,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
 
-@pytest.mark.timeout(600)
 def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
     start, rl_flags, model, data, tmp_path
 ) -> None:
@@ -61,7 +60,6 @@ def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))
 
 
-@pytest.mark.timeout(600)
 def test_a_critic_on_gpus_of_its_own_in_the_asynchronous_loop(start, rl_flags, tmp_path) -> None:
     own = ["--critic-num-gpus-per-node", 1, "--save", tmp_path / "run", "--num-critic-only-steps", 1]
     run = start([*rl_flags, *PPO, *own], script="train_async.py").expect_success()

@@ -24,7 +24,6 @@ def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.timeout(300)
 def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
     layout: str, start, rl_flags, data, tmp_path: Path
 ) -> None:

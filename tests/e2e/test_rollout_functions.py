@@ -38,7 +38,6 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
     return await token_parity_reward(args, sample, **kwargs)
 
 
-@pytest.mark.timeout(420)
 def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_engine_dies(
     start, rl_flags, data: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -51,7 +50,7 @@ def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_eng
         *("--rollout-function-path", FULLY_ASYNC, "--max-staleness", BOUND),
         *("--eval-prompt-data", "arith", data / "eval.jsonl", "--eval-interval", 2),
     ]
-    run = start([*rl_flags, *flags], script="train_async.py").expect_success(400)
+    run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert note.exists()
     rows = run.rows("rollout")
     assert len(run.rows("train")) == 6

@@ -21,7 +21,6 @@ DEADLY = ["--use-fault-tolerance", "--custom-rm-path", "tests.e2e.test_recovery.
 SAME = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
 
 
-@pytest.mark.timeout(420)
 def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_though_an_engine_dies(
     start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

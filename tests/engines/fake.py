@@ -26,6 +26,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 HEADER = "<|im_start|>assistant\n"
 EOS = "<|im_end|>"
 NEVER = 1e9
+Delay = float | Callable[[], bool]
 
 
 @dataclass
@@ -158,16 +159,17 @@ class FakeEngine:
 class TalkingEngine(FakeEngine):
     """Answers a conversation by a Python function, token by token.
 
-    ``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token.
-    An abort ends the delay too, so NEVER is the delay of a token that only an abort ends. With
-    ``breaks_after`` the connection of the next stream breaks after so many chunks.
+    ``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token, or
+    a function that is true once the token may come. An abort ends the delay too, so NEVER is the delay of
+    a token that only an abort ends. With ``breaks_after`` the connection of the next stream breaks after so
+    many chunks.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self.tokenizer = tokenizer
         self.answer: Callable[[str], str] = lambda conversation: "ok"
-        self.delay: Callable[[str], float] = lambda conversation: 0.0
+        self.delay: Callable[[str], Delay] = lambda conversation: 0.0
         self.weight_version = "1"
         self.breaks_after: int | None = None
 
@@ -222,8 +224,12 @@ class TalkingEngine(FakeEngine):
             },
         }
 
-    async def _pause(self, seconds: float, aborts: int) -> None:
-        end = time.monotonic() + seconds
+    async def _pause(self, delay: Delay, aborts: int) -> None:
+        if callable(delay):
+            while self.aborts == aborts and not delay():
+                await asyncio.sleep(0.005)
+            return
+        end = time.monotonic() + delay
         while self.aborts == aborts and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.01))
 

@@ -39,7 +39,7 @@ def flags_of(script, tmp_path, **variables):
     }
     env = {key: value for key, value in os.environ.items() if key not in ("MODEL", "DATASETS")}
     command = ["bash", str(script), "--metrics-file", "last"]
-    subprocess.run(command, env=env | places | variables, check=True, timeout=60)
+    subprocess.run(command, env=env | places | variables, check=True, timeout=150)
     return note.read_text().rstrip("\0").split("\0")
 
 

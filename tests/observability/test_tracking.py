@@ -171,7 +171,7 @@ def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"WANDB_SILENT": "true"}
+        command, capture_output=True, text=True, timeout=600, env=os.environ | {"WANDB_SILENT": "true"}
     )
     assert done.returncode == 0, done.stderr
     (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

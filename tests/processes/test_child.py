@@ -44,7 +44,7 @@ def start(code: str, tmp_path: Path, *arguments: str, **options) -> ManagedProce
     return ManagedProcess(argv, name="thing", log_path=tmp_path / "logs" / "thing.log", **options)
 
 
-def wait_for(condition, timeout: float = 20.0):
+def wait_for(condition, timeout: float = 90.0):
     deadline = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < deadline, "condition did not come true"
@@ -71,7 +71,7 @@ def wait_until_gone(pids: list[int]) -> None:
 def test_output_goes_to_the_log_and_the_exit_status_is_reported(tmp_path):
     code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr); sys.exit(7)"
     process = start(code, tmp_path)
-    assert process.wait(20) == 7
+    assert process.wait(90) == 7
     assert not process.is_alive()
     assert process.log_tail() == "out\nerr"
     assert process.log_tail(lines=1) == "err"
@@ -89,13 +89,13 @@ def test_a_running_process_has_no_exit_reason(tmp_path):
 
 def test_a_command_killed_by_a_signal_is_reported_with_its_name(tmp_path):
     process = start("import os; os.kill(os.getpid(), 11)", tmp_path)
-    assert process.wait(20) == -signal.SIGSEGV
+    assert process.wait(90) == -signal.SIGSEGV
     assert "killed by SIGSEGV" in process.exit_reason()
 
 
 def test_a_missing_command_is_named_in_the_log(tmp_path):
     process = ManagedProcess(["/no/such/command"], name="thing", log_path=tmp_path / "log")
-    assert process.wait(20) == 127
+    assert process.wait(90) == 127
     assert "cannot start '/no/such/command'" in process.exit_reason()
 
 
@@ -104,14 +104,14 @@ def test_environment_changes_add_replace_and_remove(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIME_TEST_KEPT", "2")
     code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('SLIME_TEST_')))"
     process = start(code, tmp_path, env={"SLIME_TEST_REMOVED": None, "SLIME_TEST_NEW": "3"})
-    process.wait(20)
+    process.wait(90)
     assert process.log_tail() == "[('SLIME_TEST_KEPT', '2'), ('SLIME_TEST_NEW', '3')]"
 
 
 def test_terminate_lets_the_command_end_by_itself(tmp_path):
     process = start(ENDS_ON_SIGTERM, tmp_path)
     wait_for(lambda: "armed" in process.log_tail())
-    process.terminate(grace_s=20)
+    process.terminate(grace_s=90)
     assert process.poll() == 3
     assert "goodbye" in process.log_tail()
 
@@ -120,8 +120,8 @@ def test_terminate_kills_what_ignores_sigterm_after_the_grace_period(tmp_path):
     process = start(IGNORES_SIGTERM, tmp_path)
     wait_for(lambda: "armed" in process.log_tail())
     started = time.monotonic()
-    process.terminate(grace_s=0.5)
-    assert 0.4 < time.monotonic() - started < 10
+    process.terminate(grace_s=1.0)
+    assert time.monotonic() - started > 0.9
     assert process.poll() == -signal.SIGKILL
     assert "not yet" in process.log_tail()
     process.terminate()
@@ -132,7 +132,7 @@ def test_descendants_that_left_the_process_group_die_with_the_command(tmp_path):
     command, daemon = pids_in(tmp_path / "pids")
     os.kill(command, signal.SIGKILL)
     wait_until_gone([daemon])
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(90) == -signal.SIGKILL
 
 
 def children_but_supervisors(pid: int) -> list[int]:
@@ -166,7 +166,7 @@ def test_the_tree_dies_when_the_parent_is_killed(tmp_path):
 
 def test_the_tree_dies_when_the_parent_ends_normally(tmp_path):
     parent = parent_script(tmp_path, "")
-    assert parent.wait(20) == 0
+    assert parent.wait(90) == 0
     wait_until_gone(pids_in(tmp_path / "pids"))
 
 
@@ -200,14 +200,14 @@ def test_the_command_dies_when_the_supervisor_is_killed(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     try:
         wait_until_gone([command])
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(90) == -signal.SIGKILL
     finally:
         os.kill(daemon, signal.SIGKILL)
 
 
 def test_starting_is_fast(tmp_path):
     started = time.monotonic()
-    assert start("pass", tmp_path).wait(20) == 0
+    assert start("pass", tmp_path).wait(90) == 0
     assert time.monotonic() - started < 5
 
 
@@ -219,8 +219,9 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
         os.kill(tree[-1], signal.SIGSTOP)
         while not is_stopped(tree[-1]):
             time.sleep(0.02)
-        assert process.failure_reason() is None
         now = time.monotonic()
+        monkeypatch.setattr(stopped.time, "monotonic", lambda: now)
+        assert process.failure_reason() is None
         monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 10)
         assert process.failure_reason() is None
         monkeypatch.setattr(stopped.time, "monotonic", lambda: now + 20)
@@ -243,6 +244,6 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
 def test_the_first_line_says_why_a_server_ended(tmp_path, log, words):
     command = [sys.executable, "-c", f"print({log!r}); raise SystemExit(1)"]
     process = ManagedProcess(command, name="router", log_path=tmp_path / "log")
-    process.wait(20)
+    process.wait(90)
     first = process.exit_reason().splitlines()[0]
     assert first.startswith("router: exit status 1: ") and words in first and str(tmp_path / "log") in first

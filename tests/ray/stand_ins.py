@@ -21,6 +21,7 @@ class Cluster:
         ended: why a rank's process has ended.
         sick: what a health check of an address finds: False, an error, or what a function returns.
         hanging: until it is set, checks and looks of these ranks or addresses hang.
+        hung: ranks and addresses that hang just now.
         checked: addresses whose health was checked.
         routed: addresses, by any router.
         told: which rank was told that it serves which version.
@@ -38,6 +39,7 @@ class Cluster:
         self.taken: set[int] = set()
         self.sick: dict[str, Any] = {}
         self.hanging: dict[Any, threading.Event] = {}
+        self.hung: list[Any] = []
         self.checked: list[str] = []
         self.routed: list[str] = []
         self.router_fails = False
@@ -49,7 +51,9 @@ class Cluster:
 
     def hang(self, what: Any) -> None:
         if what in self.hanging:
-            self.hanging[what].wait(20)
+            self.hung.append(what)
+            self.hanging[what].wait(120)
+            self.hung.remove(what)
 
     def model(self, places: int, name: str = "default", first_rank: int = 0, **options: Any) -> ServedModel:
         """One model with one group."""
@@ -160,7 +164,7 @@ def ready_engine(cluster: Cluster, rank: int = 0) -> Engine:
     return engine
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
+def wait_until(condition: Callable[[], Any], timeout: float = 60.0) -> None:
     pause = threading.Event()
     for _ in range(int(timeout / 0.01)):
         if condition():

@@ -43,7 +43,7 @@ def join(address: str, timeout: float, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=90,
+        timeout=150,
     )
     return run.stdout.strip().splitlines()[-1]
 
@@ -53,7 +53,7 @@ def test_an_address_that_nobody_answers_is_named_in_time() -> None:
     start = time.monotonic()
     with pytest.raises(ClusterUnreachable, match=rf"RAY_ADDRESS {address}: nobody answers within 1 s"):
         _join(address, 1.0)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_a_server_that_never_says_whether_it_is_a_cluster_is_left_in_time() -> None:
@@ -62,7 +62,7 @@ def test_a_server_that_never_says_whether_it_is_a_cluster_is_left_in_time() -> N
         start = time.monotonic()
         line = join(address, 2)
         assert line == f"error: RAY_ADDRESS {address}: connecting (--cluster-timeout): not done after 2 s"
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 90
 
 
 def recipe() -> list[str]:
@@ -104,7 +104,7 @@ def test_the_recipe_for_several_nodes_works_as_printed_and_admits_nobody_else(pl
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=60,
+            timeout=150,
         )
 
     shell("first", mode, token, head)
@@ -114,10 +114,10 @@ def test_the_recipe_for_several_nodes_works_as_printed_and_admits_nobody_else(pl
     shell("second", mode, other)
     assert run.startswith("RAY_ADDRESS=FIRST_NODE:6379 ")
     exported = dict([mode.split("#")[0].removeprefix("export ").strip().split("=")])
-    assert join(address, 60, HOME=str(place / "first"), **exported) == "joined 4.0 2"
+    assert join(address, 120, HOME=str(place / "first"), **exported) == "joined 4.0 2"
     # The driver's shell need not say the mode again.
-    assert join(address, 60, HOME=str(place / "first")) == "joined 4.0 2"
-    refusal = join(address, 60, HOME=str(place))
+    assert join(address, 120, HOME=str(place / "first")) == "joined 4.0 2"
+    refusal = join(address, 120, HOME=str(place))
     assert refusal.startswith(f"RAY_ADDRESS {address}: somebody listens there and refuses us (wanted: ")
 
 
@@ -146,7 +146,7 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: P
         env={**environment, "HOME": str(tmp_path), "TMP": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=90,
+        timeout=150,
     )
     assert run.stdout.startswith("joined 0o40700")
     assert not (tmp_path / ".ray").exists()

@@ -53,14 +53,14 @@ def test_of_many_that_find_it_dead_one_is_told_so() -> None:
     start, told = threading.Barrier(8), []
 
     def find() -> None:
-        start.wait(5)
+        start.wait(60)
         told.append(engine.become(DEAD))
 
     threads = [threading.Thread(target=find) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert sorted(told) == [False] * 7 + [True]
 
 

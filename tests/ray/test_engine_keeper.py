@@ -187,14 +187,14 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
             return "DEFAULT"
 
     monkeypatch.setattr(engine_keeper, "EngineKeeper", Starting)
-    monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 20.0)
+    monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 120.0)
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
         engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
-        started = engine.keepers[0].wait_ready.remote(120)
+        started = engine.keepers[0].wait_ready.remote(300)
         assert engine.failure_reason() is None
         engine.keepers[0].shutdown.remote()
-        assert wait_one(started, "its start", 20)
+        assert wait_one(started, "its start", 120)
         engine.end()
     finally:
         ray.shutdown()

@@ -80,7 +80,7 @@ class Strike:
         watcher.join()
 
     def _watch(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while self.victim is None and time.monotonic() < deadline:
             self()
 

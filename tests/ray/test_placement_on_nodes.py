@@ -36,7 +36,7 @@ def flags(**overrides: object) -> Namespace:
         debug_rollout_only=False,
         use_critic=False,
         critic_num_gpus=0,
-        cluster_timeout=60,
+        cluster_timeout=150,
     )
     return Namespace(**(defaults | overrides))
 

@@ -19,7 +19,7 @@ def cluster():
 
 @ray.remote
 def hang() -> None:
-    time.sleep(60)
+    time.sleep(600)
 
 
 @ray.remote
@@ -35,17 +35,19 @@ def answer(value: int) -> int:
 def test_a_failed_rank_is_reported_while_an_earlier_one_hangs() -> None:
     start = time.monotonic()
     with pytest.raises(ValueError, match="rank 1 is broken"):
-        wait_all([hang.remote(), fail.remote()], "a collective", timeout=40)
-    assert time.monotonic() - start < 30
+        wait_all([hang.remote(), fail.remote()], "a collective", timeout=150)
+    assert time.monotonic() - start < 140
 
 
 def test_the_deadline_names_the_wait_and_the_missing_ranks() -> None:
+    answered = answer.remote(1)
+    ray.get(answered)  # a process for it may take longer to start than the deadline
     with pytest.raises(DeadlineExceeded, match=r"saving: no answer from rank\(s\) \[0\] after 5 s"):
-        wait_all([hang.remote(), answer.remote(1)], "saving", timeout=5)
+        wait_all([hang.remote(), answered], "saving", timeout=5)
 
 
 def test_results_come_in_the_order_of_the_calls() -> None:
-    assert wait_all([answer.remote(i) for i in range(5)], "answers", timeout=30) == list(range(5))
+    assert wait_all([answer.remote(i) for i in range(5)], "answers", timeout=150) == list(range(5))
 
 
 @ray.remote
@@ -56,7 +58,7 @@ class Victim:
 
 def test_a_killed_process_is_named_with_its_rank() -> None:
     with pytest.raises(ProcessDied, match=r"training: the process of rank 1 ended: .*"):
-        wait_all([answer.remote(1), Victim.remote().die.remote()], "training", timeout=60)
+        wait_all([answer.remote(1), Victim.remote().die.remote()], "training", timeout=150)
 
 
 @ray.remote
@@ -72,4 +74,4 @@ def test_a_constructor_that_fails_is_reported_with_its_own_error() -> None:
     with pytest.raises(
         ProcessDied, match=r"start: the process of rank 0 ended: ValueError: this data source"
     ):
-        wait_one(Stillborn.remote().answer.remote(), "start", timeout=60)
+        wait_one(Stillborn.remote().answer.remote(), "start", timeout=150)

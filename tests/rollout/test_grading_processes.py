@@ -67,23 +67,25 @@ def marked(mark):
 
 
 @pytest.mark.parametrize(
-    ("response", "why"),
+    ("response", "why", "limit_s"),
     [
-        ("loop", "no verdict within 2 s"),
-        ("loop without alarm", "no verdict within 2 s"),
-        ("allocate", "MemoryError"),
-        ("exit", "ended with exit status 0"),
-        ("sys.exit", "SystemExit: 0"),
-        ("kill", "ended with exit status -9"),
-        ("fork and stay", "left processes behind"),
-        ("daemonise", "left processes behind"),
-        ("raise", "ZeroDivisionError: by zero"),
-        ("close", "no verdict|ended with exit status"),
+        ("loop", "no verdict within 2 s", 2),
+        ("loop without alarm", "no verdict within 2 s", 2),
+        ("allocate", "MemoryError", 30),
+        ("exit", "ended with exit status 0", 30),
+        ("sys.exit", "SystemExit: 0", 30),
+        ("kill", "ended with exit status -9", 30),
+        ("fork and stay", "left processes behind", 30),
+        ("daemonise", "left processes behind", 30),
+        ("raise", "ZeroDivisionError: by zero", 30),
+        ("close", "no verdict|ended with exit status", 2),
     ],
 )
-def test_a_grader_that_goes_wrong_fails_on_that_answer_and_leaves_nothing(monkeypatch, response, why):
-    monkeypatch.setattr(grading_process, "_GRACE_S", 0.3)
-    process = GradingProcess(limit_s=2)
+def test_a_grader_that_goes_wrong_fails_on_that_answer_and_leaves_nothing(
+    monkeypatch, response, why, limit_s
+):
+    monkeypatch.setattr(grading_process, "_GRACE_S", 0.3 if limit_s == 2 else 30)
+    process = GradingProcess(limit_s)
     try:
         assert process.call(bad_graders.HERE, "a", "a") == 1.0
         mark = process._mark
@@ -141,7 +143,7 @@ def test_the_process_dies_with_its_parent_and_loads_nothing_heavy():
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
         assert time.monotonic() < deadline, "the grading process outlives its parent"
         threading.Event().wait(0.02)

@@ -80,16 +80,17 @@ def test_answers_under_way_go_on_with_the_new_weights(client, real_args, make_so
     )
     GenerateState(args).sampling_params |= {"ignore_eos": True}
     source = make_source(args)
-    samples, version = [], 1
-    for rollout_id in range(4):
-        output = generate_rollout_fully_async(args, rollout_id, source)
+    samples, mixed, version = [], [], 1
+    # An update may find nothing under way, as engine and test are not always equally fast.
+    while version < 5 or (not mixed and version < 50):
+        output = generate_rollout_fully_async(args, version - 1, source)
         samples += [sample for group in output.samples for sample in group]
+        mixed = [sample for sample in samples if len(sample.version_spans) > 1]
         time.sleep(0.1)  # so that others are under way
         version += 1
         update(client, version)
-    assert len({sample.index for sample in samples}) == len(samples) == 24
+    assert len({sample.index for sample in samples}) == len(samples) == 6 * (version - 1)
     assert all(sample.response_length == 400 == len(sample.rollout_log_probs) for sample in samples)
-    mixed = [sample for sample in samples if len(sample.version_spans) > 1]
     assert mixed
     for sample in mixed:
         versions = [int(version) for version, _ in sample.version_spans]

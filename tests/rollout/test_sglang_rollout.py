@@ -1,4 +1,3 @@
-import itertools
 import re
 
 import pytest
@@ -15,6 +14,19 @@ PLUGINS = "tests.rollout.plugins."
 
 def question(conversation):
     return int(re.search(r"user\nq(\d+)<", conversation)[1])
+
+
+class StopsAfter:
+    """The answer to one question stops after some tokens, and the others wait until it has."""
+
+    def __init__(self, number, tokens):
+        self.number, self.tokens, self.count = number, tokens, 0
+
+    def __call__(self, conversation):
+        if question(conversation) != self.number:
+            return lambda: self.count > self.tokens
+        self.count += 1
+        return NEVER if self.count > self.tokens else 0.0
 
 
 def balanced(source):
@@ -93,29 +105,28 @@ async def test_surplus_is_aborted_and_dropped(engine, make_args, make_source):
 
 
 async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, make_source):
-    args = make_args(partial_rollout=True, over_sampling_batch_size=4, mask_offpolicy_in_partial_rollout=True)
+    args = make_args(
+        partial_rollout=True,
+        over_sampling_batch_size=4,
+        mask_offpolicy_in_partial_rollout=True,
+        n_samples_per_prompt=1,
+    )
     long_answer = "abcdefghijklmnopqrst"
     engine.answer = lambda conversation: long_answer if question(conversation) == 3 else "ok"
-    slow_tokens = itertools.count()  # of both samples together: too few for either to finish
-
-    def delay(conversation):
-        if question(conversation) != 3:
-            return 0.15
-        return 0.1 if next(slow_tokens) < 12 else NEVER
-
-    engine.delay = delay
+    engine.delay = StopsAfter(3, tokens=6)
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     assert source.get_buffer_length() == 1
     begun = source.buffer[0][0]
     assert begun.status == Sample.Status.ABORTED
-    assert 0 < begun.response_length < 20
+    before = begun.response_length
+    assert before == 6
     assert begun.metadata["start_rollout_id"] == 0
     assert balanced(source)
 
     engine.delay = lambda conversation: 0.0
     engine.weight_version = "2"
-    before = begun.response_length
+    args.over_sampling_batch_size = 3  # else three others may be finished first
     output = await generate_rollout_async(args, 1, source)
 
     finished = output.samples[0][0]
@@ -139,18 +150,12 @@ async def test_a_resumed_response_is_whole_text(engine, make_args, make_source):
     """The abort may part the tokens of a character; neither half is text."""
     args = make_args(partial_rollout=True, over_sampling_batch_size=4, n_samples_per_prompt=1)
     engine.answer = lambda conversation: "aé字b" if question(conversation) == 3 else "ok"
-    tokens = itertools.count()
-
-    def delay(conversation):
-        if question(conversation) != 3:
-            return 0.15
-        return 0.0 if next(tokens) < 2 else NEVER
-
-    engine.delay = delay
+    engine.delay = StopsAfter(3, tokens=2)
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     assert source.buffer[0][0].response_length == 2
     engine.delay = lambda conversation: 0.0
+    args.over_sampling_batch_size = 3
     output = await generate_rollout_async(args, 1, source)
     assert output.samples[0][0].response == "aé字b<|im_end|>"
 
@@ -351,7 +356,9 @@ async def test_a_sample_that_its_generate_function_aborts_costs_its_group_only(
     engine, make_args, make_source, partial
 ):
     path = PLUGINS + "giving_up_generate"
-    args = make_args(custom_generate_function_path=path, partial_rollout=partial)
+    args = make_args(
+        custom_generate_function_path=path, partial_rollout=partial, over_sampling_batch_size=1
+    )  # so that group 3 alone comes in the place of group 1
     source = make_source(args)
     output = await generate_rollout_async(args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 2, 3]

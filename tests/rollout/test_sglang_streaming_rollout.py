@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -9,7 +10,7 @@ from slime.rollout.sglang_rollout import generate, generate_rollout_async
 from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.utils.types import Sample
 from tests.engines.fake import NEVER
-from tests.rollout.test_sglang_rollout import balanced, question
+from tests.rollout.test_sglang_rollout import StopsAfter, balanced, question
 
 STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
 PROMPT = "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
@@ -53,15 +54,17 @@ async def test_the_sample_grows_with_every_chunk(engine, make_args):
 async def test_an_abort_of_the_rollout_ends_the_stream_at_once(engine, make_args):
     args = make_args()
     engine.answer = lambda conversation: "abcdefgh"
-    engine.delay = lambda conversation: 0.02
+    tokens, go_on = itertools.count(), threading.Event()
+    engine.delay = lambda conversation: 0.0 if next(tokens) < 2 else go_on.is_set
     sample, params = asked(args)
     task = asyncio.ensure_future(generate_streaming(args, sample, params))
     while sample.response_length < 2:
         await asyncio.sleep(0.005)
     GenerateState(args).aborted = True
+    go_on.set()
     await task
     assert sample.status is Sample.Status.ABORTED
-    assert 2 <= sample.response_length < 8
+    assert sample.response_length == 3, "the stream is left with the first token that comes after the abort"
     assert sample.weight_versions == ["1"] and sample.version_spans == [("1", sample.response_length)]
     GenerateState(args).aborted = False
     engine.delay = lambda conversation: 0.0
@@ -109,20 +112,16 @@ async def test_a_partial_rollout_keeps_what_was_streamed(engine, make_args, make
         over_sampling_batch_size=4,
         n_samples_per_prompt=1,
     )
-    tokens = itertools.count()
     engine.answer = lambda conversation: "abcdefgh" if question(conversation) == 3 else "ok"
-
-    def delay(conversation):
-        if question(conversation) != 3:
-            return 0.15
-        return 0.0 if next(tokens) < 4 else NEVER
-
-    engine.delay = delay
+    stops = StopsAfter(3, tokens=4)
+    has_come = lambda: any(group[0].response_length == 4 for group in [*GenerateState(args).pending.values()])
+    engine.delay = lambda conversation: stops(conversation) if question(conversation) == 3 else has_come
     source = make_source(args)
     await generate_rollout_async(args, 0, source)
     assert source.buffer[0][0].response_length == 4
     assert balanced(source)
     engine.delay = lambda conversation: 0.0
+    args.over_sampling_batch_size = 3  # else three others may be finished first
     output = await generate_rollout_async(args, 1, source)
     assert output.samples[0][0].response == "abcdefgh<|im_end|>"
     assert balanced(source)

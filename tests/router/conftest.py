@@ -29,7 +29,7 @@ SETTINGS = {
     "slime_router_middleware_paths": [],
     "slime_router_processes": 1,
     "slime_router_radix_tree_tokens": 100_000,
-    "engine_startup_timeout": 60.0,
+    "engine_startup_timeout": 150.0,
     "trust_remote_code": False,
 }
 

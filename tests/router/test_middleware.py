@@ -336,6 +336,6 @@ async def test_the_work_ends_when_the_client_goes_away() -> None:
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await _unless_disconnected(work(), receive)  # type: ignore[arg-type]
     assert ended.is_set()

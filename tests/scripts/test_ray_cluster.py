@@ -34,7 +34,7 @@ def cluster(tmp_path):
         env = os.environ | {"PATH": f"{bin_dir}:{os.environ['PATH']}", "LOG": str(tmp_path)}
         env |= {"VIRTUAL_ENV": str(tmp_path / "venv"), "RAY_PORT": "7001"}
         command = ["bash", str(SCRIPT), *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
 
     return run
 
@@ -45,13 +45,13 @@ def started(tmp_path):
 
 
 def ended(process):
-    """Whether a process is gone within ten seconds."""
+    """Whether a process is gone within a minute."""
     try:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], 10.0)[0])
+        return bool(select.select([handle], [], [], 60.0)[0])
     finally:
         os.close(handle)
 

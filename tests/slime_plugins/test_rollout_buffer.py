@@ -64,7 +64,7 @@ def test_the_service_takes_trajectories_and_refuses_what_is_none():
 
 def test_one_generator_is_at_work_at_a_time(monkeypatch):
     done = threading.Event()
-    monkeypatch.setattr(generator_of("math"), "run_rollout", lambda data: done.wait(10))
+    monkeypatch.setattr(generator_of("math"), "run_rollout", lambda data: done.wait(120))
     buffer = RolloutBuffer()
     start = Start(task_type="math", num_repeat_per_sample=2)
     buffer.start(start)
@@ -90,7 +90,7 @@ def buffer_args(engine, make_args, service, monkeypatch):
     monkeypatch.setattr(rollout_buffer_example, "POLL_S", 0.01)
 
     def make(**own):
-        args = make_args(rollout_max_response_len=100, rollout_timeout=30)
+        args = make_args(rollout_max_response_len=100, rollout_timeout=120)
         vars(args).update(
             {
                 **dict(rollout_buffer_url=service, fetch_trajectory_retry_times=-1, rollout_task_type="math"),

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def called(name, *words):
     command = [sys.executable, ROOT / "tools" / name, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd="/")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd="/")
     return done.returncode, done.stdout, done.stderr
 
 

@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
 
 def convert(*words):
     command = [sys.executable, "tools/convert_fsdp_to_hf.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def test_a_checkpoint_becomes_a_hugging_face_directory(saved, tmp_path):

@@ -211,7 +211,7 @@ async def test_idle_connections_do_not_pile_up(server, monkeypatch) -> None:
         await connection.ask(GET)
         await connection.read()
         pool.give_back(origin, connection)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while pool._idle:
             await asyncio.sleep(0.005)
     assert not any(connection.reusable for connection in connections)

@@ -113,6 +113,6 @@ def test_a_refusal_reaches_all_ranks_and_generation_does_not_go_on(engine, tmp_p
     engine.answers["update_weights_from_tensor"] = JSONResponse(refusal, status_code=400)
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     with pytest.raises(RuntimeError, match="/update_weights_from_tensor: HTTP 400"):
-        run_ranks(_sync, 2, args, _endpoint(engine), timeout=40)
+        run_ranks(_sync, 2, args, _endpoint(engine))
     assert engine.paths.count("update_weights_from_tensor") == 1
     assert "continue_generation" not in engine.paths

@@ -20,8 +20,9 @@ from typing import Any
 
 MEMORY_LIMIT_BYTES = 4 << 30
 _PR_SET_CHILD_SUBREAPER = 36
-# What a process that is about to end may take for it.
-_ENDING_S = 0.2
+# What a process that is about to end may take for it, on a machine whose cores are all busy.
+_ENDING_S = 1.0
+_POLL_S = 0.01
 
 
 @cache
@@ -55,7 +56,7 @@ def _has_children() -> bool:
         if ended == 0 and time.monotonic() > deadline:
             return True
         if ended == 0:
-            time.sleep(_ENDING_S / 20)
+            time.sleep(_POLL_S)
 
 
 def _keep_the_reply_pipe() -> int:

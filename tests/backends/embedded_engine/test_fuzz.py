@@ -150,7 +150,6 @@ def restore(server: Server) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_no_request_brings_the_server_down(server):
     sent, statuses = 0, {}
 

@@ -51,6 +51,7 @@ def test_a_long_text_leaves_time_for_health_checks(shared_server):
     slow = threading.Thread(
         target=shared_server.post, args=("/tokenize",), kwargs={"prompt": "ab c" * 500_000}
     )
+    began = time.monotonic()
     slow.start()
     time.sleep(0.1)
     waits = []
@@ -59,7 +60,7 @@ def test_a_long_text_leaves_time_for_health_checks(shared_server):
         assert shared_server.client.get("/health").status_code == 200
         waits.append(time.monotonic() - started)
         time.sleep(0.02)
-    assert len(waits) > 5 and max(waits) < 1
+    assert len(waits) > 5 and max(waits) < (time.monotonic() - began) / 2, "it waited for the text"
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -256,7 +257,7 @@ def test_a_client_that_leaves_frees_its_place(shared_server):
     }
     with shared_server.client.stream("POST", "/generate", json=body) as response:
         next(response.iter_bytes())
-    assert shared_server.client.get("/flush_cache", params={"timeout": 2}).status_code == 200
+    assert shared_server.client.get("/flush_cache", params={"timeout": 50}).status_code == 200
 
 
 UNSUPPORTED = {

@@ -20,7 +20,7 @@ def router():
     process = subprocess.Popen([*command, *ports], start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while True:
             try:
                 httpx.get(url + "/liveness")
@@ -36,7 +36,7 @@ def router():
 
 def test_requests_pass_through_the_router(router, shared_server):
     assert httpx.post(router + "/workers", json={"url": shared_server.url}).status_code == 202
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not [w for w in httpx.get(router + "/workers").json()["workers"] if w["is_healthy"]]:
         assert time.monotonic() < deadline
         time.sleep(0.1)

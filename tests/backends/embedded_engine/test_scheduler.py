@@ -217,7 +217,7 @@ async def answer(state: ServerState, *sequences: Sequence) -> list:
     for one in sequences:
         one.on_finish = lambda: done.set() if all(s.finished for s in sequences) else None
     state.engine.submit(list(sequences))
-    await asyncio.wait_for(done.wait(), 10)
+    await asyncio.wait_for(done.wait(), 60)
     return [s.finish_reason for s in sequences]
 
 

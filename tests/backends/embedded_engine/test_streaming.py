@@ -54,7 +54,7 @@ def look_before_each_decision(state: ServerState, monkeypatch) -> None:
 
     def reason(self, sequence, token):
         loop.call_soon_threadsafe(sequence.on_progress)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result(10)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result(60)
         return decide(self, sequence, token)
 
     monkeypatch.setattr(StopChecker, "reason", reason)
@@ -65,7 +65,7 @@ def end_before_the_first_text(state: ServerState, monkeypatch) -> None:
     text = TextStream.text
 
     def late(self, *args):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self._sequence.finished and time.monotonic() < deadline:
             time.sleep(0.001)
         return text(self, *args)

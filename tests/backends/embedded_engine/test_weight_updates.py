@@ -154,7 +154,7 @@ def test_nothing_is_computed_while_an_update_is_open(server):
         server.post("/continue_generation")
         assert not answers
     assert server.post("/end_weight_update").status_code == 200
-    waiting.join(10)
+    waiting.join(60)
     assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["after"]
 
 
@@ -166,14 +166,14 @@ def test_an_update_begins_when_what_runs_has_ended(server):
     while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
         time.sleep(0.002)
     assert server.post("/begin_weight_update").status_code == 200
-    running.join(10)
+    running.join(60)
     assert answers[0]["meta_info"]["completion_tokens"] == LONG
     assert server.post("/end_weight_update").status_code == 200
 
 
 def test_a_pipe_instead_of_weights_is_refused(server, tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
-    answer = server.client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, timeout=10)
+    answer = server.client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, timeout=60)
     assert answer.status_code == 400 and "is no file" in answer.json()["message"]
 
 

@@ -189,7 +189,7 @@ worker.save_model(0)
 print([name for name in sys.modules if name.split(".")[0] == "megatron" or "megatron_utils" in name])
 """
     command = [sys.executable, "-c", code, checkpoint, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 

@@ -259,4 +259,4 @@ def test_information_endpoints(engine):
     assert engine.http.get("/no_such_endpoint").status_code == 404
     (load,) = engine.client.loads()["loads"]
     assert set(load) >= {"dp_rank", "num_running_reqs", "num_waiting_reqs", "num_used_tokens"}
-    assert engine.client.health(timeout=30)
+    assert engine.client.health(timeout=120)

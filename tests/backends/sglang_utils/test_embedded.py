@@ -93,7 +93,7 @@ def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path
     engine.wait_ready(120)
     (server,) = psutil.Process(engine.process.pid).children()
     os.kill(server.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine.is_alive():
         assert time.monotonic() < deadline
         time.sleep(0.02)

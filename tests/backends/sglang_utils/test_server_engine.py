@@ -229,30 +229,30 @@ def engine(tmp_path):
 def test_an_engine_lives_from_launch_to_shutdown(engine):
     assert not engine.is_alive()
     engine.launch()
-    engine.wait_ready(30)
+    engine.wait_ready(120)
     assert engine.is_alive() and engine.failure_reason() is None
     assert engine.client.weight_version() == "default"
     engine.shutdown()
     assert not engine.is_alive()
     assert not engine.client.health()
     engine.launch()
-    engine.wait_ready(30)
+    engine.wait_ready(120)
 
 
 def test_an_engine_that_ends_at_start_is_explained_by_its_log(engine):
     engine.code = "import sys; sys.exit('no such model')"
     engine.launch()
     with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status 1.*no such model"):
-        engine.wait_ready(30)
+        engine.wait_ready(120)
 
 
 def test_an_engine_that_never_serves_is_given_up(engine):
     engine.code = "import time; print('loading', flush=True); time.sleep(600)"
     engine.launch()
-    started = time.monotonic()
+    while "loading" not in engine.log_path.read_text():
+        time.sleep(0.02)
     with pytest.raises(EngineStartError, match=r"(?s)does not serve .*--engine-startup-timeout.*loading"):
         engine.wait_ready(1.0)
-    assert time.monotonic() - started < 10
 
 
 def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_path):
@@ -260,7 +260,7 @@ def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_pat
     engine = FakeServerEngine(make_args(), placement, tmp_path)
     engine.code = "import time; time.sleep(600)"
     engine.launch()
-    engine.wait_ready(5)
+    engine.wait_ready(60)
     engine.shutdown()
 
 
