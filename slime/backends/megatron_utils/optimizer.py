@@ -150,7 +150,7 @@ def _save_buckets_where_they_lie(part: Any) -> None:
 
 
 def _padded(values: torch.Tensor, buffer: Any) -> torch.Tensor:
-    """A buffer's values with each bucket where it lies in the buffer, of the buckets without their padding."""
+    """A buffer's values, each bucket where it lies in the buffer, of buckets without what pads them."""
     result, start = values.new_zeros(buffer.numel), 0
     for bucket in buffer.buckets:
         end = start + bucket.numel_unpadded
