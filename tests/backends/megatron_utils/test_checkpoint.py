@@ -80,10 +80,11 @@ def rollouts():
         (2, CP2),
         (2, VPP2),
         (2, BUCKETS),
+        (2, {"freeze_params_name_list": [r"layers\.[01]\."]}),
     ],
     ids=[
         *("1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"),
-        *("CP 2", "VPP 2", "DP 2, several buckets"),
+        *("CP 2", "VPP 2", "DP 2, several buckets", "frozen layers"),
     ],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
