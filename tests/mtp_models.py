@@ -2,6 +2,7 @@
 
 reference = MtpReference("mimo", path, depths=2)      # writes the checkpoint
 means, gradients = reference.step(samples, factor)    # of the loss; gradients under the checkpoint's names
+gradients = reference.balance(samples, 0.3, 0.02)     # the same of the losses of routers
 
 Written from DeepSeek-V3's report (arXiv:2412.19437, section 2.2, eqs 21 to 25), sample by sample, with
 decoder layers of ``transformers``, and norms and projections in plain torch.
@@ -124,6 +125,30 @@ class MtpReference:
         (factor / len(means) * sum(means)).backward()
         return [mean.item() for mean in means], self._gradients()
 
+    def balance(
+        self, samples: list[tuple[list[int], list[int]]], coefficient: float, z_coefficient: float
+    ) -> dict[str, torch.Tensor]:
+        """Gradients of what balances experts, over the rows of all samples together, summed over depths.
+
+        Switch Transformer's eq. 4 (Fedus et al. 2021) of the shares of DeepSeek-V3's eqs 19 and 20, and
+        ST-MoE's eq. 5 (Zoph et al. 2022).
+        """
+        gates = [inner.model.layers[self._last].mlp.gate for inner in self._inner]
+        rows: list[list[torch.Tensor]] = [[] for _ in gates]
+        for gate, seen in zip(gates, rows, strict=True):
+            gate.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].flatten(0, -2)))
+        for tokens, mask in samples:
+            self._sample(torch.tensor(tokens), torch.tensor(mask))
+        total = torch.zeros(())
+        for gate, seen in zip(gates, rows, strict=True):
+            logits = torch.cat(seen) @ gate.weight.T
+            shares = logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+            chosen = torch.zeros_like(shares).scatter(1, shares.topk(gate.top_k).indices, 1.0)
+            spread = len(gate.weight) * (chosen.mean(0) / gate.top_k * shares.mean(0)).sum()
+            total = total + coefficient * spread + z_coefficient * logits.logsumexp(-1).square().mean()
+        total.backward()
+        return self._gradients()
+
     def _sample(self, tokens: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         """-log p of the predictions that count, of each depth."""
         with torch.no_grad():
@@ -133,7 +158,7 @@ class MtpReference:
         counts = torch.cat([torch.zeros(len(tokens) - len(mask)), mask]) > 0
         losses = []
         for depth, (own, inner) in enumerate(zip(self._own, self._inner, strict=True), start=1):
-            if len(tokens) < depth + 2:
+            if len(tokens) < depth + 1:
                 break
             hidden = self._depth(own, inner, hidden[: len(tokens) - depth], embedded[depth:])
             log_probs = (hidden @ head.T).log_softmax(-1)[:-1]
@@ -161,7 +186,11 @@ class MtpReference:
     def _gradients(self) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         for depth, (own, inner) in enumerate(zip(self._own, self._inner, strict=True)):
-            found |= self._named(depth, {part: tensor.grad for part, tensor in own.items()})
+            of_own = {
+                part: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                for part, tensor in own.items()
+            }
+            found |= self._named(depth, of_own)
             # A checkpoint of gradients in the place of weights has the names, and experts one by one.
             shell = copy.deepcopy(inner)
             for of_shell, parameter in zip(shell.parameters(), inner.parameters(), strict=True):

@@ -22,11 +22,13 @@ class ShiftedRows:
 
     Attributes:
         tokens: [1, T / cp] int64, the token that each row is given; 0 where the sequence has none.
+        missing: [1, T / cp] bool, the rows that are given none, padding among them: to eq. 22 there are none.
         rows: [n] int64, those of this part whose prediction counts: of tokens that the loss mask leaves in.
         targets: [n] int64, the tokens that these predict.
     """
 
     tokens: torch.Tensor
+    missing: torch.Tensor
     rows: torch.Tensor
     targets: torch.Tensor
 
@@ -34,28 +36,30 @@ class ShiftedRows:
 def shifted_rows(batch: Mapping[str, Any], depth: int, context: ParallelContext) -> ShiftedRows:
     """Of a micro-batch of `packed_micro_batch`."""
     take = RowSplit.of(batch["segment_lengths"], context).take
-    given, predicted, counts = (
+    given, there, predicted, counts = (
         take(torch.cat(list(parts))) for parts in zip(*_shifted_segments(batch, depth), strict=True)
     )
     rows = counts.nonzero().flatten()
-    return ShiftedRows(given[None], rows, predicted[rows])
+    return ShiftedRows(given[None], (there == 0)[None], rows, predicted[rows])
 
 
 def _shifted_segments(
     batch: Mapping[str, Any], depth: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(tokens given, tokens predicted, whether they count) of each segment, padding included."""
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """(tokens given, whether there is one, tokens predicted, whether they count) of each segment, padding
+    included."""
     sequences, masks = batch["unconcat_tokens"], batch["loss_masks"]
     lengths = batch["segment_lengths"]
     for tokens, mask, length in zip(sequences, masks, lengths, strict=False):
         whole_mask = F.pad(mask, (len(tokens) - len(mask), 0))
         yield (
             _shifted(tokens, depth, length),
+            _shifted(torch.ones_like(tokens), depth, length),
             _shifted(tokens, depth + 1, length),
             _shifted(whole_mask, depth + 1, length),
         )
     for length in lengths[len(sequences) :]:  # what pads the row
-        yield (sequences[0].new_zeros(length),) * 3
+        yield (sequences[0].new_zeros(length),) * 4
 
 
 def _shifted(values: torch.Tensor, by: int, length: int) -> torch.Tensor:

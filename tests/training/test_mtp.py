@@ -53,9 +53,11 @@ def test_rows_are_shifted_within_their_own_samples(samples, depth, split):
         here = micro_batch["tokens"][0]
         assert shifted.tokens.shape == micro_batch["tokens"].shape
         ends = {int(tokens[-1]): len(tokens) for tokens in batch["tokens"]}
-        for token, given_token in zip(here.tolist(), shifted.tokens[0].tolist(), strict=True):
+        rows = zip(here.tolist(), shifted.tokens[0].tolist(), shifted.missing[0].tolist(), strict=True)
+        for token, given_token, missing in rows:
             last = min((end for end in ends if end >= token), default=0)
             assert given_token == (token + depth if token and token + depth <= last else 0)
+            assert missing == (given_token == 0)
         found |= set(zip(here[shifted.rows].tolist(), shifted.targets.tolist(), strict=True))
     assert found == predicted
     assert predicted_tokens(batch["loss_masks"], batch["total_lengths"], depth) == len(predicted)

@@ -10,14 +10,16 @@ from torch.distributed.tensor import DTensor
 
 
 def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """That of ``--optimizer``; parameters of one dimension, as norms and biases are, do not decay.
+    """That of ``--optimizer``; norms and biases do not decay.
 
     The schedule multiplies a group's decay by its ``wd_mult``.
     """
-    params = [param for param in model.parameters() if param.requires_grad]
+    params = [
+        (_decays(name, param), param) for name, param in model.named_parameters() if param.requires_grad
+    ]
     groups = [
-        {"params": [param for param in params if param.dim() != 1], "wd_mult": 1.0},
-        {"params": [param for param in params if param.dim() == 1], "wd_mult": 0.0},
+        {"params": [param for decays, param in params if decays], "wd_mult": 1.0},
+        {"params": [param for decays, param in params if not decays], "wd_mult": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if args.optimizer == "sgd":
@@ -25,6 +27,11 @@ def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Opti
     kind = torch.optim.AdamW if getattr(args, "decoupled_weight_decay", True) else torch.optim.Adam
     betas = args.adam_beta1, args.adam_beta2
     return kind(groups, lr=args.lr, betas=betas, eps=args.adam_eps, fused=True)
+
+
+def _decays(name: str, param: torch.Tensor) -> bool:
+    """Biases of experts are stacked to matrices."""
+    return param.dim() != 1 and not name.endswith("bias")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

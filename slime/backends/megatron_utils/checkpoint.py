@@ -24,6 +24,7 @@ from megatron.core.utils import unwrap_model
 from slime.backends.megatron_utils.foreign_checkpoint import (
     NothingInCommon,
     layer_naming,
+    numbers_layers_of_optimizer,
     read_common,
     split_objects,
     under_one_name,
@@ -50,6 +51,8 @@ _METADATA = {
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
+
+_NUMBERED = {"non_homogeneous_layers": True}
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -99,7 +102,7 @@ class CheckpointWriter:
         for name, make in extra.items():
             with make() as weights:
                 dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
-        content = _sharded_state(self._args, state)
+        content = _sharded_state(self._args, state, numbered=_freezes(self._args))
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
         rule = type(update_rule(self._args)).__name__
         content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
@@ -175,7 +178,9 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
         )
     if with_optimizer:
         require_same_rule(args, common, path)
-    template = _sharded_state(args, state, with_optimizer=with_optimizer, with_rng=with_rng, loading=True)
+    options = {"with_optimizer": with_optimizer, "with_rng": with_rng}
+    numbered = with_optimizer and numbers_layers_of_optimizer(path)
+    template = _sharded_state(args, state, **options, loading=True, numbered=numbered)
     require_mtp(template["model"], path)
     template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
@@ -234,7 +239,9 @@ def _sharded_state(
     with_optimizer: bool | None = None,
     with_rng: bool | None = None,
     loading: bool = False,
+    numbered: bool = False,
 ) -> dict[str, Any]:
+    """``numbered``: whether the optimizer's state names each layer, as it must where it has not all of them."""
     if with_optimizer is None:
         with_optimizer = not getattr(args, "no_save_optim", False)
     if with_rng is None:
@@ -242,13 +249,19 @@ def _sharded_state(
     content: dict[str, Any] = {"model": model_state(state)}
     if with_optimizer:
         ensure_optimizer_states(state.optimizer)
+        weights = model_state(state, _NUMBERED) if numbered else content["model"]
         content["optimizer"] = state.optimizer.sharded_state_dict(
-            content["model"], is_loading=loading, metadata=_METADATA
+            weights, is_loading=loading, metadata=_METADATA
         )
         content["scheduler"] = state.scheduler.state_dict()
     if with_rng:
         content["rng"] = _sharded_rng_state()
     return content
+
+
+def _freezes(args: Namespace) -> bool:
+    """Whether layers of one kind may differ in what of them trains."""
+    return any(getattr(args, f"{kind}_params_name_list", None) for kind in ("only_train", "freeze"))
 
 
 def _layout() -> list[int]:

@@ -60,6 +60,12 @@ def layer_naming(path: str | Path) -> dict[str, Any]:
     return {"non_homogeneous_layers": any(_NUMBERED_LAYER.search(name) for name in names)}
 
 
+def numbers_layers_of_optimizer(path: str | Path) -> bool:
+    """The same of what a checkpoint has of the optimizer."""
+    names = dist_checkpointing.load_tensors_metadata(str(path))
+    return any(name.startswith("optimizer.") and _NUMBERED_LAYER.search(name) for name in names)
+
+
 @contextmanager
 def under_one_name(chunks: Sequence[torch.nn.Module], naming: Mapping[str, Any]) -> Iterator[None]:
     """While it lasts megatron-core names layers alike if ``naming`` says so and all of them have experts.

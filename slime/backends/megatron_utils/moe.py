@@ -167,15 +167,14 @@ def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tens
     if not config.num_moe_experts:
         return None
     # megatron-core splits it over the ranks on the first pipeline stage only.
-    mask: torch.Tensor | None = batch["padding_mask"]
-    return mask if unwrap_model(model).pre_process else padding_of_rank(config, batch)
+    mask: torch.Tensor = batch["padding_mask"]
+    return mask if unwrap_model(model).pre_process else padding_of_rank(config, mask)
 
 
-def padding_of_rank(config: TransformerConfig, batch: Mapping[str, Any]) -> torch.Tensor | None:
-    """The same for a layer: with sequence parallelism a rank routes a part of the row."""
+def padding_of_rank(config: TransformerConfig, mask: torch.Tensor) -> torch.Tensor | None:
+    """The same for a layer, of a mask [1, T]: with sequence parallelism a rank routes a part of the row."""
     if not config.num_moe_experts:
         return None
-    mask: torch.Tensor = batch["padding_mask"]
     if not config.sequence_parallel:
         return mask
     return mask.chunk(mpu.get_tensor_model_parallel_world_size(), 1)[mpu.get_tensor_model_parallel_rank()]

@@ -35,7 +35,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.backends.megatron_utils.layers import RMSNorm
 from slime.backends.megatron_utils.moe import padding_of_rank
-from slime.training.mtp import shifted_rows
+from slime.training.mtp import ShiftedRows, shifted_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
@@ -132,13 +132,13 @@ class MtpLayers(MultiTokenPredictionBlock):
         assert self.hidden is not None
         # A recomputation gives no gradients if nothing that goes in wants one.
         hidden, self.hidden = self.hidden.requires_grad_(), None
-        padding = padding_of_rank(self.config, batch)
         embedding, head = self._embedding_of(model).detach(), _head_of(model).detach()
         sums = []
         for depth, layer in enumerate(self.layers, start=1):
             shifted = shifted_rows(batch, depth, context)
             embedded = _embed(shifted.tokens, embedding, self.config.sequence_parallel)
-            hidden = layer(hidden, embedded, batch["packed_seq_params"], padding)
+            uncounted = padding_of_rank(self.config, _uncounted(batch, depth, shifted))
+            hidden = layer(hidden, embedded, batch["packed_seq_params"], uncounted)
             logits, _ = model.output_layer(hidden, weight=head)
             log_probs, _ = vocab_parallel_log_prob_entropy(
                 logits[:, 0],
@@ -159,6 +159,16 @@ class MtpLayers(MultiTokenPredictionBlock):
             return _head_of(model)
         assert self.embedding is not None
         return self.embedding
+
+
+def _uncounted(batch: Mapping[str, Any], depth: int, shifted: ShiftedRows) -> torch.Tensor:
+    """[1, T / cp] bool, the rows that do not count in the means of a router of this depth.
+
+    Where no sample is long enough for a row, those of all tokens do: a mean over none would be NaN.
+    """
+    longest = max(map(len, batch["unconcat_tokens"]))
+    padding: torch.Tensor = batch["padding_mask"]
+    return shifted.missing if longest > depth else padding
 
 
 def _head_of(model: GPTModel) -> torch.Tensor:

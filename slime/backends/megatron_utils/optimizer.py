@@ -81,9 +81,9 @@ def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> Megatr
     optimizer = get_megatron_optimizer(
         config, list(model), config_overrides=get_standard_config_overrides(config)
     )
-    for part in _parts(optimizer) if not plain else ():
-        # A rank without parameters of some kind has no optimizer for them.
-        if part.optimizer is not None:
+    for part in _real_parts(optimizer):
+        _save_buckets_where_they_lie(part)
+        if not plain:
             part.optimizer.arrange(rule, storage)
             part.init_state_fn = lambda optimizer, _=None: optimizer.initialize_states()
             _save_as_float32(part)
@@ -130,6 +130,35 @@ def _save_as_float32(part: Any) -> None:
     part._get_main_param_and_optimizer_states = read_wide
 
 
+def _save_buckets_where_they_lie(part: Any) -> None:
+    """Lets checkpoints hold right values where gradients are reduced in several buckets.
+
+    megatron-core 0.16 gathers the values of a buffer without what pads its buckets, and then looks for those
+    of a parameter where it is in the padded buffer.
+    """
+    gather = part.get_parameter_state_dp_zero
+
+    def gathered(*args: Any, **options: Any) -> Any:
+        state = gather(*args, **options)
+        for number, buffer in enumerate(part.buffers if state else ()):
+            for tensors in state[number].values():
+                dense = {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+                tensors.update({name: _padded(value, buffer) for name, value in dense.items()})
+        return state
+
+    part.get_parameter_state_dp_zero = gathered
+
+
+def _padded(values: torch.Tensor, buffer: Any) -> torch.Tensor:
+    """A buffer's values, each bucket where it lies in the buffer, of buckets without what pads them."""
+    result, start = values.new_zeros(buffer.numel), 0
+    for bucket in buffer.buckets:
+        end = start + bucket.numel_unpadded
+        result[bucket.offset : bucket.offset + bucket.numel_unpadded] = values[start:end]
+        start = end
+    return result
+
+
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Learning rate and weight decay over the run."""
     return OptimizerParamScheduler(optimizer, **vars(schedule_settings(args)))
@@ -145,7 +174,7 @@ def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:
 @torch.no_grad()
 def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
     """Zeroes the moments and the step count (``--reset-optimizer-states``)."""
-    for part in _parts(optimizer):
+    for part in _real_parts(optimizer):
         torch_optimizer = part.optimizer
         for state in torch_optimizer.state.values():
             for value in state.values():
@@ -158,3 +187,8 @@ def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[Any]:
     return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _real_parts(optimizer: MegatronOptimizer) -> list[Any]:
+    """A rank without parameters of some kind has no optimizer for them."""
+    return [part for part in _parts(optimizer) if part.optimizer is not None]

@@ -160,6 +160,16 @@ def test_other_families_untied_embeddings_and_experts(model_type, tmp_path, roll
     assert_same(run_ranks(train, 2, fsdp_args(path, **LOSS), rollouts[:1])[0], wanted)
 
 
+def test_no_bias_decays_not_even_a_stacked_one_of_experts(tmp_path, rollouts):
+    tiny_family("gpt_oss", tmp_path)
+    flags = {**LOSS, "weight_decay": 5.0, "adam_eps": 1e-5}
+    experts = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
+    (wanted,) = run_ranks(train, 1, trainer_args(tmp_path, **flags, **experts), rollouts[:1])
+    assert wanted["reports"][0][0][0].pop("train/lr-pg_2", 1e-3) == 1e-3
+    wanted["reports"][0][0][0].pop("train/lr-pg_3", None)
+    assert_same(run_ranks(train, 1, fsdp_args(tmp_path, **flags), rollouts[:1])[0], wanted)
+
+
 def test_sparse_attention_in_padded_rows(tmp_path, rollouts):
     """Of transformers, whose packed rows would mix sequences: the trainer notices."""
     path, frozen = str(tmp_path), {"freeze_indexer": True}

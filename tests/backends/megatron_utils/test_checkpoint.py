@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True, "use_
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
+# Buckets that are padded differently for other numbers of ranks.
+BUCKETS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +79,12 @@ def rollouts():
         (2, {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         (2, CP2),
         (2, VPP2),
+        (2, BUCKETS),
+        (2, {"freeze_params_name_list": [r"layers\.[01]\."]}),
     ],
     ids=[
         *("1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"),
-        *("CP 2", "VPP 2"),
+        *("CP 2", "VPP 2", "DP 2, several buckets", "frozen layers"),
     ],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
@@ -136,6 +141,17 @@ def written_at_tp_2(checkpoint, rollouts, tmp_path_factory):
 
 
 LAYOUTS = [(1, {}), (2, {}), (2, PP2), (2, VPP2), (2, CP2), (4, {**TP2, **PP2})]
+
+
+def test_what_several_buckets_held_goes_on_in_one(checkpoint, rollouts, tmp_path):
+    args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
+    run_ranks(_run, 2, Namespace(**vars(args) | BUCKETS), {i: rollouts[i] for i in range(2)}, 1)
+    (through,) = run_ranks(_run, 1, trainer_args(checkpoint, **FLAGS), rollouts, -1)
+    (resumed,) = run_ranks(_run, 1, args, rollouts, -1)
+    for before, after in zip(through["steps"][2:], resumed["steps"], strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-6)
+    for name, weight in through["weights"].items():
+        torch.testing.assert_close(resumed["weights"][name], weight, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("world_size", "layout"), LAYOUTS, ids=str)

@@ -101,6 +101,14 @@ def _grad_norm(rank, args, rollout):
 
 @pytest.mark.parametrize("flags", [_freeze("embedding"), _only("embedding")], ids=["frozen", "alone"])
 def test_a_tied_embedding_trains_as_on_one_stage(checkpoint, flags):
+    _expect_the_norm_of_one_stage(checkpoint, flags)
+
+
+def test_a_stage_that_trains_nothing_has_no_moments_to_reset(checkpoint):
+    _expect_the_norm_of_one_stage(checkpoint, _only(r"layers\.3\.") | {"reset_optimizer_states": True})
+
+
+def _expect_the_norm_of_one_stage(checkpoint, flags):
     rollout = random_rollout(256)
     (expected,) = run_ranks(_grad_norm, 1, trainer_args(checkpoint, **flags), rollout)
     first, last = run_ranks(_grad_norm, 2, trainer_args(checkpoint, **flags, **PP2), rollout)

@@ -152,6 +152,32 @@ def test_a_step_is_that_of_the_reference(case, references, trained):
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
 
 
+@pytest.mark.parametrize("layout", [{}, TP2 | EP2, CP2], ids=["1 process", "TP 2, EP 2", "CP 2"])
+def test_routers_balance_the_rows_that_are_given_a_token(layout, rollout, tmp_path):
+    reference = MtpReference("deepseek_v3", tmp_path, 2, num_hidden_layers=2)
+    samples = list(zip(rollout["tokens"], rollout["loss_masks"], strict=True))
+    gradients = reference.balance(samples, 0.3, 0.02)
+    losses = {"moe_aux_loss_coeff": [0.3], "moe_z_loss_coeff": 0.02, "max_tokens_per_gpu": 1024}
+    args = _args(tmp_path, 2, **losses, **layout, mtp_loss_scaling_factor=0.0)
+    _, results = _trained(2 if layout else 1, args, rollout)
+    for result in results:
+        for tensor_name, gradient in gradients.items():
+            found = result["before"][tensor_name] - result["after"][tensor_name]
+            torch.testing.assert_close(
+                found, gradient, rtol=1e-4, atol=2e-6, msg=lambda m, n=tensor_name: f"{n}: {m}"
+            )
+    assert max(float(g.abs().max()) for n, g in gradients.items() if "gate.weight" in n) > 1e-3
+
+
+def test_a_micro_batch_too_short_for_a_row_gives_routers_no_mean_of_nothing(references, rollout):
+    path, depths, *_ = references("deepseek_v3")
+    losses = {"moe_aux_loss_coeff": [0.3], "moe_z_loss_coeff": 0.02, "use_dynamic_batch_size": False}
+    report, (result,) = _trained(1, _args(path, depths, **losses), rollout)
+    assert min(map(len, rollout["tokens"])) <= depths
+    assert all(weight.isfinite().all() for weight in result["after"].values())
+    assert report["train/moe_z_loss"] > 0
+
+
 @pytest.mark.parametrize("case", ["mimo, PP 2 + VPP 2", "deepseek_v3, TP 2, EP 2"])
 def test_the_policy_takes_the_same_step_to_the_last_bit(case, references, trained, rollout):
     name, world_size, layout = CASES[case]
