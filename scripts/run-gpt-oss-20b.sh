@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # GRPO of gpt-oss-20b-BF16 on mathematics, on one node of 8 GPUs shared by trainer and engines.
-# Needs $MODELS/gpt-oss-20b-BF16 and the mathematics of scripts/README.md.
+# Needs $MODELS/gpt-oss-20b-BF16, which tools/fp8_cast_bf16.py makes of the published gpt-oss-20b, and the
+# mathematics of scripts/README.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model gpt-oss-20b

@@ -1,6 +1,7 @@
-"""Makes a bfloat16 checkpoint of a quantised Hugging Face directory, float8 or 4-bit integers.
+"""Makes a bfloat16 checkpoint of a quantised Hugging Face directory: float8, 4-bit integers or MXFP4.
 
     python tools/fp8_cast_bf16.py --input-fp8-hf-path DeepSeek-V3 --output-bf16-hf-path DeepSeek-V3-BF16
+    python tools/fp8_cast_bf16.py --input-fp8-hf-path gpt-oss-20b --output-bf16-hf-path gpt-oss-20b-BF16
 
 Trainers and engines read quantised checkpoints themselves. A copy like this is for what does not, and for
 engines that are to compute in bfloat16.

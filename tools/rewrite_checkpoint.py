@@ -95,10 +95,10 @@ def rewrite(source: Path, target: Path, recipe: Recipe, workers: int = 1) -> Non
     new = {name: recipe.specs(name, spec) for name, spec in old.items()}
     if all(new[name] == {name: spec} for name, spec in old.items()):
         raise ValueError(f"{source}: has no tensor that would be converted")
-    for name, (_, shape) in old.items():
-        if len(shape) == 3 and ".experts." in name and name in new[name]:
+    for name, spec in old.items():
+        if len(spec[1]) == 3 and ".experts." in name and new[name] == {name: spec}:
             raise ValueError(
-                f"{source}: {name} {list(shape)} would stay as it is, and experts are most of a model "
+                f"{source}: {name} {list(spec[1])} would stay as it is, and experts are most of a model "
                 "(wanted: a family whose experts can be taken apart)"
             )
     partial = target.with_name(f".{target.name}.partial")

@@ -2,7 +2,7 @@
 
 Read off SGLang 0.5.17 and 0.5.23. What a server does to weights when it has loaded them has to be undone
 before the next ones: that is nothing for float8 in blocks; experts of 4-bit integers are put back by
-``/begin_weight_update``; all else stays as it was made and takes no others.
+``/begin_weight_update``; all else, MXFP4 too, stays as it was made and takes no others.
 """
 
 import contextlib
@@ -80,6 +80,12 @@ def _two_formats(paths: list[str]) -> Iterator[str]:
 def _beyond_sglang(path: str, found: Quantization | None) -> Iterator[str]:
     described = HfConfig.read(path).mapping(*KEYS) or {}
     if found is None or found.kind == "int4":
+        return
+    if found.kind == "mxfp4":
+        yield (
+            f"{path}: SGLang packs MXFP4 weights anew for its kernels when it starts, and cannot replace "
+            f"them then (wanted: {_PLAIN})"
+        )
         return
     if described.get("quant_method") != "fp8" or found.block is None:
         yield (

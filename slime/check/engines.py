@@ -78,7 +78,7 @@ def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_by
 
 
 def _weights(args: Namespace, size: int) -> int:
-    """Bytes of the whole model. In quantised checkpoints float8 is all but embedding and head, integers of 4
+    """Bytes of the whole model. In quantised checkpoints float8 is all but embedding and head, numbers of 4
     bits are the experts.
 
     Args:
@@ -89,7 +89,8 @@ def _weights(args: Namespace, size: int) -> int:
     if stored is not None and stored.kind == "fp8":
         each |= {"dense": 1.0, "experts": 1.0}
     elif stored is not None:
-        each["experts"] = 0.5 + (size / stored.group if stored.group else 0)
+        of_scale = 1 if stored.kind == "mxfp4" else size
+        each["experts"] = 0.5 + (of_scale / stored.group if stored.group else 0)
     return int(sum(each[kind] * elements for kind, elements in whole_model(args).items()))
 
 

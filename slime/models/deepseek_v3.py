@@ -7,7 +7,7 @@ from slime.models.decoder import DECODER_WEIGHTS, decoder_absent, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_products, sigmoid_experts
 from slime.models.family import Family
 from slime.models.flops import latent_forward_flops
-from slime.models.hf_config import HfConfig
+from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.mtp import DEEPSEEK_MTP
 from slime.models.rope import read_rope
 from slime.models.rules import Rule, behind_last_layer
@@ -17,6 +17,8 @@ from slime.models.shape import LatentShape, ModelShape, ShapeArgs
 def latent_attention_shape(config: HfConfig) -> ModelShape:
     """The shape of a decoder with multi-latent attention, its experts left to the family."""
     config.require(attention_bias=False)
+    if "q_lora_rank" not in config.values:  # null says that there is no latent vector of queries
+        raise HfConfigError(f"{config.origin}: q_lora_rank: missing (wanted: a number, or null)")
     latent = LatentShape(
         q_lora_rank=None if config.get("q_lora_rank") is None else config.size("q_lora_rank"),
         kv_lora_rank=config.size("kv_lora_rank"),
@@ -41,7 +43,7 @@ def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    return latent_shape(config, default_dense=3)
+    return latent_shape(config.filled(num_key_value_heads=128), default_dense=3)
 
 
 def _absent(shape: ShapeArgs) -> set[str]:

@@ -39,7 +39,7 @@ def sparse_shape(config: HfConfig, *, interleaved: bool, heads: int) -> ModelSha
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    return sparse_shape(config, interleaved=False, heads=64)
+    return sparse_shape(config.filled(num_key_value_heads=128), interleaved=False, heads=64)
 
 
 _PARAMETERS = {

@@ -1,4 +1,4 @@
-"""A matrix as a quantised checkpoint stores it: what stands in its place, and how to get there and back."""
+"""A weight as a quantised checkpoint stores it: what stands in its place, and how to get there and back."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from slime.models import fp8, int4
+from slime.models import fp8, int4, mxfp4
 from slime.models.safetensors_file import Spec
 
 # Of float32, at once.
@@ -22,7 +22,7 @@ class Encoding(Protocol):
     """
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, ...]: ...
 
     def specs(self) -> dict[str, Spec]:
         """The tensors that stand in the place of the weight."""
@@ -116,6 +116,49 @@ class Int4Encoding:
             raise ValueError(f"{self.name}_shape is {shape.tolist()} (wanted: {list(self.shape)})")
         codes = int4.unpack(packed)[:, : self.shape[1]]
         return int4.dequantize(codes, scale, self.group, 0)
+
+
+@dataclass(frozen=True)
+class Mxfp4Encoding:
+    """The matrices of all experts of a layer, each transposed, in numbers of 4 bits and scales of groups.
+
+    Attributes:
+        name: of the weight, with which the names of the tensors begin.
+        shape: [experts, inputs, outputs], of which neighbours among inputs share a scale.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+
+    def specs(self) -> dict[str, Spec]:
+        experts, inputs, outputs = self.shape
+        groups = math.ceil(inputs / mxfp4.GROUP)
+        return {
+            f"{self.name}_blocks": (torch.uint8, (experts, outputs, groups, mxfp4.BYTES)),
+            f"{self.name}_scales": (torch.uint8, (experts, outputs, groups)),
+        }
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        parts = {
+            name: torch.empty(shape, dtype=dtype, device=weight.device)
+            for name, (dtype, shape) in self.specs().items()
+        }
+        blocks, scales = parts.values()
+        for expert, matrix in enumerate(weight.transpose(1, 2)):
+            for _, strip in _strips((matrix.shape[0], matrix.shape[1]), 1):
+                blocks[expert, strip], scales[expert, strip] = mxfp4.quantize(matrix[strip])
+        return parts
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Raises ValueError if a number is not finite."""
+        blocks, scales = (parts[name] for name in self.specs())
+        weight = torch.empty(self.shape, device=blocks.device)
+        try:
+            for expert, matrix in enumerate(weight):
+                matrix.copy_(mxfp4.dequantize(blocks[expert], scales[expert]).T)
+        except ValueError as error:
+            raise ValueError(f"weight {self.name!r}: {error}") from error
+        return weight
 
 
 def _strips(shape: tuple[int, int], rows: int) -> list[tuple[slice, slice]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from slime.models.flops import decoder_forward_flops, moe_products
-from slime.models.hf_config import HfConfig
+from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.rules import ExpertRules, GateUpRule, Rule
 from slime.models.shape import ModelShape, MoeShape, ShapeArgs
 
@@ -13,6 +13,17 @@ from slime.models.shape import ModelShape, MoeShape, ShapeArgs
 def first_of(config: HfConfig, *names: str) -> str:
     """The name of a field that transformers 4 and 5 write under different ones."""
     return next((name for name in names if config.get(name) is not None), names[0])
+
+
+def _count(config: HfConfig, *names: str) -> int:
+    """Of experts, under one of these names.
+
+    Raises:
+        HfConfigError: none of them is there, or it is no count.
+    """
+    if all(config.get(name) is None for name in names):
+        raise HfConfigError(f"{config.origin}: {' or '.join(names)}: missing")
+    return config.size(first_of(config, *names))
 
 
 def sparse_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
@@ -47,7 +58,7 @@ def dense_first(config: HfConfig, num_layers: int, default: int) -> tuple[int, .
 
 def softmax_experts(config: HfConfig, width: int, sums_to_one: bool, layers: tuple[int, ...]) -> MoeShape:
     """Experts that are weighed by the softmax of the router's logits."""
-    experts = config.size(first_of(config, "num_experts", "num_local_experts"))
+    experts = _count(config, "num_experts", "num_local_experts")
     chosen = config.size("num_experts_per_tok", at_most=experts)
     if chosen == 1 and sums_to_one:
         # The weight of the only expert would be 1, and the router would learn nothing.
@@ -64,7 +75,7 @@ def softmax_experts(config: HfConfig, width: int, sums_to_one: bool, layers: tup
 def sigmoid_experts(config: HfConfig, shape: ModelShape, default_dense: int) -> MoeShape:
     """Those of DeepSeek-V3 (section 2.1.2): sigmoids, biases of experts, groups, shared experts."""
     config.require(norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
-    experts = config.size(first_of(config, "n_routed_experts", "num_local_experts"))
+    experts = _count(config, "n_routed_experts", "num_local_experts")
     groups = config.size("n_group", at_most=experts)
     if experts % groups:
         raise config.wrong("n_group", groups, f"a divisor of n_routed_experts {experts}")

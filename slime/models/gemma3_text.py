@@ -27,9 +27,8 @@ def _shape(config: HfConfig) -> ModelShape:
         use_bidirectional_attention=False,
     )
     rope, local = _ropes(config)
-    values = {**_DEFAULTS, **config.values}
     shape = decoder_shape(
-        HfConfig(values, config.origin),
+        config.filled(**_DEFAULTS),
         rope=rope,
         local_rope=local,
         activation="gelu_pytorch_tanh",
@@ -66,4 +65,5 @@ WITH_IMAGES = inside(
     FAMILY,
     Place("language_model.model.", "language_model.lm_head."),
     ("vision_tower.", "multi_modal_projector."),
+    tied=True,
 )

@@ -9,10 +9,13 @@ from slime.models.rope import read_rope
 from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape
 
+# Glm4Config's.
+_DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True, "rms_norm_eps": 1.5625e-07}
+
 
 def _shape(config: HfConfig) -> ModelShape:
     return decoder_shape(
-        config,
+        config.filled(**_DEFAULTS),
         rope=read_rope(config, percent=0.5, interleaved=True),
         add_output_bias=False,  # attention_bias is about query, key and value
         post_self_attn_layernorm=True,

@@ -14,7 +14,7 @@ from slime.models.shape import ModelShape
 
 def _shape(config: HfConfig) -> ModelShape:
     shape = decoder_shape(
-        config,
+        config.filled(num_key_value_heads=8, rms_norm_eps=1e-5),
         rope=read_rope(config, percent=0.5),
         add_output_bias=False,  # attention_bias is about query, key and value
         qk_layernorm=config.switch("use_qk_norm"),

@@ -7,7 +7,7 @@ from slime.models.shape import ModelShape
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    return latent_shape(config, default_dense=1)
+    return latent_shape(config.filled(num_key_value_heads=20, rms_norm_eps=1e-5), default_dense=1)
 
 
 FAMILY = Family(shape=_shape, weights=LATENT_WEIGHTS, forward_flops=latent_moe_flops)

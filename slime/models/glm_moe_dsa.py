@@ -12,7 +12,8 @@ _LETTERS = {"F": "full", "S": "shared"}
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    shape = sparse_shape(config, interleaved=True, heads=32)
+    filled = config.filled(num_key_value_heads=64, rms_norm_eps=1e-5)
+    shape = sparse_shape(filled, interleaved=True, heads=32)
     assert shape.indexer is not None
     freq = _indexers(config, shape.num_layers)
     return replace(shape, indexer=replace(shape.indexer, dsa_indexer_freq=freq))

@@ -24,8 +24,9 @@ _ROPE = {
 
 
 def _shape(config: HfConfig) -> ModelShape:
+    config = config.filled(num_key_value_heads=8, rms_norm_eps=1e-5, attention_bias=True)
     if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
-        config = HfConfig({**config.values, "rope_scaling": _ROPE}, config.origin)
+        config = replace(config, values={**config.values, "rope_scaling": _ROPE})
     config.require(attention_bias=True, swiglu_alpha=_ALPHA)
     shape = decoder_shape(
         config,

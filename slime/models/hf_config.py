@@ -49,6 +49,10 @@ class HfConfig:
             raise inner.wrong(tied, nested[tied], f"{own!r}, as outside of it")
         return replace(inner, values={**nested, tied: own}) if own is not None else inner
 
+    def filled(self, **defaults: Any) -> "HfConfig":
+        """The same, with these values for fields that are missing, as ``transformers`` takes them."""
+        return replace(self, values={**defaults, **self.values})
+
     @property
     def dtype(self) -> str | None:
         """The number format of the weights; None if it does not say."""

@@ -12,20 +12,23 @@ from slime.models.place import Place
 from slime.models.shape import ModelShape
 
 
-def inside(text: Family, place: Place, kept: Sequence[str]) -> Family:
+def inside(text: Family, place: Place, kept: Sequence[str], *, tied: bool = False) -> Family:
     """The family of checkpoints whose ``text_config`` describes a model of the family ``text``.
 
     Args:
         text: of the language model.
         place: where its tensors are.
         kept: prefixes of the tensors of the other parts.
+        tied: whether the head is the embedding where config.json does not say so of the whole model.
     """
     others, untrained = tuple(kept), text.weights.untrained
 
     def shape(config: HfConfig) -> ModelShape:
         if config.get("text_config") is None:
             raise config.wrong("text_config", None, "the config of the language model")
-        return replace(text.shape(config.text), model_type=config.get("model_type"))
+        # What is said of the whole model counts, even if it is said by leaving it out.
+        whole = config.filled(tie_word_embeddings=tied)
+        return replace(text.shape(whole.text), model_type=config.get("model_type"))
 
     def is_kept(name: str, num_layers: int) -> bool:
         return name.startswith(others) or untrained(place.inner(name), num_layers)

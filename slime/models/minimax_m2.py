@@ -20,7 +20,7 @@ def _shape(config: HfConfig) -> ModelShape:
     rotated = config.get("rotary_dim")
     percent = 1.0 if rotated is None else config.size("rotary_dim", at_most=head) / head
     shape = decoder_shape(
-        config,
+        config.filled(num_key_value_heads=8),
         rope=read_rope(config, percent=percent, base=5e6),
         kv_channels=head,
         qk_layernorm=True,

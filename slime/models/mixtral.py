@@ -11,6 +11,7 @@ from slime.models.shape import ModelShape
 
 
 def _shape(config: HfConfig) -> ModelShape:
+    config = config.filled(num_key_value_heads=8, rms_norm_eps=1e-5)
     config.require(sliding_window=None, router_jitter_noise=0.0)
     shape = decoder_shape(config, rope=read_rope(config, base=1e6))
     experts = softmax_experts(config, shape.ffn_hidden_size, True, (1,) * shape.num_layers)

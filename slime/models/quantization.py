@@ -1,9 +1,9 @@
 """How a checkpoint says that its weights are quantised: ``quantization_config`` of config.json.
 
-Two methods are read: ``fp8`` (DeepSeek-V3, Qwen3-FP8, MiniMax-M2) and ``compressed-tensors``, in which
-weights are float8 or groups of 4-bit integers (Kimi-K2-Thinking). Which tensors are quantised is seen in
-the files: those with a scale beside them, so lists of modules that are not (``modules_to_not_convert``,
-``ignore``) need no reading.
+Three methods are read: ``fp8`` (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), ``compressed-tensors``, in which
+weights are float8 or groups of 4-bit integers (Kimi-K2-Thinking), and ``mxfp4`` (gpt-oss). Which tensors are
+quantised is seen in the files: those with a scale beside them, so lists of modules that are not
+(``modules_to_not_convert``, ``ignore``) need no reading.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.models.hf_config import HfConfig, HfConfigError
+from slime.models.mxfp4 import GROUP
 
 KEYS = ("quantization_config", "compression_config")
 """Where config.json has it; the second name is an older one."""
+# Which matrices are transposed no file says; in this family it is those of all experts.
+_IN_MXFP4 = "gpt_oss"
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,11 @@ class Quantization:
 
     Attributes:
         block: rows and columns of float8 weights, None for what their scales' shape says: all, or a row.
-        group: how many neighbours in a row of 4-bit integers, None for all.
-        power_of_two: whether scales of float8 are powers of two (``scale_fmt: ue8m0``).
+        group: how many neighbours in a row of 4-bit numbers, None for all.
+        power_of_two: whether scales are powers of two: of float8 with ``scale_fmt: ue8m0``, of MXFP4 always.
     """
 
-    kind: Literal["fp8", "int4"]
+    kind: Literal["fp8", "int4", "mxfp4"]
     block: tuple[int, int] | None = None
     group: int | None = None
     power_of_two: bool = False
@@ -48,7 +51,11 @@ def read_quantization(config: HfConfig) -> Quantization | None:
         return Quantization("fp8", block=block, power_of_two=found.get("scale_fmt") == "ue8m0")
     if method == "compressed-tensors":
         return _compressed(config, found)
-    raise _refused(config, "quant_method", method, "fp8 or compressed-tensors")
+    if method == "mxfp4":
+        if (model := config.get("model_type")) != _IN_MXFP4:
+            raise _refused(config, "quant_method", method, f"that of {_IN_MXFP4} alone; this is {model!r}")
+        return Quantization("mxfp4", group=GROUP, power_of_two=True)
+    raise _refused(config, "quant_method", method, "fp8, compressed-tensors or mxfp4")
 
 
 def _compressed(config: HfConfig, found: Mapping[str, Any]) -> Quantization:

@@ -8,7 +8,7 @@ from slime.models.shape import ModelShape
 
 def qwen2_shape(config: HfConfig) -> ModelShape:
     """That of the dense model."""
-    return decoder_shape(config, add_qkv_bias=True, add_output_bias=False)
+    return decoder_shape(config.filled(num_key_value_heads=32), add_qkv_bias=True, add_output_bias=False)
 
 
 FAMILY = Family(shape=qwen2_shape, weights=DECODER_WEIGHTS, like_llama=True)

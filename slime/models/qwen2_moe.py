@@ -26,7 +26,7 @@ def gated_shared_experts(config: HfConfig, layers: tuple[int, ...]) -> MoeShape:
 
 def _shape(config: HfConfig) -> ModelShape:
     config.require(qkv_bias=True)
-    shape = decoder_shape(config, add_qkv_bias=True, add_output_bias=False)
+    shape = decoder_shape(config.filled(num_key_value_heads=16), add_qkv_bias=True, add_output_bias=False)
     return replace(shape, moe=gated_shared_experts(config, sparse_layers(config, shape.num_layers)))
 
 

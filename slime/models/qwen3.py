@@ -5,12 +5,15 @@ from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
 
-_HEAD_DIM = 128  # Qwen3Config's default; others derive it from the hidden size
-
 
 def qwen3_shape(config: HfConfig) -> ModelShape:
     """That of the dense model; one with experts has the same attention."""
-    return decoder_shape(config, qk_layernorm=True, kv_channels=config.size("head_dim", _HEAD_DIM))
+    return decoder_shape(config, qk_layernorm=True)
 
 
-FAMILY = Family(shape=qwen3_shape, weights=DECODER_WEIGHTS, like_llama=True)
+def _shape(config: HfConfig) -> ModelShape:
+    # Qwen3Config's; others derive the size of a head from the hidden size
+    return qwen3_shape(config.filled(head_dim=128, num_key_value_heads=32))
+
+
+FAMILY = Family(shape=_shape, weights=DECODER_WEIGHTS, like_llama=True)

@@ -16,10 +16,14 @@ from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape, ShapeArgs
 
 
+def _shape(config: HfConfig) -> ModelShape:
+    return hybrid_shape(config.filled(num_key_value_heads=4))
+
+
 def _moe_shape(config: HfConfig) -> ModelShape:
     # No layer is dense, and the weights of the chosen experts sum up to 1.
     fixed = {"norm_topk_prob": True, "intermediate_size": config.size("moe_intermediate_size")}
-    config = HfConfig({**config.values, **fixed}, config.origin)
+    config = replace(config, values={"num_key_value_heads": 2, **config.values, **fixed})
     shape = hybrid_shape(config)
     return replace(shape, moe=gated_shared_experts(config, (1,) * shape.num_layers))
 
@@ -38,7 +42,7 @@ _WEIGHTS = replace(
 )
 
 FAMILY = Family(
-    shape=hybrid_shape,
+    shape=_shape,
     weights=_WEIGHTS,
     layer_spec="slime_plugins.models.qwen3_5.get_qwen3_5_spec",
     forward_flops=_dense_flops,

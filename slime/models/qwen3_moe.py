@@ -11,7 +11,7 @@ from slime.models.shape import ModelShape
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    shape = qwen3_shape(config)
+    shape = qwen3_shape(config.filled(num_key_value_heads=4))
     layers, sums_to_one = sparse_layers(config, shape.num_layers), config.switch("norm_topk_prob")
     width = config.size("moe_intermediate_size")
     return replace(shape, moe=softmax_experts(config, width, sums_to_one, layers))

@@ -36,7 +36,7 @@ def hybrid_shape(config: HfConfig) -> ModelShape:
 
 
 def _shape(config: HfConfig) -> ModelShape:
-    config = HfConfig({"norm_topk_prob": True, **config.values}, config.origin)
+    config = config.filled(num_key_value_heads=2, norm_topk_prob=True)
     shape = hybrid_shape(config)
     return replace(shape, moe=gated_shared_experts(config, sparse_layers(config, shape.num_layers)))
 

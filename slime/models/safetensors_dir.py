@@ -18,7 +18,7 @@ _MAPPED_BYTES = 32 * 1024**2
 # Those of weights, by their names in headers; others are seen from what is read.
 _DTYPES = {
     **{"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn},
-    **{"I32": torch.int32, "I64": torch.int64},
+    **{"I32": torch.int32, "I64": torch.int64, "U8": torch.uint8},
 }
 
 

@@ -62,6 +62,17 @@ def test_sglang_takes_updates_in_some_formats(altered_checkpoint, described, sai
         assert not run(path, **harmless)
 
 
+def test_sglang_takes_no_updates_in_mxfp4(altered_checkpoint):
+    path = altered_checkpoint(quantization_config={"quant_method": "mxfp4"}, model_type="gpt_oss")
+    (message,) = run(path)
+    assert message.startswith(f"{path}: SGLang packs MXFP4 weights anew")
+    assert "tools/fp8_cast_bf16.py" in message
+    assert run(path, rollout_external=True, served_models=[]) == [message]
+    assert not run(path, served(path, update_weights=False))
+    # bfloat16 holds all of these numbers.
+    assert not run(path, rollout_engine="embedded", check_weight_update_equal=True)
+
+
 @pytest.mark.parametrize(
     ("described", "flags", "refused"),
     [

@@ -21,20 +21,24 @@ from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
+from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
+KINDS = ("fp8", "int4", "mxfp4")
 LIMITS = Limits(rows=4, tokens=512, chunk=64, context=128)
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
-    """A mixture of experts in float8 blocks and in 4-bit integers, with the weights that each stands for."""
+    """Mixtures of experts in float8 blocks, 4-bit integers and MXFP4; the weights that each stands for."""
     root = tmp_path_factory.mktemp("quantized")
     tiny_family("qwen2_moe", root / "plain")
     words = ["--model-dir", str(root / "plain"), "--save-dir"]
     assert to_fp8([*words, str(root / "fp8"), "--block-size", "32", "24"]) == 0
     assert to_int4([*words, str(root / "int4"), "--group-size", "16"]) == 0
+    tiny_family("gpt_oss", root / "sinks", num_hidden_layers=2)
+    assert to_mxfp4(["--model-dir", str(root / "sinks"), "--save-dir", str(root / "mxfp4")]) == 0
     found = {}
-    for kind in ("fp8", "int4"):
+    for kind in KINDS:
         with WeightsReader(root / kind) as reader:
             assert reader.quantized
             found[kind] = root / kind, dict(reader.items())
@@ -69,7 +73,8 @@ def test_megatron_trains_and_exports_the_dequantised_weights(quantized, tmp_path
     ]
     run_ranks(_megatron, 2, runs)
     for kind, (_, weights) in quantized.items():
-        exported = load_file(tmp_path / kind / "model.safetensors")
+        with WeightsReader(tmp_path / kind) as reader:
+            exported = dict(reader.items())
         assert exported.keys() == weights.keys()
         assert all(torch.equal(exported[name], weights[name]) for name in weights)
         assert "quantization_config" not in json.loads((tmp_path / kind / "config.json").read_text())
@@ -94,7 +99,7 @@ def test_fsdp_trains_the_dequantised_weights(quantized):
         assert all(torch.equal(exported[name], weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_embedded_engine_serves_the_dequantised_weights(quantized, kind):
     path, weights = quantized[kind]
     _, served = build_executor(path, ModelConfig.from_directory(path), LIMITS)
@@ -103,13 +108,13 @@ def test_the_embedded_engine_serves_the_dequantised_weights(quantized, kind):
     assert all(torch.equal(served.named[name], weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_moe", "gpt_oss"])
 def test_an_update_leaves_the_embedded_engine_as_loading_would(family, tmp_path):
     """With biases of experts, which are float32 in an engine of bfloat16; with experts in one tensor."""
     tiny_family(family, tmp_path / "plain")
-    words = ["--model-dir", str(tmp_path / "plain"), "--save-dir", str(tmp_path / "fp8")]
-    assert to_fp8([*words, "--block-size", "32", "24"]) == 0
-    path = tmp_path / "fp8"
+    path = tmp_path / "quantised"
+    words = ["--model-dir", str(tmp_path / "plain"), "--save-dir", str(path)]
+    assert (to_mxfp4(words) if family == "gpt_oss" else to_fp8([*words, "--block-size", "32", "24"])) == 0
     config = replace(ModelConfig.from_directory(path), dtype=torch.bfloat16)
     _, served = build_executor(path, config, LIMITS)
     load_checkpoint(served, path)
@@ -123,6 +128,7 @@ def test_an_update_leaves_the_embedded_engine_as_loading_would(family, tmp_path)
 
 
 _EXPERT = "model.layers.0.mlp.experts.1.down_proj.weight"
+_EXPERTS = "model.layers.0.mlp.experts.down_proj"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,8 @@ _EXPERT = "model.layers.0.mlp.experts.1.down_proj.weight"
         ("fp8", (_EXPERT, torch.bfloat16, (64, 48)), "torch.bfloat16 .*wanted: torch.float8_e4m3fn"),
         ("fp8", (f"{_EXPERT}_scale_inv", torch.float32, (2, 3)), r"wanted: torch.float32 \[2, 2\]"),
         ("int4", (_EXPERT, torch.bfloat16, (64, 48)), "is stored as"),
+        ("mxfp4", (_EXPERTS, torch.bfloat16, (4, 96, 64)), "is stored as .*_blocks, .*_scales"),
+        ("mxfp4", (f"{_EXPERTS}_scales", torch.uint8, (4, 64, 2)), r"wanted: torch.uint8 \[4, 64, 3\]"),
         ("int4", ("model.norm.weight", torch.bfloat16, (65,)), r"shape \[65\]"),
         ("fp8", ("lm_head.weight", torch.float8_e4m3fn, (256, 64)), "wanted: a floating point dtype"),
     ],

@@ -174,7 +174,7 @@ def test_codes_are_never_taken_for_weights(tmp_path, name, codes, quantization):
     [
         (
             {"quant_method": "gptq", "bits": 4},
-            "quant_method 'gptq' is not supported .wanted: fp8 or compressed",
+            "quant_method 'gptq' is not supported .wanted: fp8, compressed-tensors or mxfp4",
         ),
         ({"bits": 4}, "quant_method None is not supported"),
         ({**BLOCKS, "fmt": "e5m2"}, "fmt 'e5m2' is not supported .wanted: e4m3"),

@@ -14,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime.models.weights_dir import WeightsReader
 from tests.families import tiny_family
 from tests.forking import ForkedScript
 from tests.megatron_harness import save_tiny_hf, tiny_hf_model
+from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +72,21 @@ def test_there_and_back_is_the_same_to_the_last_bit(source, tmp_path, request):
         assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
     status, _, said = tool("convert_torch_dist_to_hf.py", "--input-dir", saved, *back)
     assert status == 2 and "is not empty (wanted: another, or --force)" in said
+
+
+def test_of_a_quantised_directory_come_the_dequantised_weights(tmp_path):
+    plain, packed, saved, exported = (tmp_path / name for name in ("plain", "packed", "saved", "exported"))
+    tiny_family("gpt_oss", plain, num_hidden_layers=2)
+    assert to_mxfp4(["--model-dir", str(plain), "--save-dir", str(packed)]) == 0
+    status, _, said = forked("convert_hf_to_torch_dist.py", "--hf-checkpoint", packed, "--save", saved)
+    assert status == 0, said
+    words = ("--input-dir", saved / "release", "--origin-hf-dir", packed, "--output-dir", exported)
+    status, _, said = forked("convert_torch_dist_to_hf.py", *words)
+    assert status == 0, said
+    assert "quantization_config" not in json.loads((exported / "config.json").read_text())
+    with WeightsReader(packed) as before, WeightsReader(exported) as after:
+        assert before.quantized and {*after.names()} == {*before.names()}
+        assert all(torch.equal(after.read(name), before.read(name)) for name in before.names())
 
 
 @pytest.fixture(scope="module")

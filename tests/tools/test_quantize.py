@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from slime.models.weights_dir import WeightsReader
 from tests.families import tiny_family
-from tools import convert_hf_to_fp8, convert_hf_to_int4, fp8_cast_bf16
+from tools import convert_hf_to_fp8, convert_hf_to_int4, convert_hf_to_mxfp4, fp8_cast_bf16
 from tools.rewrite_checkpoint import rewrite
 
 FP8 = convert_hf_to_fp8.main
 INT4 = convert_hf_to_int4.main
+MXFP4 = convert_hf_to_mxfp4.main
 
 
 def words(source, target, *more):
@@ -180,6 +183,42 @@ def test_a_plain_copy_of_it_has_no_word_of_quantisation(source, tmp_path, conver
     assert f"error: {plain}: is not quantised" in capsys.readouterr().err
 
 
+def test_mxfp4_and_back(tmp_path):
+    plain, packed, again = (tmp_path / name for name in ("plain", "packed", "again"))
+    tiny_family("gpt_oss", plain)
+    assert MXFP4(words(plain, packed)) == 0
+    before, stored = (load_file(path / "model.safetensors") for path in (plain, packed))
+    assert fp8_cast_bf16.main(["--input-fp8-hf-path", str(packed), "--output-bf16-hf-path", str(again)]) == 0
+    after = load_file(again / "model.safetensors")
+    assert "quantization_config" not in json.loads((again / "config.json").read_text())
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        if f"{name}_blocks" not in stored:
+            assert torch.equal(stored[name], tensor) and torch.equal(after[name], tensor)
+            continue
+        exact = convert_moe_packed_tensors(stored[f"{name}_blocks"], stored[f"{name}_scales"])
+        assert torch.equal(after[name], exact)
+        # Half of the widest gap, 2, at the largest scale that does not cut a number off.
+        assert ((exact.float() - tensor).abs() <= tensor.abs().max() / 3.5).all()
+    converted = {name for name in before if f"{name}_blocks" in stored}
+    assert converted == {
+        name for name in before if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    }
+    assert len(converted) == 2 * 4
+    model = transformers.AutoModelForCausalLM.from_pretrained(again, dtype=torch.float32)
+    assert not hasattr(model.config, "quantization_config")
+
+
+def test_models_whose_experts_are_not_stored_so_are_refused(source, tmp_path, capsys):
+    assert MXFP4(words(source[0], tmp_path / "out")) == 2
+    assert "quant_method 'mxfp4' is not supported (wanted: that of gpt_oss alone" in capsys.readouterr().err
+    tiny_family("gpt_oss", tmp_path / "odd", intermediate_size=40)
+    assert MXFP4(words(tmp_path / "odd", tmp_path / "out")) == 2
+    said = "model.layers.0.mlp.experts.down_proj: has 40 columns, no multiple of a group of 32"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 class Failing:
     def specs(self, name, spec):
         return {f"{name}_new": spec}
@@ -219,6 +258,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(source, tmp_path
         (INT4, ["--group-size", "12"], "error: --group-size 12: wanted: a multiple of 8"),
         (INT4, ["--is-symmetric", "False"], "error: --is-symmetric False: not supported"),
         (INT4, ["--ignore-rules", "re:("], "error: --ignore-rules re:(: no regular expression"),
+        (MXFP4, ["--max-workers", "0"], "error: --max-workers 0: wanted: 1 or more"),
     ],
 )
 def test_bad_flags_are_one_line(source, tmp_path, convert, more, said, capsys):

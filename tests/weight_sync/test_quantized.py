@@ -19,6 +19,7 @@ from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.weight_sync.test_handle import Recorder
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
+from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
 KINDS = {
     # Sizes that are no multiple of a block, and scales that are powers of two.
@@ -259,3 +260,20 @@ def test_experts_that_the_trainer_has_in_one_tensor_are_sent_one_by_one(recorder
         assert sent == _checksum(client)
     finally:
         server.stop()
+
+
+def test_experts_in_mxfp4_are_sent_as_the_checkpoint_has_them(recorder, tmp_path):
+    made = {}
+    for seed in (ENGINE, TRAINER):
+        plain, made[seed] = tmp_path / f"plain-{seed}", tmp_path / f"mxfp4-{seed}"
+        tiny_family("gpt_oss", plain, seed, num_hidden_layers=2)
+        assert to_mxfp4(["--model-dir", str(plain), "--save-dir", str(made[seed])]) == 0
+    source = str(tmp_path / f"plain-{TRAINER}")
+    experts = {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
+    args = make_args(source, **experts, update_weight_buffer_size=30_000, colocate=True)
+    run_ranks(_sync, 1, args, source, str(made[ENGINE]), [_endpoint(recorder.url, True)])
+    wanted = load_file(made[TRAINER] / "model.safetensors")
+    assert any(name.endswith("down_proj_scales") for name in wanted)
+    assert recorder.weights[0].keys() == wanted.keys()
+    for name, tensor in recorder.weights[0].items():
+        assert tensor.dtype == wanted[name].dtype and torch.equal(tensor, wanted[name]), name

@@ -140,7 +140,11 @@ class StreamedSource:
         flat = torch.empty(sum(tensor.numel() for _, tensor in unit))
         whole = _cut(flat, unit)
         for name, tensor in self._as_stored(unit, flat, whole).items():
-            tensor.copy_(self._reader.read(name))
+            if name in self._reader.quantized:  # in parts: dequantised they are the largest tensors of all
+                rest = [slice(None)] * (tensor.dim() - 1)
+                self._reader.copy_rows(tensor, name, range(len(tensor)), rest)
+            else:
+                tensor.copy_(self._reader.read(name))
         return whole
 
     def _as_stored(
