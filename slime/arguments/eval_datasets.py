@@ -111,8 +111,9 @@ def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             raise UsageError(f"{where}: unknown key {key!r} (did you mean {meant}?)")
     datasets = ensure_dataset_list(config.get("datasets"))
     if not datasets:
-        found = ", ".join(map(str, config)) or "nothing"
-        raise UsageError(f"{where}: has no datasets (found: {found}; wanted: datasets, a list)")
+        others = ", ".join(str(key) for key in config if key not in _SECTIONS)
+        found = f"found: {others}; " if others else ""
+        raise UsageError(f"{where}: has no datasets ({found}wanted: datasets, a list)")
     defaults = config.get("defaults") or {}
     if not isinstance(defaults, dict):
         raise UsageError(f"{where}: defaults is {type(defaults).__name__} (wanted: a mapping)")

@@ -158,7 +158,11 @@ def test_a_wrong_dotted_path_is_named(words, refusal, tmp_path, monkeypatch, pat
 
 
 def test_a_repeatable_dotted_path_is_resolved_each_time(words, refusal):
-    line = [*words(rollout_sample_hook_path="json.dumps"), "--rollout-sample-hook-path", "json.no"]
+    line = [
+        *words(rollout_sample_hook_path="tests.rollout.plugins.label_rm"),
+        "--rollout-sample-hook-path",
+        "json.no",
+    ]
     assert refusal(line).startswith("--rollout-sample-hook-path json.no:")
 
 
