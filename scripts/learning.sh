@@ -9,5 +9,6 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
 use_environment
 share_cores_politely
-cd "$REPOSITORY"
-exec python -m tools.quickstart.learning "$@"
+export PYTHONPATH="$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}"
+# -P: a folder `tools` where this is called from is not meant.
+exec python -P -m tools.quickstart.learning "$@"

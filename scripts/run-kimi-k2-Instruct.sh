@@ -7,6 +7,10 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model kimi-k2
 grpo_on_mathematics kimi-k2-Instruct Kimi-K2-Instruct
 
+# The checkpoint's tokenizer is Python code (tokenization_kimi.py), which transformers has not: look at it. It imports
+# tiktoken, which SGLang brings along.
+TOKENIZER_ARGS=(--trust-remote-code)
+
 PERF_ARGS=(
     --actor-num-nodes 32
     --actor-num-gpus-per-node 8
@@ -31,4 +35,5 @@ SGLANG_ARGS=(
     --sglang-moe-dense-tp-size 1
 )
 
-launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${TOKENIZER_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" \
+    "${SGLANG_ARGS[@]}" "$@"

@@ -23,6 +23,7 @@ MTP_ARGS=(
 
 SGLANG_ARGS=(
     --rollout-num-gpus-per-engine 1
+    --trust-remote-code # SGLang reads config.json by configuration_mimo.py of the checkpoint
     --sglang-mem-fraction-static 0.6
     --sglang-speculative-algorithm EAGLE
     --sglang-speculative-num-steps 3

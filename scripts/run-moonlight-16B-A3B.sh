@@ -7,6 +7,10 @@ use_model moonlight
 RESPONSE_LEN=4096 EVAL_RESPONSE_LEN=4096 # of 8192 tokens that the model knows
 grpo_on_mathematics moonlight-16B-A3B Moonlight-16B-A3B-Instruct
 
+# The checkpoint's tokenizer is Python code (tokenization_moonshot.py), which transformers has not: look at it. It imports
+# tiktoken, which SGLang brings along.
+TOKENIZER_ARGS=(--trust-remote-code)
+
 PERF_ARGS=(
     --actor-num-nodes 1
     --actor-num-gpus-per-node 8
@@ -23,4 +27,5 @@ SGLANG_ARGS=(
     --sglang-mem-fraction-static 0.7
 )
 
-launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${TOKENIZER_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" \
+    "${SGLANG_ARGS[@]}" "$@"

@@ -9,8 +9,8 @@ example eval_multi_task
 if [[ -z "$with_own_data" ]]; then
     DATASETS="$OUTPUT/datasets"
     export DATASETS
-    python examples/eval_multi_task/make_data.py
-    sed 's/max_response_len: 16384/max_response_len: 32/' examples/eval_multi_task/multi_task.yaml \
+    python "$REPOSITORY/examples/eval_multi_task/make_data.py"
+    sed 's/max_response_len: 16384/max_response_len: 32/' "$REPOSITORY/examples/eval_multi_task/multi_task.yaml" \
         >"$OUTPUT/multi_task.yaml"
     EVAL_CONFIG="$OUTPUT/multi_task.yaml"
 fi
@@ -25,6 +25,6 @@ launch "${SIZE_ARGS[@]}" \
     --input-key prompt \
     --label-key label \
     --apply-chat-template \
-    --eval-config "${EVAL_CONFIG:-examples/eval_multi_task/multi_task.yaml}" \
+    --eval-config "${EVAL_CONFIG:-$REPOSITORY/examples/eval_multi_task/multi_task.yaml}" \
     --eval-interval 1 \
     "$@"

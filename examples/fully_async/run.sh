@@ -6,11 +6,11 @@ example fully_async --rollout-num-gpus "${ROLLOUT_GPUS:-1}"
 
 # Rows with a prompt and a label.
 if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
     QUESTIONS="$OUTPUT/data/rl.jsonl"
 fi
 
-exec python train_async.py "${SIZE_ARGS[@]}" \
+exec python "$REPOSITORY/train_async.py" "${SIZE_ARGS[@]}" \
     --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async \
     --max-staleness "${MAX_STALENESS:-2}" \
     --prompt-data "$QUESTIONS" \

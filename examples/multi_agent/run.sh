@@ -6,7 +6,7 @@ example multi_agent
 
 # Rows with a prompt, not rendered by a chat template, and a label.
 if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
     QUESTIONS="$OUTPUT/data/rl.jsonl"
 fi
 echo "num_parallel: ${NUM_PARALLEL:-3}" >"$OUTPUT/agents.yaml"

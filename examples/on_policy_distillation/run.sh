@@ -6,7 +6,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example on_policy_distillation
 
 if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
     QUESTIONS="$OUTPUT/data/rl.jsonl"
 fi
 
@@ -32,12 +32,12 @@ if [[ -z "${TEACHER_URL:-}" ]]; then
     if [[ -z "${TEACHER:-}" ]]; then
         TEACHER="$OUTPUT/teacher"
         [[ -d "$TEACHER" ]] ||
-            python tools/make_tiny_model.py --output "$TEACHER" --hidden-size 64 --num-layers 2 --seed 9
+            python "$REPOSITORY/tools/make_tiny_model.py" --output "$TEACHER" --hidden-size 64 --num-layers 2 --seed 9
     fi
     start_teacher
 fi
 
-python train.py "${SIZE_ARGS[@]}" \
+python "$REPOSITORY/train.py" "${SIZE_ARGS[@]}" \
     --prompt-data "$QUESTIONS" \
     --input-key prompt \
     --label-key label \

@@ -5,7 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example retool
 
 if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
     QUESTIONS="$OUTPUT/data/rl.jsonl"
 fi
 

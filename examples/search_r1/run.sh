@@ -6,9 +6,10 @@ example search_r1
 
 # Rows {"contents": ...}, and questions with a label. Without them, facts about invented countries.
 if [[ -z "${CORPUS:-}" ]]; then
-    python -m examples.search_r1.make_data --output "$OUTPUT/data"
+    python -P -m examples.search_r1.make_data --output "$OUTPUT/data"
     CORPUS="$OUTPUT/data/corpus.jsonl" QUESTIONS="$OUTPUT/data/train.jsonl"
 fi
+[[ -n "${QUESTIONS:-}" ]] || fail "QUESTIONS: missing (wanted: questions about the passages of CORPUS)"
 cat >"$OUTPUT/search.yaml" <<YAML
 search_corpus: "$CORPUS"
 search_top_k: 3

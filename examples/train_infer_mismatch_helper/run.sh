@@ -5,7 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example train_infer_mismatch
 
 if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
     QUESTIONS="$OUTPUT/data/rl.jsonl"
 fi
 
@@ -17,7 +17,7 @@ launch "${SIZE_ARGS[@]}" \
     --rollout-shuffle \
     --rm-type math \
     --custom-tis-function-path examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp \
-    --custom-config-path "${MIS_CONFIG:-examples/train_infer_mismatch_helper/mis.yaml}" \
+    --custom-config-path "${MIS_CONFIG:-$REPOSITORY/examples/train_infer_mismatch_helper/mis.yaml}" \
     --num-steps-per-rollout 1 \
     --use-dynamic-batch-size \
     --max-tokens-per-gpu 8192 \

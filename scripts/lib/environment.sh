@@ -31,6 +31,7 @@ environment_fingerprint() {
 
 use_environment() {
     local venv="${SLIME_VENV:-$REPOSITORY/.venv}" extras stamp fingerprint python
+    [[ "$venv" == /* ]] || venv="$PWD/$venv"
     extras="$(IFS=,; echo "$*")"
     # One stamp per set of extras: running the quickstart after the tests must not install again.
     stamp="$venv/.installed-${extras:-core}"

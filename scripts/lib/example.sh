@@ -10,8 +10,8 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
-    cd "$REPOSITORY" || exit
     need_environment
+    make_absolute MODEL OUTPUT QUESTIONS CORPUS TEACHER EVAL_CONFIG MIS_CONFIG
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
     local layout=("${@:2}")
@@ -36,7 +36,7 @@ example() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
     MODEL="$OUTPUT/model"
     [[ -d "$MODEL" ]] ||
-        python tools/make_tiny_model.py --output "$MODEL" --hidden-size 64 --num-layers 2
+        python "$REPOSITORY/tools/make_tiny_model.py" --output "$MODEL" --hidden-size 64 --num-layers 2
     SIZE_ARGS=(
         --hf-checkpoint "$MODEL"
         --fp32
@@ -48,5 +48,6 @@ example() {
         --n-samples-per-prompt 4
         --rollout-max-response-len 48
         --lr 1e-4
+        --metrics-file "$OUTPUT/metrics.jsonl"
     )
 }

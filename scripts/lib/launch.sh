@@ -1,7 +1,21 @@
 # What the run-*.sh launchers share. Source it from them.
+#
+# Paths are the caller's: a launcher does not leave the directory that it was started in.
 
 REPOSITORY="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 : "${MODELS:=/root/models}" "${DATASETS:=/root/datasets}" "${RUNS:=$REPOSITORY/outputs}"
+
+# Processes on other nodes, or of a cluster that was there before, start in other directories.
+make_absolute() {
+    local name
+    for name in "$@"; do
+        [[ -z "${!name:-}" || "${!name}" == /* ]] || printf -v "$name" %s "$PWD/${!name}"
+    done
+}
+
+make_absolute MODELS DATASETS RUNS
+# All processes find plug-ins of examples/ by their dotted paths.
+export PYTHONPATH="$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}"
 source "$REPOSITORY/scripts/lib/recipes.sh"
 
 # Sets MODEL_ARGS from scripts/models/NAME.sh. The shape is in the checkpoint's config.json as well; giving
@@ -24,8 +38,7 @@ need_environment() {
 # Runs train.py on this machine, or on the cluster that RAY_ADDRESS names (scripts/ray-cluster.sh makes one of several
 # nodes). A cluster that is too small for the flags is refused at once.
 launch() {
-    cd "$REPOSITORY" || exit
     need_environment
     export PYTHONUNBUFFERED=1
-    exec python train.py "$@"
+    exec python "$REPOSITORY/train.py" "$@"
 }

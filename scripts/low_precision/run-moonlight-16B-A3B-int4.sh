@@ -10,6 +10,10 @@ use_model moonlight
 RESPONSE_LEN=4096 EVAL_RESPONSE_LEN=4096 # of 8192 tokens that the model knows
 grpo_on_mathematics moonlight-16B-A3B-int4 Moonlight-16B-A3B-Instruct-INT4
 
+# The checkpoint's tokenizer is Python code (tokenization_moonshot.py), which transformers has not: look at it. It imports
+# tiktoken, which SGLang brings along.
+TOKENIZER_ARGS=(--trust-remote-code)
+
 PERF_ARGS=(
     --ref-load "$MODELS/Moonlight-16B-A3B-Instruct"
     --actor-num-nodes 1
@@ -28,4 +32,5 @@ SGLANG_ARGS=(
     --sglang-mem-fraction-static 0.7
 )
 
-launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" "${SGLANG_ARGS[@]}" "$@"
+launch "${MODEL_ARGS[@]}" "${RECIPE_ARGS[@]}" "${TOKENIZER_ARGS[@]}" "${PERF_ARGS[@]}" "${OFFLOAD_ARGS[@]}" \
+    "${SGLANG_ARGS[@]}" "$@"

@@ -105,10 +105,25 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--disable-compute-advantages-and-returns: the policy loss needs advantages "
             "(wanted: --rollout-data-postprocess-path that makes them, or without)"
         )
+    elif args.n_samples_per_prompt == 1 and _learns_by_comparison_alone(args):
+        yield (
+            f"--n-samples-per-prompt 1: {args.advantage_estimator} compares the samples of a prompt, so "
+            "every advantage would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
+        )
+
+
+def _learns_by_comparison_alone(args: Namespace) -> bool:
+    """Whether nothing but rewards that are compared within a prompt's samples moves the weights."""
+    if args.num_rollout == 0 or args.debug_rollout_only or args.custom_advantage_function_path is not None:
+        return False
+    if args.disable_rewards_normalization or not ESTIMATORS[args.advantage_estimator].centred:
+        return False
+    others = ("use_opd", "kl_coef", "kl_loss_coef", "entropy_coef", "enable_mtp_training")
+    return not (_makes_own_groups(args) or any(getattr(args, name) for name in others))
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Numbers that the estimator does not heed, and groups in which there is nothing to compare."""
+    """Numbers that the estimator does not heed."""
     if args.loss_type != "policy_loss" or args.disable_compute_advantages_and_returns:
         return
     if args.custom_advantage_function_path is not None:
@@ -125,13 +140,6 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--disable-rewards-normalization: has no effect, {name} does not normalize rewards"
     if args.disable_grpo_std_normalization and not estimator.scaled:
         yield f"--disable-grpo-std-normalization: has no effect, {name} does not divide by a deviation"
-    centred = estimator.centred and not args.disable_rewards_normalization
-    learns = args.num_rollout != 0 and not args.debug_rollout_only
-    if args.n_samples_per_prompt == 1 and centred and learns and not _makes_own_groups(args):
-        yield (
-            f"--n-samples-per-prompt 1: {name} compares the samples of a prompt, so every advantage will be "
-            "0 (to learn: 2 or more, or --disable-rewards-normalization)"
-        )
 
 
 def _makes_own_groups(args: Namespace) -> bool:

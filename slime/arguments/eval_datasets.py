@@ -111,7 +111,9 @@ def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             raise UsageError(f"{where}: unknown key {key!r} (did you mean {meant}?)")
     datasets = ensure_dataset_list(config.get("datasets"))
     if not datasets:
-        raise UsageError(f"{where}: datasets is empty")
+        others = ", ".join(str(key) for key in config if key not in _SECTIONS)
+        found = f"found: {others}; " if others else ""
+        raise UsageError(f"{where}: has no datasets ({found}wanted: datasets, a list)")
     defaults = config.get("defaults") or {}
     if not isinstance(defaults, dict):
         raise UsageError(f"{where}: defaults is {type(defaults).__name__} (wanted: a mapping)")
@@ -121,6 +123,10 @@ def read_eval_config(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def ensure_dataset_list(datasets: Any) -> list[dict[str, Any]]:
     """A list of mappings; a mapping from name to fields becomes one."""
     if isinstance(datasets, Mapping):
+        if {"name", "path"} <= datasets.keys():
+            raise UsageError(
+                "--eval-config: datasets is one dataset (wanted: a list of them, each after a dash)"
+            )
         for name, values in datasets.items():
             if values is not None and not isinstance(values, Mapping):
                 raise UsageError(f"--eval-config: dataset {name} is {values!r:.80} (wanted: a mapping)")

@@ -56,6 +56,12 @@ def derive(args: Namespace) -> None:
     resolve_eval_datasets(args)
 
 
+def notes(args: Namespace) -> Iterator[str]:
+    """Datasets that are named twice."""
+    if args.eval_config is not None and args.eval_prompt_data:
+        yield f"--eval-prompt-data {' '.join(args.eval_prompt_data)}: has no effect with --eval-config"
+
+
 def contradictions(args: Namespace) -> Iterator[str]:
     """Evaluations without data, engines or rewards, or beyond the model's context."""
     if args.eval_interval is not None and not args.eval_datasets:
@@ -93,7 +99,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         where = f"eval dataset {dataset.name}"
         for key in ("custom_rm_path", "custom_generate_function_path"):
             path = getattr(dataset, key)
-            if path is not None and (reason := why_unusable(path)):
+            if path is not None and (reason := why_unusable(path, key)):
                 yield f"{where}: {key} {path}: {reason}"
         yield from bad_records(args, _records(args, where, dataset))
 
@@ -123,6 +129,7 @@ CONCERN = Concern(
     {"evaluation": EvalArgs},
     derived=DerivedEvaluation,
     derive=derive,
+    notes=notes,
     contradictions=contradictions,
     unusable=unusable,
 )

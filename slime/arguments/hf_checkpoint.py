@@ -63,7 +63,10 @@ def unusable(args: Namespace) -> Iterator[str]:
         read_stop_ids(args.hf_checkpoint)
     except HfConfigError as error:
         yield f"--hf-checkpoint {args.hf_checkpoint}: {error}"
-    if args.check and not has_tokenizer(args.hf_checkpoint):
+    if not has_tokenizer(args.hf_checkpoint):
+        if not args.check:  # transformers would make one without a vocabulary
+            wanted = "wanted: tokenizer.json, for instance"
+            yield f"--hf-checkpoint {args.hf_checkpoint}: holds no tokenizer ({wanted})"
         return
     tokenizer_of.cache_clear()  # its files may be others by now
     try:

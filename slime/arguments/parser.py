@@ -1,6 +1,7 @@
 """The parser: every flag of every group, by its full name only."""
 
 import argparse
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,9 @@ from slime.arguments.router import add_router_flags
 from slime.arguments.sglang_names import refuse_gone, with_current_names
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values
+
+_OTHER_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""What word processors make of one or two hyphens."""
 
 AddArguments = Callable[[argparse.ArgumentParser], Any]
 
@@ -107,6 +111,8 @@ def _bad(args: Namespace, parser: argparse.ArgumentParser, specs: dict[str, Flag
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag], engine: str) -> str:
+    if word[:1] in _OTHER_DASHES:
+        return f"{word!r}: begins with another sign than - (wanted: --{word.lstrip(_OTHER_DASHES + '-')})"
     if not word.startswith("-"):
         return f"{word!r}: not expected here (wanted: a flag)"
     name = word.split("=")[0]
@@ -142,8 +148,16 @@ def _forget_what_changes_nothing(args: Namespace, specs: dict[str, Flag]) -> Non
             setattr(args, spec.dest, spec.default)
 
 
+_SWITCH_WITH_VALUE = re.compile(r"(\S+): ignored explicit argument '(.*)'")
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing a page of usage: the error is one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
+        message = message.removeprefix("argument ")
+        if switch := _SWITCH_WITH_VALUE.fullmatch(message):
+            message = (
+                f"{switch[1]}={switch[2]}: takes no value (wanted: {switch[1].split('/')[-1]}, or without)"
+            )
+        raise UsageError(message)

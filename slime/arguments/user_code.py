@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 
 from slime.arguments.flags import Flag
+from slime.arguments.hook_calls import HOOK_CALLS
 from slime.arguments.user_imports import missing_imports
 from slime.utils.misc import load_function
 
@@ -15,12 +16,18 @@ def unusable_code(args: Namespace, specs: Iterable[Flag]) -> Iterator[str]:
             continue
         value = getattr(args, spec.dest)
         for path in value if isinstance(value, list) else [value]:
-            if path is not None and (reason := why_unusable(path)):
+            if path is not None and (reason := why_unusable(path, spec.dest)):
                 yield f"{spec.names[0]} {path}: {reason}"
 
 
-def why_unusable(path: str) -> str | None:
-    """Why the object at a dotted path cannot be called, or would fail when it is; None if it can."""
+def why_unusable(path: str, hook: str = "") -> str | None:
+    """Why the object at a dotted path cannot be called, or would fail when it is; None if it can.
+
+    Args:
+        hook: the flag or the field that names it.
+    """
+    if path.endswith(".py") or "/" in path or ":" in path:
+        return "is no dotted path (wanted: package.module.name, and the package's folder on PYTHONPATH)"
     try:
         found = load_function(path)
     except Exception as error:  # importing a user's module runs the user's code, which may raise anything
@@ -28,4 +35,6 @@ def why_unusable(path: str) -> str | None:
         return text if isinstance(error, ValueError) else f"its import fails: {type(error).__name__}: {text}"
     if not callable(found):
         return f"is {type(found).__name__} (wanted: something to call)"
+    if hook in HOOK_CALLS and (reason := HOOK_CALLS[hook].why_refused(found)):
+        return reason
     return "; ".join(missing_imports(path.rpartition(".")[0])) or None

@@ -77,6 +77,8 @@ def why_no_place(path: str) -> str | None:
         return "is empty (wanted: a path)"
     if "\0" in path:
         return "holds a NUL character (wanted: a path)"
+    if path == "~" or path.startswith("~/"):
+        return "begins with ~, which the shell replaces only where a word begins (wanted: $HOME)"
     parts = os.fsencode(path).split(b"/")
     if len(os.fsencode(path)) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in parts):
         return f"is too long (wanted: at most {_LONGEST_NAME} bytes between slashes, {_LONGEST_PATH} in all)"

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from slime.arguments.errors import UsageError
 from slime.arguments.values import why_no_file
@@ -26,5 +26,8 @@ def read_yaml(where: str, path: Path) -> Any:
         return OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    except MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UsageError(f"{where}: {line}{error.problem or error.context}") from error
     except (OSError, YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UsageError(f"{where}: {next(iter(str(error).splitlines()), 'not valid YAML')}") from error

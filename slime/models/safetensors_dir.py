@@ -22,6 +22,12 @@ _DTYPES = {
 }
 
 
+def _is_pointer(file: Path) -> bool:
+    """Whether git has cloned the name of a large file in place of the file."""
+    with file.open("rb") as stream:
+        return stream.read(40).startswith(b"version https://git-lfs")
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
@@ -174,5 +180,6 @@ class SafetensorReader:
             try:
                 self._open[file] = safe_open(file, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{file}: not a readable safetensors file ({error})") from error
+                reason = "a pointer of git-lfs; wanted: git lfs pull" if _is_pointer(file) else error
+                raise ValueError(f"{file}: not a readable safetensors file ({reason})") from error
         return self._open[file]

@@ -151,10 +151,7 @@ class ClientConnection(asyncio.Protocol):
         if self._in_body:
             self._since = self._loop.time()
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._waiting.pop()  # who asks for it
-            self._fault = "a change of protocol is not served"
+            self._parse(data)
         except httptools.HttpParserError as error:
             self._fault = f"this is no HTTP/1.1: {error}"
         else:
@@ -163,6 +160,26 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
         if self._fault and self.task is None:
             self._refuse(400, self._fault)
+
+    def _parse(self, data: bytes) -> None:
+        """Ignores wishes for another protocol, as a server may (RFC 9110, section 7.8).
+
+        The parser ends at the head of such a request and leaves its body: another one gets that head again,
+        without the wish.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                request = self._waiting.pop()
+                if request.method == b"CONNECT":
+                    self._fault = "a tunnel is not served"
+                    return
+                rest = rest[stop.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(_head_without_upgrade(request))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.discard(self)
@@ -263,3 +280,11 @@ class ClientConnection(asyncio.Protocol):
         head = b"HTTP/1.1 %d %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         self._transport.write(head % (status, _PHRASES[status], len(body)) + body)
         self._transport.close()
+
+
+def _head_without_upgrade(request: Request) -> bytes:
+    """Nor with an Expect, which has been answered."""
+    version = b"1.1" if request.knows_chunks else b"1.0"
+    lines = [b"%b %b HTTP/%b" % (request.method, request.target, version)]
+    lines += [b"%b: %b" % pair for pair in request.headers if pair[0].lower() not in (b"upgrade", b"expect")]
+    return b"\r\n".join(lines) + b"\r\n\r\n"

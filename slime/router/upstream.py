@@ -114,13 +114,8 @@ class Upstream:
 
 def _passed(headers: RawHeaders) -> tuple[list[tuple[bytes, bytes]], str | None]:
     """The headers that are meant for the worker, and the session."""
-    passed, session = [], None
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered not in _OF_ONE_HOP:
-            passed.append((name, value))
-            if lowered == ROUTING_KEY:
-                session = value.decode("latin-1")
+    passed = end_to_end(headers)
+    session = next((value.decode("latin-1") for name, value in passed if name.lower() == ROUTING_KEY), None)
     return passed, session
 
 
@@ -130,5 +125,12 @@ def _with_key(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> list[tupl
 
 
 def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer that are meant for the client."""
-    return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_HOP]
+    """The headers that are meant for whoever comes after the router: not those that ``Connection`` names.
+
+    RFC 9110, section 7.6.1.
+    """
+    dropped = _OF_ONE_HOP
+    for name, value in headers:
+        if name.lower() == b"connection":
+            dropped = dropped.union(option.strip().lower() for option in value.split(b","))
+    return [(name, value) for name, value in headers if name.lower() not in dropped]

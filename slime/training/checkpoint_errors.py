@@ -33,6 +33,19 @@ def explained(path: str | Path, doing: str, advice: str) -> Iterator[None]:
         raise CheckpointError(_line(path, doing, _words(error), advice)) from error
 
 
+def other_optimizer(path: str | Path, saved: str, own: str) -> ValueError:
+    """Moments of an optimizer that another one cannot go on with.
+
+    Args:
+        saved: flags of the optimizer that made them.
+        own: flags of this run.
+    """
+    return ValueError(
+        f"checkpoint {path}: its optimizer state was made with {saved}, this run has {own} "
+        f"(wanted: {saved}, or --no-load-optim, which begins optimizer and learning-rate schedule anew)"
+    )
+
+
 def _of_ranks(error: CheckpointException) -> str:
     """The first failure. Of a write megatron-core gives it to rank 0 alone, and makes all ranks fail."""
     failures = sorted(error.failures.items(), key=lambda item: item[0])

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ def load_tokenizer(
     """The tokenizer of a HF checkpoint directory.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: there is none, it cannot be read, or it is code that is not to be run.
     """
+    if not trust_remote_code and (code := _code_of_tokenizer(Path(name_or_path))):
+        raise ValueError(f"it is code that comes with the checkpoint: {code}; wanted: --trust-remote-code")
     given = {"trust_remote_code": trust_remote_code, **kwargs}
     try:
         try:
@@ -30,6 +33,20 @@ def load_tokenizer(
             return AutoTokenizer.from_pretrained(name_or_path, config=PreTrainedConfig(), **given)
     except OSError as error:
         raise ValueError(f"no tokenizer in {name_or_path!r}: {error}") from error
+
+
+def _code_of_tokenizer(directory: Path) -> str | None:
+    """The class of a tokenizer that is nothing but code, as those of Kimi and Moonlight are.
+
+    transformers would take another tokenizer in its place where it knows the kind of model.
+    """
+    config = directory / "tokenizer_config.json"
+    if (directory / "tokenizer.json").is_file() or not config.is_file():
+        return None
+    content = json.loads(config.read_text())
+    classes = content.get("auto_map") if isinstance(content, dict) else None
+    named = classes.get("AutoTokenizer") if isinstance(classes, dict) else None
+    return next((name for name in (named if isinstance(named, list) else [named]) if name), None)
 
 
 def load_processor(name_or_path: str, trust_remote_code: bool = False, **kwargs: Any) -> Any:

@@ -87,7 +87,8 @@ def write_data(root: Path) -> None:
         row |= {"label": "2", "reward_model": {"ground_truth": {"target": ["2"]}, "style": "rule"}}
         pq.write_table(pa.Table.from_pylist([row] * ROLLOUT), root / f"{name}.parquet")
     for name in PLUG_INS:
-        text = "def generate(): ...\ndef reward_func(): ...\ndef generate_with_multi_agents(): ...\n"
+        names = ("generate", "reward_func", "generate_with_multi_agents")
+        text = "".join(f"async def {each}(args, sample, *given, **more): ...\n" for each in names)
         (root / f"{name}.py").write_text(text)
     datasets = [
         {"name": "aime", "path": str(root / "aime-2024.jsonl"), "rm_type": "deepscaler"},

@@ -79,6 +79,18 @@ def test_a_broken_tokenizer_is_refused(words, refusal, altered_checkpoint):
     assert "its tokenizer does not load" in refusal(words(hf_checkpoint=path))
 
 
+def test_a_tokenizer_that_is_code_has_to_be_trusted(words, refusal, altered_checkpoint):
+    """As those of Kimi and Moonlight; for Moonlight's kind of model transformers would take another one."""
+    path = altered_checkpoint()
+    (path / "tokenizer.json").rename(path / "tiktoken.model")
+    classes = {"AutoTokenizer": ["tokenization_moonshot.TikTokenTokenizer", None]}
+    (path / "tokenizer_config.json").write_text(json.dumps({"auto_map": classes}))
+    assert refusal(words(hf_checkpoint=path)).endswith(
+        "its tokenizer does not load (it is code that comes with the checkpoint: "
+        "tokenization_moonshot.TikTokenTokenizer; wanted: --trust-remote-code)"
+    )
+
+
 def test_a_chat_template_that_the_tokenizer_lacks_is_refused(words, refusal, altered_checkpoint):
     path = altered_checkpoint()
     (path / "chat_template.jinja").unlink()
@@ -146,7 +158,11 @@ def test_a_wrong_dotted_path_is_named(words, refusal, tmp_path, monkeypatch, pat
 
 
 def test_a_repeatable_dotted_path_is_resolved_each_time(words, refusal):
-    line = [*words(rollout_sample_hook_path="json.dumps"), "--rollout-sample-hook-path", "json.no"]
+    line = [
+        *words(rollout_sample_hook_path="tests.rollout.plugins.label_rm"),
+        "--rollout-sample-hook-path",
+        "json.no",
+    ]
     assert refusal(line).startswith("--rollout-sample-hook-path json.no:")
 
 

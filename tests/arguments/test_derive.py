@@ -217,9 +217,12 @@ def test_a_data_source_of_ones_own_needs_no_file(words):
 
 
 @pytest.mark.parametrize(
-    "own",
-    ["custom_convert_samples_to_train_data_path", "custom_generate_function_path", "rollout_function_path"],
+    ("own", "path"),
+    [
+        ("custom_convert_samples_to_train_data_path", "tests.plugin_contracts.recorders.convert"),
+        ("custom_generate_function_path", "tests.rollout.plugins.split_generate"),
+        ("rollout_function_path", "tests.rollout.plugins.split_generate"),
+    ],
 )
-def test_one_sample_per_prompt_is_enough_for_user_code_that_makes_its_own_groups(words, own):
-    path = "tests.rollout.plugins.split_generate"
+def test_one_sample_per_prompt_is_enough_for_user_code_that_makes_its_own_groups(words, own, path):
     assert validated_args(words(n_samples_per_prompt=1, **{own: path})).n_samples_per_prompt == 1

@@ -87,7 +87,7 @@ def one(line):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("datasets: []\n", "datasets is empty"),
+        ("datasets: []\n", r"has no datasets \(wanted: datasets, a list\)"),
         ("- 1\n", "wanted a mapping with datasets"),
         ("datasets: [{path: a.jsonl}]\n", "name is missing"),
         ("datasets: [{name: a}]\n", "dataset a: path is missing"),

@@ -69,7 +69,6 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
         (dict(allgather_cp=True), "--allgather-cp: has no effect at --context-parallel-size 1"),
         (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
         (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
-        (dict(n_samples_per_prompt=1), "--n-samples-per-prompt 1: grpo compares the samples of a prompt"),
         (
             dict(account_for_loss_in_pipeline_split=True),
             "--account-for-loss-in-pipeline-split: has no effect at",

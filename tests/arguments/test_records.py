@@ -163,12 +163,14 @@ def test_sft_renders_conversations_itself(words, refusal, notes, data):
 def test_a_reward_that_compares_needs_labels(words, refusal):
     assert refusal(words(label_key=None)) == "--rm-type math: compares with a label (wanted: --label-key)"
     validated_args(words(label_key=None, rm_type="random"))
-    validated_args(words(label_key=None, rollout_sample_hook_path="json.dumps"))
+    validated_args(words(label_key=None, rollout_sample_hook_path="tests.rollout.plugins.group_rm"))
 
 
 def test_user_code_may_read_what_engines_cannot(words, data):
     write(data, GOOD | {"input": [USER], "metadata": {"rm_type": "mine"}})
-    validated_args(words(custom_generate_function_path="json.dumps", rollout_batch_size=1))
+    validated_args(
+        words(custom_generate_function_path="tests.rollout.plugins.split_generate", rollout_batch_size=1)
+    )
 
 
 @pytest.mark.parametrize("own", ["rm_type: random", "metadata_overrides: {rm_type: random}"])

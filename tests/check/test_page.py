@@ -38,7 +38,8 @@ def words(tmp_path):
             *("--hf-checkpoint", str(tmp_path), "--prompt-data", str(data), "--label-key", "label"),
             *("--rm-type", "math", "--num-rollout", "2", "--rollout-batch-size", "32", "--colocate"),
             *("--rollout-max-context-len", "8192", "--num-steps-per-rollout", "1", "--check"),
-            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192", *flags),
+            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "8192", "--disable-rewards-normalization"),
+            *flags,
         ]
 
     return build

@@ -13,7 +13,7 @@ SCRIPTS = sorted((ROOT / "examples").glob("*/run*.sh"))
 # Stands for python: notes train.py's flags, has no sglang, and runs nothing else unless it is told by what.
 FAKE = """#!/bin/sh
 case "$1" in
-    train*.py) shift; printf '%s\\0' "$@" >"$NOTE"; exit ;;
+    */train*.py) shift; printf '%s\\0' "$@" >"$NOTE"; exit ;;
 esac
 if [ -n "$SLIME_TEST_PYTHON" ]; then exec "$SLIME_TEST_PYTHON" "$@"; fi
 case "$1" in
@@ -27,7 +27,7 @@ def name(path):
     return path.parent.name
 
 
-def flags_of(script, tmp_path, **variables):
+def flags_of(script, tmp_path, cwd=ROOT, **variables):
     fake, note = tmp_path / "bin/python", tmp_path / "note"
     fake.parent.mkdir(exist_ok=True)
     fake.write_text(FAKE)
@@ -39,7 +39,7 @@ def flags_of(script, tmp_path, **variables):
     }
     env = {key: value for key, value in os.environ.items() if key not in ("MODEL", "DATASETS")}
     command = ["bash", str(script), "--metrics-file", "last"]
-    subprocess.run(command, env=env | places | variables, check=True, timeout=150)
+    subprocess.run(command, env=env | places | variables, cwd=cwd, check=True, timeout=150)
     return note.read_text().rstrip("\0").split("\0")
 
 
@@ -62,6 +62,17 @@ def test_a_real_model_is_trained_as_it_is(script, tmp_path):
     parser, _ = build_parser("embedded")
     known = {option for action in parser._actions for option in action.option_strings}
     assert [word for word in words if word.startswith("--") and word not in known] == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name)
+def test_relative_variables_are_the_callers(script, tmp_path):
+    given = {"MODEL": "m", "QUESTIONS": "q.jsonl", "CORPUS": "c.jsonl", "OUTPUT": "results"}
+    words = flags_of(script, tmp_path, cwd=tmp_path, **given, TEACHER_URL="http://teacher/generate")
+    assert words[words.index("--hf-checkpoint") + 1] == f"{tmp_path}/m"
+    assert words[words.index("--save") + 1] == f"{tmp_path}/results/checkpoints"
+    if "--prompt-data" in words:
+        assert words[words.index("--prompt-data") + 1] == f"{tmp_path}/q.jsonl"
+    assert all(Path(word).exists() for word in words if word.startswith(str(ROOT)))
 
 
 def test_there_are_scripts():

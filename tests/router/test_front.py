@@ -38,6 +38,18 @@ async def test_a_request_and_its_answer_pass_byte_by_byte(start_engine) -> None:
         assert engine.calls[-1].headers["content-length"] == str(len(text))
 
 
+async def test_what_connection_names_goes_no_further(start_engine) -> None:
+    engine = start_engine()
+    engine.answers["generate"] = Response(b"{}", headers={"Connection": "X-Hop", "X-Hop": "e", "X-End": "e"})
+    async with served() as router:
+        await router.add(engine)
+        headers = {"Connection": "x-first , X-Second", "X-First": "1", "X-Second": "2", "X-Third": "3"}
+        async with router.client.post("/generate", json=GENERATE, headers=headers) as got:
+            assert got.headers["X-End"] == "e" and "X-Hop" not in got.headers
+    seen = {name.lower() for name in engine.calls[-1].headers}
+    assert "x-third" in seen and not {"x-first", "x-second"} & seen
+
+
 async def test_compressed_bodies_stay_as_they_are(start_engine) -> None:
     engine = start_engine()
     packed = gzip.compress(b'{"text": "a"}')

@@ -25,7 +25,8 @@ class Message(NamedTuple):
 def messages(draw: Any, lines: Sequence[bytes]) -> Message:
     line, parts = draw(st.sampled_from(lines)), draw(st.lists(st.binary(min_size=1, max_size=9), max_size=3))
     body = b"".join(parts)
-    head = line + draw(st.sampled_from([b"", b"X: y\r\n", b"x-Y:\tz \r\n"]))
+    wish = b"Connection: upgrade\r\nUpgrade: h2c\r\n"
+    head = line + draw(st.sampled_from([b"", b"X: y\r\n", b"x-Y:\tz \r\n", wish]))
     if draw(st.booleans()):
         return Message(line, body, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     chunks = b"".join(b"%x;a=b\r\n%b\r\n" % (len(part), part) for part in parts)
@@ -51,6 +52,7 @@ NASTY = [
     b"\r\n ",
     b"Content-Length: 1\r\n",
     b"0\r\n\r\n",
+    b"Connection: Upgrade\r\nUpgrade: h2c\r\n",
     b"chunked,",
     b"\xff",
 ]

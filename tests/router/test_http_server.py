@@ -132,12 +132,8 @@ async def test_what_follows_a_body_is_no_header(echo) -> None:
     [
         (b"hello\r\n\r\n", b"no HTTP/1.1"),
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"no HTTP/1.1"),
-        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"change of protocol"),
-        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"change of protocol"),
-        (
-            b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 1\r\n\r\nx",
-            b"change of protocol",
-        ),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"a tunnel is not served"),
+        (b"CONNECT a:1 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", b"a tunnel"),
         (b"GET / HTTP/1.1\r\nX: " + b"y" * HEAD_BYTES, b"over %d bytes" % HEAD_BYTES),
     ],
 )
@@ -146,6 +142,28 @@ async def test_what_cannot_be_understood_is_refused(raw: bytes, why: bytes, echo
     answer = await exchanged(port, raw)
     assert answer.startswith(b"HTTP/1.1 400 ") and why in answer
     assert server.seen == []
+
+
+WISH = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+async def test_another_protocol_may_be_wished_for_in_vain(size: int, echo) -> None:
+    """RFC 9110, section 7.8; Java's client wishes for HTTP/2 with each first request."""
+    server, port = echo
+    raw = (
+        b"POST /a HTTP/1.1\r\nExpect: 100-continue\r\n" + WISH + b"Content-Length: 3\r\n\r\nabc"
+        b"GET /b HTTP/1.1\r\n" + WISH + b"\r\n"
+        b"POST /c HTTP/1.1\r\n" + WISH + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+        b"GET /d HTTP/1.1\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    answer = await exchanged(port, *(raw[at : at + size] for at in range(0, len(raw), size)))
+    assert [(request.target, request.body) for request in server.seen] == [
+        *((b"/a", b"abc"), (b"/b", b""), (b"/c", b"ab"), (b"/d", b""))
+    ]
+    assert [request.keeps for request in server.seen] == [True, True, True, False]
+    assert answer.count(b"HTTP/1.1 200 OK\r\n") == 4 and answer.endswith(b"GET /d ")
+    assert answer.count(b"HTTP/1.1 100 ") == 1
 
 
 async def test_what_comes_before_a_fault_is_answered(echo) -> None:

@@ -1,5 +1,6 @@
 """The shell scripts are valid bash, and train.py accepts the flags they pass."""
 
+import itertools
 import json
 import math
 import os
@@ -35,20 +36,20 @@ def name(path):
     return str(path.relative_to(ROOT / "scripts"))
 
 
-def flags_of(launcher, tmp_path, *extra):
+def flags_of(launcher, tmp_path, *extra, cwd=ROOT, **variables):
     """What a launcher passes to train.py, caught by a program named python that comes first in PATH."""
     fake = tmp_path / "bin" / "python"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     fake.chmod(0o755)
     places = {name: str(tmp_path / name.lower()) for name in ("MODELS", "DATASETS", "RUNS", "OUTPUT")}
-    env = (
-        os.environ | places | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "SEED": "3", "NUM_ROLLOUT": "4"}
-    )
+    env = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}", "SEED": "3", "NUM_ROLLOUT": "4"}
     command = ["bash", str(launcher), *extra]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=env | places | variables, cwd=cwd, capture_output=True, text=True, check=True
+    )
     script, *flags = done.stdout.rstrip("\0").split("\0")
-    assert script in ("train.py", "train_async.py")
+    assert (cwd / script).resolve() in (ROOT / "train.py", ROOT / "train_async.py")
     return flags
 
 
@@ -160,6 +161,39 @@ def test_a_missing_interpreter_is_named(tmp_path):
 @pytest.mark.parametrize("launcher", RUNS, ids=name)
 def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
     assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
+
+
+def test_relative_places_are_those_of_the_caller(tmp_path):
+    places = {"MODELS": "models", "DATASETS": "my data", "RUNS": "../runs"}
+    flags = flags_of(ROOT / "scripts/run-qwen3-4B.sh", tmp_path, cwd=tmp_path, **places)
+    value = dict(itertools.pairwise(flags))
+    assert value["--hf-checkpoint"] == f"{tmp_path}/models/Qwen3-4B"
+    assert value["--prompt-data"] == f"{tmp_path}/my data/dapo-math-17k/dapo-math-17k.jsonl"
+    assert value["--save"] == f"{tmp_path}/../runs/qwen3-4B"
+
+
+def test_a_launcher_stays_where_it_was_started(tmp_path):
+    """So that paths in flags are the caller's too; plug-ins of the repository are found all the same."""
+    told = 'printf "%s\\n" "$PWD" "$PYTHONPATH"'
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = -c ] || {told}\n')
+    fake.chmod(0o755)
+    command = ["bash", str(ROOT / "scripts/run-retool-qwen3-4B.sh")]
+    done = run_without_slime(command, cwd=tmp_path, bin=str(tmp_path), PYTHONPATH="/mine")
+    assert done.stdout.splitlines() == [str(tmp_path), f"{ROOT}:/mine"], done.stderr
+
+
+def test_a_relative_environment_is_the_callers(tmp_path):
+    library = ROOT / "scripts/lib/environment.sh"
+    bin_ = tmp_path / "venv/bin"
+    bin_.mkdir(parents=True)
+    (bin_ / "activate").touch()
+    (bin_ / "python").write_text('#!/bin/sh\necho "$0 in $PWD"\n')
+    (bin_ / "python").chmod(0o755)
+    command = ["bash", "-c", f'set -e; source "{library}"; use_environment']
+    done = run_without_slime(command, cwd=tmp_path, SLIME_VENV="venv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"{bin_}/python in {ROOT}"
 
 
 @pytest.mark.parametrize("model", CONFIGS)

@@ -4,6 +4,7 @@ scripts/quickstart.sh makes the environment and then runs this.
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from tools.quickstart.phases import environment, plan, write_eval_config, write_
 from tools.quickstart.runner import PhaseFailed, run_phase
 
 MARKER = ".slime-quickstart"
+REPOSITORY = Path(__file__).resolve().parents[2]
+CALLED_FROM = Path.cwd()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the weights, the data and the sampling")
     parser.add_argument(
-        "--output", type=Path, default=Path("outputs/quickstart"), help="directory of results"
+        "--output", type=Path, default=REPOSITORY / "outputs/quickstart", help="directory of results"
     )
     parser.add_argument(
         "--train-backend", choices=("megatron", "fsdp"), default="megatron", help="the trainer of both phases"
@@ -46,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--seed {args.seed}: wanted 0 or more")
     signal.signal(signal.SIGTERM, _exit_on_signal)
     layout = Layout(args.output.resolve())
+    os.chdir(REPOSITORY)  # where the phases find their scripts
     lock = layout.root.with_name(f".{layout.root.name}.in_use")
     try:
         with exclusive(lock, f"--output {args.output}"):
@@ -127,7 +131,7 @@ The trained model is in {_shortest(layout.rl_model)}; AutoModelForCausalLM loads
 
 
 def _shortest(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return path.relative_to(CALLED_FROM) if path.is_relative_to(CALLED_FROM) else path
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> NoReturn:

@@ -10,6 +10,7 @@ of ``--only``) has made teaches the one that it was made from, with no reward of
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -25,7 +26,8 @@ from tools.quickstart.layout import GREEDY, NUM_RL_ROLLOUTS, SAMPLED, Layout
 from tools.quickstart.phases import Phase, environment, plan, rl_phase, write_eval_config
 from tools.quickstart.runner import run_phase
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "learning.json"
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "benchmarks" / "results" / "learning.json"
 DISTILLATION = "distillation"
 
 
@@ -35,10 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="algorithms, in this order")
     parser.add_argument("--rollouts", type=int, default=NUM_RL_ROLLOUTS, help="of each algorithm")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "outputs/learning")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
-    start = Layout(args.output.resolve() / "start")
+    args.output, args.results = args.output.resolve(), args.results.resolve()
+    os.chdir(REPOSITORY)  # where the phases find their scripts
+    start = Layout(args.output / "start")
     console = Console()
     prepare_start(start, args.seed, console)
     results = json.loads(args.results.read_text()) if args.results.exists() else {}
@@ -47,10 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "loss": _series({step: losses[step] for step in losses if step % 10 == 9}, "train/loss")
     }
     for name in args.only:
-        layout = branch(start, args.output.resolve() / name)
-        flags = (
-            distillation_flags(args.output.resolve(), args.only) if name == DISTILLATION else ALGORITHMS[name]
-        )
+        layout = branch(start, args.output / name)
+        flags = distillation_flags(args.output, args.only) if name == DISTILLATION else ALGORITHMS[name]
         seconds = practise(layout, args.seed, args.rollouts, name, flags, console)
         results[name] = curves(layout) | {
             "flags": list(flags),

@@ -35,7 +35,7 @@ from slime.training.checkpoint_dir import (
     on_first_rank,
     publish,
 )
-from slime.training.checkpoint_errors import explained
+from slime.training.checkpoint_errors import explained, other_optimizer
 
 Tensors = dict[str, torch.Tensor]
 Swap = Callable[[], AbstractContextManager[None]]
@@ -107,6 +107,7 @@ class CheckpointWriter:
             "iteration": iteration,
             "world_size": dist.get_world_size(),
             "scheduler": state.scheduler.state_dict(),
+            "optimizer": self._args.optimizer,
             "common": dict(common),
             **({} if state.loss_scale is None else {"loss_scale": state.loss_scale.state_dict()}),
         }
@@ -162,8 +163,9 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
             raise ValueError(
                 f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
             )
-        tensors = optimizer_tensors(state)
-        _read(tensors, path / "optimizer")
+        if (made_by := saved.get("optimizer", args.optimizer)) != args.optimizer:
+            raise other_optimizer(path, f"--optimizer {made_by}", f"--optimizer {args.optimizer}")
+        _read(_saved_moments(args, state, path / "optimizer"), path / "optimizer")
         _load_schedule(state, saved["scheduler"], root)
         if state.loss_scale is not None and "loss_scale" in saved:
             state.loss_scale.load_state_dict(saved["loss_scale"])
@@ -171,6 +173,16 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     if same_ranks and not (args.finetune or getattr(args, "no_load_rng", False)):
         load_random_state(path, dist.get_rank())
     return iteration, saved["common"]
+
+
+def _saved_moments(args: Namespace, state: TrainState, path: Path) -> Tensors:
+    """What is to be read: of SGD without momentum nothing was saved, and momentum starts at zero."""
+    tensors = optimizer_tensors(state)
+    if args.optimizer != "sgd":
+        return tensors
+    with _readable(path):
+        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    return tensors if saved else {}
 
 
 def load_model(state: TrainState, path: Path) -> None:

@@ -7,9 +7,17 @@ from typing import Any
 
 from slime.backends.megatron_utils.optimizer import update_rule
 from slime.backends.megatron_utils.step import TrainState
+from slime.training.checkpoint_errors import other_optimizer
 
 # What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
 _OF_FLAGS = ("max_lr", "min_lr", "betas", "eps")
+
+
+_FLAGS_OF_RULE = {
+    "Adam": "--optimizer adam without --use-stateless-adam",
+    "StatelessAdam": "--optimizer adam --use-stateless-adam",
+    "Sgd": "--optimizer sgd",
+}
 
 
 def require_same_rule(args: Namespace, common: Mapping[str, Any], path: str | Path) -> None:
@@ -24,10 +32,7 @@ def require_same_rule(args: Namespace, common: Mapping[str, Any], path: str | Pa
     own = type(update_rule(args)).__name__
     saved = common.get("update_rule", own)
     if saved != own:
-        raise ValueError(
-            f"checkpoint {path}: its optimizer state is that of {saved}, which means nothing to {own} "
-            "(wanted: --optimizer and --use-stateless-adam as before, or --no-load-optim)"
-        )
+        raise other_optimizer(path, _FLAGS_OF_RULE[saved], _FLAGS_OF_RULE[own])
 
 
 def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:

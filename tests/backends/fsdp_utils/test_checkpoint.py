@@ -99,6 +99,33 @@ def test_only_the_weights_are_loaded_where_that_is_asked_for(checkpoint, rollout
         assert all(torch.equal(w, loaded["weights"][name]) for name, w in saved["weights"].items())
 
 
+def _start(rank, args):
+    try:
+        return TrainWorker(args).start()
+    except ValueError as error:
+        return str(error)
+
+
+def test_moments_of_another_optimizer_are_refused(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+    run_ranks(_run, 1, fsdp_args(checkpoint, **flags, **SGD), {0: rollouts[0]}, 0)
+    args = fsdp_args(checkpoint, **flags)
+    (answer,) = run_ranks(_start, 1, args)
+    assert "made with --optimizer sgd, this run has --optimizer adam" in str(answer)
+    assert "(wanted: --optimizer sgd, or --no-load-optim" in str(answer)
+    args.no_load_optim = True
+    assert run_ranks(_start, 1, args) == [1]
+
+
+@pytest.mark.parametrize("momenta", [(0.0, 0.9), (0.9, 0.0)])
+def test_sgd_may_get_or_lose_its_momentum(checkpoint, rollouts, tmp_path, momenta):
+    wrote, resumes = ({"optimizer": "sgd", "sgd_momentum": momentum} for momentum in momenta)
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path)}
+    run_ranks(_run, 1, fsdp_args(checkpoint, **flags, **wrote), {0: rollouts[0]}, 0)
+    (resumed,) = run_ranks(_run, 1, fsdp_args(checkpoint, **flags, **resumes), {1: rollouts[1]}, -1)
+    assert resumed["start"] == 1
+
+
 def _weights_at_start(rank, args):
     worker = TrainWorker(args)
     return {"start": worker.start(), "weights": weights_of(worker)}
