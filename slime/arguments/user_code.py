@@ -1,7 +1,9 @@
 """Dotted paths of the user's code: whether what they name can be called."""
 
+import inspect
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from slime.arguments.flags import Flag
 from slime.arguments.user_imports import missing_imports
@@ -15,12 +17,17 @@ def unusable_code(args: Namespace, specs: Iterable[Flag]) -> Iterator[str]:
             continue
         value = getattr(args, spec.dest)
         for path in value if isinstance(value, list) else [value]:
-            if path is not None and (reason := why_unusable(path)):
+            if path is not None and (reason := why_unusable(path, spec.awaited)):
                 yield f"{spec.names[0]} {path}: {reason}"
 
 
-def why_unusable(path: str) -> str | None:
-    """Why the object at a dotted path cannot be called, or would fail when it is; None if it can."""
+def why_unusable(path: str, awaited: bool = True) -> str | None:
+    """Why the object at a dotted path cannot be called, or would fail when it is; None if it can.
+
+    Args:
+        awaited: whether the caller awaits what it returns. Where nobody does, the body of an asynchronous
+            function would never run, and what it returns be taken for a true value.
+    """
     try:
         found = load_function(path)
     except Exception as error:  # importing a user's module runs the user's code, which may raise anything
@@ -28,4 +35,13 @@ def why_unusable(path: str) -> str | None:
         return text if isinstance(error, ValueError) else f"its import fails: {type(error).__name__}: {text}"
     if not callable(found):
         return f"is {type(found).__name__} (wanted: something to call)"
+    if not awaited and _is_deferred(found):
+        return "runs only when it is awaited or iterated, and nobody does (wanted: a plain function)"
     return "; ".join(missing_imports(path.rpartition(".")[0])) or None
+
+
+def _is_deferred(found: Any) -> bool:
+    """Whether a call of it makes a coroutine or a generator, and runs nothing."""
+    functions = (found, vars(type(found)).get("__call__"))
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds for function in functions)
