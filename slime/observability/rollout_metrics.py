@@ -87,11 +87,16 @@ def eval_log_metrics(
 
 
 def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    rewards = [plain_number(reward) for reward in result["rewards"]]
+    rewards = [plain_number(reward) for reward in result.get("rewards", ())]
+    if not rewards or not all(isinstance(reward, Real) for reward in rewards):
+        raise ValueError(
+            f"eval/{name}: rewards {rewards!r:.100}, wanted a number for each sample (--eval-reward-key "
+            "names one of a mapping)"
+        )
     metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
     if samples := result.get("samples"):
         metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
-    if truncated := result.get("truncated"):
+    if len(truncated := result.get("truncated", ())):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
     if args.log_passrate:
         metrics |= dict_add_prefix(_eval_pass_rate(args, name, result), f"eval/{name}-")

@@ -265,3 +265,26 @@ async def test_a_data_source_gives_groups(engine, make_args):
     args = make_args()
     with pytest.raises(RolloutError, match=r"FlatSource.get_samples\(3\) returned Sample.* expected lists"):
         await generate_rollout_async(args, 0, FlatSource(args))
+
+
+async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine, make_args, make_source):
+    """It would go through all data, epoch after epoch, until the deadline of the rollout."""
+    args = make_args(custom_generate_function_path="tests.rollout.plugins.always_aborted")
+    with pytest.raises(
+        RolloutError, match=r"60 groups in a row had a sample that its generate function aborted"
+    ):
+        await generate_rollout_async(args, 0, make_source(args))
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0, None], [{"a": 1.0}], ["1"]])
+def test_rewards_of_an_evaluation_are_numbers(rewards):
+    args = Namespace(custom_eval_rollout_log_function_path=None)
+    with pytest.raises(ValueError, match=r"eval/set: rewards .* wanted a number for each sample"):
+        eval_log_metrics(0, args, {"set": {"rewards": rewards}})
+
+
+def test_an_evaluation_may_give_arrays():
+    args = Namespace(custom_eval_rollout_log_function_path=None, log_passrate=False)
+    data = {"set": {"rewards": torch.tensor([1.0, 0.0]), "truncated": torch.tensor([0, 1])}}
+    metrics = eval_log_metrics(0, args, data)
+    assert metrics == {"eval/set": 0.5, "eval/set-truncated_ratio": 0.5}
