@@ -31,7 +31,7 @@ class EvalDatasetConfig:
         "JSONL or parquet file, directory or pattern; PATH@[a:b] takes a slice", required=True
     )
     rm_type: str | None = flag(help="built-in reward")
-    custom_rm_path: str | None = path_flag("reward function")
+    custom_rm_path: str | None = path_flag("reward function", awaited=True)
     input_key: str = flag(help="field that holds the prompt")
     label_key: str | None = flag(help="field that holds the label")
     tool_key: str | None = flag(help="field that holds tool definitions")
@@ -49,7 +49,7 @@ class EvalDatasetConfig:
     repetition_penalty: float | None = flag(above=0, at_most=2, help="divides the logits of seen tokens")
     skip_special_tokens: bool | None = flag(help="leave special tokens out of the response text")
     no_stop_trim: bool | None = flag(help="leave the stop string in the response text")
-    custom_generate_function_path: str | None = path_flag("generates one sample")
+    custom_generate_function_path: str | None = path_flag("generates one sample", awaited=True)
     metadata_overrides: dict[str, Any] = flag({}, help="added to the metadata of every sample")
 
     @property

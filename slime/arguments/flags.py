@@ -39,6 +39,7 @@ class Flag:
         place: the value names a file or a directory.
         append: the option may be repeated, one value each time.
         dotted_path: the value names Python code.
+        awaited: what that code returns is awaited if it has to be; otherwise it must be a plain function.
         const: the value of a switch without one of its own, where True or False would mislead.
     """
 
@@ -61,6 +62,7 @@ class Flag:
     required: bool = False
     append: bool = False
     dotted_path: bool = False
+    awaited: bool = False
     const: Any = None
 
 

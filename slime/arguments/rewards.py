@@ -35,7 +35,7 @@ class RewardArgs:
     eval_reward_key: str | None = flag(help="the same for evaluation; default --reward-key")
     group_rm: bool = flag(False, help="score a whole group in one call")
     rm_url: str | None = flag(help="address of the remote reward model (rm_type remote_rm)")
-    custom_rm_path: str | None = path_flag("async fn(args, sample) that returns the reward")
+    custom_rm_path: str | None = path_flag("async fn(args, sample) that returns the reward", awaited=True)
     overlong_buffer_len: int | None = flag(
         above=0, help="tokens before --rollout-max-response-len on which a response begins to lose reward"
     )

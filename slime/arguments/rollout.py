@@ -61,10 +61,14 @@ class RolloutArgs:
     )
     mask_offpolicy_in_partial_rollout: bool = flag(False, help="do not train on tokens of earlier rollouts")
     custom_generate_function_path: str | None = path_flag(
-        "async fn(args, sample, sampling_params) that generates one sample"
+        "async fn(args, sample, sampling_params) that generates one sample", awaited=True
     )
     rollout_sample_hook_path: list[str] = flag(
-        [], append=True, dotted_path=True, help="fn(args, sample, *, rollout_id, evaluation); may be repeated"
+        [],
+        append=True,
+        dotted_path=True,
+        awaited=True,
+        help="fn(args, sample, *, rollout_id, evaluation); may be repeated",
     )
     custom_rollout_log_function_path: str | None = path_flag(
         "fn(rollout_id, args, samples, extra_metrics, rollout_time); truthy replaces the default log"

@@ -15,7 +15,7 @@ from slime.observability.metric_utils import (
     pass_rate_of_groups,
 )
 from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
-from slime.utils.misc import load_function
+from slime.utils.misc import load_function, plain_number
 from slime.utils.types import Sample
 
 
@@ -31,7 +31,7 @@ def rollout_log_metrics(
     ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
     """
     hook = args.custom_rollout_log_function_path
-    if hook and load_function(hook)(rollout_id, args, samples, extra_metrics, rollout_time):
+    if hook and _logged_by(hook, rollout_id, args, samples, extra_metrics, rollout_time):
         return {}
     perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(args, samples, rollout_time)
     return {
@@ -42,6 +42,18 @@ def rollout_log_metrics(
         **(dict_add_prefix(multi_turn_metrics(args, samples), "multi_turn/") if args.log_multi_turn else {}),
         **(_correct(args, samples) if args.log_correct_samples else {}),
     }
+
+
+def _logged_by(hook: str, *arguments: Any) -> bool:
+    """Whether the user's function wants no other log.
+
+    Raises:
+        RuntimeError: it failed; the message names it.
+    """
+    try:
+        return bool(load_function(hook)(*arguments))
+    except Exception as error:
+        raise RuntimeError(f"{hook} failed: {type(error).__name__}: {error}") from error
 
 
 def _correct(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
@@ -66,7 +78,7 @@ def eval_log_metrics(
     Empty when ``--custom-eval-rollout-log-function-path`` did the logging.
     """
     hook = args.custom_eval_rollout_log_function_path
-    if hook and load_function(hook)(rollout_id, args, data, extra_metrics):
+    if hook and _logged_by(hook, rollout_id, args, data, extra_metrics):
         return {}
     metrics: dict[str, Any] = dict(extra_metrics or {})
     for name, result in data.items():
@@ -75,11 +87,16 @@ def eval_log_metrics(
 
 
 def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    rewards = result["rewards"]
+    rewards = [plain_number(reward) for reward in result.get("rewards", ())]
+    if not rewards or not all(isinstance(reward, Real) for reward in rewards):
+        raise ValueError(
+            f"eval/{name}: rewards {rewards!r:.100}, wanted a number for each sample (--eval-reward-key "
+            "names one of a mapping)"
+        )
     metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
     if samples := result.get("samples"):
         metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
-    if truncated := result.get("truncated"):
+    if len(truncated := result.get("truncated", ())):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
     if args.log_passrate:
         metrics |= dict_add_prefix(_eval_pass_rate(args, name, result), f"eval/{name}-")
@@ -204,7 +221,8 @@ def _source_metrics(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[s
 
 def _rewards(args: TrackingView, samples: Sequence[Sample]) -> list[Any]:
     """The number of each sample that ``--reward-key`` names; None where there is no reward."""
-    return [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
+    values = [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
+    return [plain_number(value) for value in values]
 
 
 def compute_perf_metrics_from_samples(

@@ -17,6 +17,7 @@ from slime.arguments.views import TrackingView
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
 from slime.observability.wandb_utils import WandbSink
+from slime.utils.misc import plain_number
 
 Axis = Literal["train", "rollout", "eval"]
 
@@ -56,6 +57,7 @@ class Tracker:
             raise ValueError(f"axis {axis!r}: wanted one of {get_args(Axis)}")
         if not metrics:
             return
+        metrics = {name: plain_number(value) for name, value in metrics.items()}
         for sink in self._sinks:
             sink.write(axis, step, metrics)
 

@@ -11,6 +11,7 @@ import ray
 
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
+from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.ray.addresses import with_addresses
@@ -23,6 +24,7 @@ from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.weight_clock import clock
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
+    check_lengths,
     flatten_samples,
     in_order,
     left_out,
@@ -113,10 +115,12 @@ class RolloutManager:
         )
         name_groups(self._args, output.samples, samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
+        self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
-        return refs, metrics | lost | self._data_metrics() | self._fleet.metrics()
+        metrics |= lost | self._data_metrics() | self._fleet.metrics()
+        return refs, metrics | take_logged("rollout", "train")
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -130,7 +134,7 @@ class RolloutManager:
         self._check(describe(self._eval_fn), samples)
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=True)
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
-        return metrics | {"perf/eval_time": seconds}
+        return metrics | {"perf/eval_time": seconds} | take_logged("eval")
 
     def check(self) -> None:
         """Raises what the fleet's watch has found to end the run, if anything."""
@@ -206,6 +210,15 @@ class RolloutManager:
         check_samples(origin, samples)
         if self._weight_version is not None:
             check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
+
+    def _check_batch(self, samples: list[Sample]) -> None:
+        """Before metrics are made of them: those would fail with less to say."""
+        if self._parallel_config is None:
+            return
+        if not samples:
+            raise RuntimeError(f"{describe(self._rollout_fn)} returned no sample, wanted some to train on")
+        if not self._args.custom_convert_samples_to_train_data_path:
+            check_lengths(samples, self._args.vocab_size)
 
     def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, int]]:
         """References to the shards, and metrics of what is in none of them."""

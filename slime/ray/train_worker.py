@@ -11,6 +11,7 @@ import ray
 from slime.arguments.facts import with_facts
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
+from slime.observability.logging_utils import take_logged
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.node import node_host
@@ -108,11 +109,11 @@ class TrainWorker:
             trained = self._trainer.train(rollout_id, batch, given)
         seconds = self._timer.take()
         context = self.backend.context
+        rollout = take_logged("rollout", "eval")  # on every rank, or it would wait for ever
         if not context.is_last_stage:
             return {}, trained
-        rollout: dict[str, float] = {}
         if self._role is ACTOR:
-            rollout = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+            rollout |= rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
         if version is not None:
             rollout |= staleness_metrics(batch, version, context.dp_group)
         lengths = shard["total_lengths"]

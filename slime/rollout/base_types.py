@@ -1,5 +1,6 @@
 """What rollout functions return, and the error that ends a rollout."""
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -86,13 +87,26 @@ def describe(fn: Callable[..., Any]) -> str:
 
 @contextmanager
 def blame(fn: Callable[..., Any], samples: Sample | list[Sample]) -> Iterator[None]:
-    """Turn what a user's function raises into a RolloutError that names function and sample."""
+    """Turn what a user's function raises into a RolloutError that names function and sample.
+
+    So a cancellation that is nobody's wish but the function's own, such as one of a client that it uses.
+    """
     try:
         yield
     except RolloutError:
         raise
     # Let through, an exit would end the event loop's thread, and everybody would wait for it.
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+            raise
         raise RolloutError(
             f"{describe(fn)} failed on {name_samples(samples)}: {type(error).__name__}: {error}"
         ) from error
+
+
+def _is_being_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread without an event loop
+        return False
+    return task is not None and task.cancelling() > 0

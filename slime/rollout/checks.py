@@ -5,6 +5,7 @@ The errors name the function and the sample, since nobody finds either in a loss
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from slime.arguments.views import RolloutView
@@ -12,9 +13,13 @@ from slime.rollout.base_types import RolloutError, name_samples
 from slime.utils.misc import is_finite_number
 from slime.utils.types import Sample
 
+_KINDS = {"status": Sample.Status, "metadata": dict, "response": str, "response_length": Integral}
+_HIGHEST_LOG_PROB = 0.01
+"""Above 0 by rounding errors alone: what is higher is no logarithm of a probability."""
+
 
 def check_samples(origin: str, samples: Sequence[Any]) -> None:
-    """Whether these are samples, each an object of its own, with finite log-probs.
+    """Whether these are samples, each an object of its own, with log-probs that are some.
 
     Args:
         origin: who made them, for messages.
@@ -32,7 +37,18 @@ def check_samples(origin: str, samples: Sequence[Any]) -> None:
                 f"({name_samples(sample)}), expected an object for each (copy.deepcopy makes one)"
             )
         first[id(sample)] = position
+        _check_kinds(origin, sample)
         _check_log_probs(origin, sample)
+
+
+def _check_kinds(origin: str, sample: Sample) -> None:
+    """Of what everybody reads and nobody could do without."""
+    for name, kind in _KINDS.items():
+        value = getattr(sample, name)
+        if not isinstance(value, kind):
+            raise RolloutError(
+                f"{origin}: {name} of {name_samples(sample)} is {value!r:.100}, expected {kind.__name__}"
+            )
 
 
 def _check_log_probs(origin: str, sample: Sample) -> None:
@@ -41,16 +57,16 @@ def _check_log_probs(origin: str, sample: Sample) -> None:
         return
     try:
         # A sum is finite only if all its terms are, and costs a fraction of looking at each.
-        if math.isfinite(sum(log_probs)):
+        if math.isfinite(sum(log_probs)) and (len(log_probs) == 0 or max(log_probs) <= _HIGHEST_LOG_PROB):
             return
-        wrong = next(i for i, value in enumerate(log_probs) if not math.isfinite(value))
+        wrong = next(i for i, v in enumerate(log_probs) if not (math.isfinite(v) and v <= _HIGHEST_LOG_PROB))
     except TypeError as error:
         raise RolloutError(
             f"{origin}: rollout_log_probs of {name_samples(sample)} are {log_probs!r:.100}, expected numbers"
         ) from error
     raise RolloutError(
         f"{origin}: rollout_log_probs of {name_samples(sample)} are {log_probs[wrong]} at position {wrong} "
-        f"of {len(log_probs)}, expected finite numbers"
+        f"of {len(log_probs)}, expected finite logarithms, none above 0"
     )
 
 

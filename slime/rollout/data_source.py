@@ -268,7 +268,12 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def _choose_buffered(self, num_samples: int) -> list[Group]:
         """What the filter returns leaves the buffer, whether it removes it or only selects."""
         before = {_identity(group) for group in self.buffer}
-        groups = self._choose(self.args, None, self.buffer, num_samples)
+        try:
+            groups = list(self._choose(self.args, None, self.buffer, num_samples))
+        except Exception as error:  # of the user's code, which may raise anything, or return nothing
+            raise ValueError(
+                f"--buffer-filter-path {self.args.buffer_filter_path}: {type(error).__name__}: {error}"
+            ) from error
         chosen = {_identity(group) for group in groups}
         if len(groups) > num_samples:
             raise ValueError(

@@ -1,5 +1,6 @@
 """From a sample with a prompt to one with a response and a reward."""
 
+import inspect
 import logging
 import uuid
 from collections.abc import Callable
@@ -145,10 +146,12 @@ async def _generate_one(
 ) -> Sample | list[Sample]:
     path = sample.generate_function_path or args.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
+    group_index = sample.group_index
     with blame(function, sample):
-        result = await function(
-            args, sample, sampling_params, **accepted(function, {"evaluation": evaluation})
-        )
+        answer = function(args, sample, sampling_params, **accepted(function, {"evaluation": evaluation}))
+        if not inspect.isawaitable(answer):
+            raise TypeError(f"it returned {type(answer).__name__} at once, expected an async function")
+        result = await answer
     samples = _as_list(result)
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise RolloutError(
@@ -157,8 +160,8 @@ async def _generate_one(
         )
     check_samples(describe(function), samples)
     for made in samples:
-        # Made anew by the function: it belongs to the group all the same.
-        made.group_index = sample.group_index if made.group_index is None else made.group_index
+        # Whatever the function has made of it: rewards are compared within the group that was given out.
+        made.group_index = made.group_index if group_index is None else group_index
         made.index = sample.index if made.index is None else made.index
     return result
 

@@ -151,7 +151,7 @@ class RolloutAccount:
         """Lease groups.
 
         Raises:
-            RolloutError: the data source returned none, so waiting for more is in vain.
+            RolloutError: the data source returned none, so waiting for more is in vain; or what is no group.
         """
         with self._ledger.lock:
             before = self._ledger.leased
@@ -159,6 +159,11 @@ class RolloutAccount:
             if not groups:
                 raise RolloutError(
                     f"{type(self._source).__name__}.get_samples({num_groups}) returned no group"
+                )
+            if wrong := [group for group in groups if not isinstance(group, list) or not group]:
+                raise RolloutError(
+                    f"{type(self._source).__name__}.get_samples({num_groups}) returned {wrong[0]!r:.100} "
+                    "among its groups, expected lists of samples"
                 )
             self._ledger.issue(max(0, len(groups) - (self._ledger.leased - before)))
             for group in groups:

@@ -61,6 +61,8 @@ logger = logging.getLogger(__name__)
 # A multi-turn function may send its next request after an abort; the next one catches it.
 _FIRST_ABORT_INTERVAL_S = 0.1
 _LAST_ABORT_INTERVAL_S = 3.0
+# Times the groups that are under way: beyond bad luck, and long before all data was asked for in vain.
+_MOST_GIVEN_UP = 20
 
 
 def generate_rollout(
@@ -135,6 +137,7 @@ class _Collection:
     spare: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
     given_up: int = 0
     metrics: MetricGatherer = field(default_factory=MetricGatherer)
+    _given_up_in_a_row: int = 0
     _done: list[Task] = field(default_factory=list)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -193,6 +196,7 @@ class _Collection:
         if is_given_up(group):
             self._give_up(taken, group)
             return
+        self._given_up_in_a_row = 0
         if self.full and self.keeps_surplus:
             self._keep_finished(taken, group)
             return
@@ -219,6 +223,12 @@ class _Collection:
         if not self.given_up:
             logger.warning("%s: a generate function aborted one of them", name_samples(flatten(group)))
         self.given_up += 1
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row >= _MOST_GIVEN_UP * self.args.over_sampling_batch_size:
+            raise RolloutError(
+                f"{self._given_up_in_a_row} groups in a row had a sample that its generate function aborted, "
+                f"the last one {name_samples(flatten(group))}: the batch would never be full"
+            )
         if self.args.partial_rollout and can_go_on(group):
             self.spare.append((taken, group))
         else:

@@ -23,6 +23,8 @@ def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutB
     path = args.custom_convert_samples_to_train_data_path
     if path:
         batch = load_function(path)(args, samples)
+        if not isinstance(batch, Mapping):
+            raise BatchError(f"{path}: returned {batch!r:.100}, wanted a dict of fields")
         if missing := REQUIRED - batch.keys():
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
     else:
@@ -56,7 +58,8 @@ def flatten_samples(groups: list[Any]) -> list[Sample]:
     """All samples of a rollout in order, those of a split execution (a list inside a group) included.
 
     Raises:
-        BatchError: the samples of an execution have no rollout id in common, or two executions share one.
+        BatchError: something is no sample, the samples of an execution have no rollout id in common, or two
+            executions share one.
     """
     owners: dict[int, Hashable] = {}
     flat: list[Sample] = []
@@ -88,8 +91,10 @@ def _executions(items: list[Any], depth: int = 0) -> Iterator[tuple[list[Sample]
     for item in items:
         if isinstance(item, list):
             yield from _executions(item, depth + 1)
-        else:
+        elif isinstance(item, Sample):
             yield [item], False
+        else:
+            raise BatchError(f"{item!r:.100} is among the samples (wanted: Samples and lists of them)")
 
 
 def _common_id(execution: list[Sample]) -> int | None:
@@ -165,6 +170,41 @@ def fill_rollout_ids(rollout_ids: list[int | None]) -> list[int]:
     taken = set(rollout_ids)
     unused = (number for number in count() if number not in taken)
     return [next(unused) if rollout_id is None else rollout_id for rollout_id in rollout_ids]
+
+
+def check_lengths(samples: list[Sample], vocab_size: int) -> None:
+    """Whether what is recorded per response token is there for each, and all tokens are of the model's.
+
+    Raises:
+        BatchError: names the sample.
+    """
+    for sample in samples:
+        if not 0 <= sample.response_length < len(sample.tokens):
+            raise BatchError(
+                f"{name_samples(sample)}: {sample.response_length} response tokens of "
+                f"{len(sample.tokens)} in all, wanted fewer"
+            )
+        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            values = getattr(sample, name)
+            if values is not None and len(values) != sample.response_length:
+                raise BatchError(
+                    f"{name_samples(sample)}: {name} of {len(values)} for {sample.response_length} response "
+                    "tokens"
+                )
+        _check_tokens(sample, vocab_size)
+
+
+def _check_tokens(sample: Sample, vocab_size: int) -> None:
+    """Split over ranks, an embedding takes ids beyond its rows for zeros and says nothing."""
+    try:
+        fine = min(sample.tokens) >= 0 and max(sample.tokens) < vocab_size
+    except TypeError:
+        fine = False
+    if not fine:
+        raise BatchError(
+            f"{name_samples(sample)}: tokens {sample.tokens!r:.100}, wanted ids from 0 to "
+            f"{vocab_size - 1}, as config.json has them"
+        )
 
 
 def left_out(batch: RolloutBatch, shards: list[RolloutBatch]) -> list[int]:

@@ -15,7 +15,7 @@ from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 _NEVER = -1e30
 
 
-def get_log_probs_and_entropy(
+def response_log_probs(
     args: TrainingView,
     logits: torch.Tensor,
     batch: Mapping[str, Any],

@@ -8,8 +8,8 @@ import torch
 
 from slime.arguments.views import TrainingView
 from slime.training.backend import Head, Outputs
-from slime.training.log_probs import get_log_probs_and_entropy
-from slime.training.values import get_values
+from slime.training.log_probs import response_log_probs
+from slime.training.values import response_values
 
 TRAINED = "actor"
 """The tag of the weights that are trained."""
@@ -42,18 +42,18 @@ class Pass:
 
 def log_probs(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs`` of the responses."""
-    return {"log_probs": get_log_probs_and_entropy(args, logits, batch)[0]}
+    return {"log_probs": response_log_probs(args, logits, batch)[0]}
 
 
 def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs``, and ``entropy`` where it is asked for."""
-    values, entropy = get_log_probs_and_entropy(args, logits, batch)
+    values, entropy = response_log_probs(args, logits, batch)
     return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
 
 
 def values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``values`` of the responses, by a critic."""
-    return {"values": get_values(args, outputs, batch)}
+    return {"values": response_values(args, outputs, batch)}
 
 
 def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:

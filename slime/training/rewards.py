@@ -35,7 +35,7 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
         BatchError: a sample has no reward or no group.
     """
     if args.custom_reward_post_process_path:
-        return load_function(args.custom_reward_post_process_path)(args, samples)
+        return _post_processed(args.custom_reward_post_process_path, args, samples)
     raw = [_reward_number(args, sample) for sample in samples]
     shaped = _less_overlong(args, samples, raw)
     estimator = ESTIMATORS[args.advantage_estimator]
@@ -45,6 +45,21 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
     if estimator.leaves_one_out:
         return raw, _against_others(shaped, groups)
     return raw, _centred(shaped, groups, estimator.scaled and args.grpo_std_normalization)
+
+
+def _post_processed(path: str, args: TrainingView, samples: list[Sample]) -> tuple[Any, Any]:
+    """By the user's function; any sequences of as many rewards as samples."""
+    result = load_function(path)(args, samples)
+    try:
+        raw, rewards = result
+        lengths = len(raw), len(rewards)
+    except (TypeError, ValueError):
+        lengths = None
+    if lengths != (len(samples), len(samples)):
+        raise BatchError(
+            f"{path}: returned {result!r:.200}, wanted (raw rewards, rewards) with {len(samples)} each"
+        )
+    return raw, rewards
 
 
 def _less_overlong(args: TrainingView, samples: Sequence[Sample], rewards: list[float]) -> list[float]:

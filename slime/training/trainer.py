@@ -6,6 +6,7 @@ from typing import Any
 
 from slime.arguments.loss import LOSSES
 from slime.arguments.views import TrainingView
+from slime.observability.logging_utils import take_logged
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.backend import Outputs, TrainBackend
@@ -105,7 +106,8 @@ class Trainer:
                 metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
                 metrics["global_batch_size"] = size
                 named = {f"train/{self._role.prefix}{name}": value for name, value in metrics.items()}
-                steps.append({**named, "train/step": rollout_id * len(counts) + step_id})
+                step = {"train/step": rollout_id * len(counts) + step_id}
+                steps.append({**named, **take_logged("train"), **step})
         return steps
 
     def _refresh_versions(self, rollout_id: int) -> None:

@@ -10,7 +10,9 @@ from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 
 
-def get_values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+def response_values(
+    args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]
+) -> list[torch.Tensor]:
     """The value of the state before each response token: what is expected of it and those after it.
 
     Args:

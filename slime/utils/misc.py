@@ -97,6 +97,11 @@ def is_finite_number(value: Any) -> bool:
         return False
 
 
+def plain_number(value: Any) -> Any:
+    """A scalar of numpy or torch as a number of Python; anything else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
 def should_run_periodic_action(
     rollout_id: int,
     interval: int | None,

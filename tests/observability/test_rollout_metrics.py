@@ -1,6 +1,8 @@
 from argparse import Namespace
 
+import numpy as np
 import pytest
+import torch
 
 from slime.observability.rollout_metrics import (
     compute_metrics_from_samples,
@@ -159,3 +161,15 @@ def test_a_logging_hook_can_replace_the_default(hook, expect_default, monkeypatc
     args = make_args(custom_rollout_log_function_path=hook, custom_eval_rollout_log_function_path=hook)
     assert bool(rollout_log_metrics(0, args, [make_sample(0, 1.0)], None, 1.0)) == expect_default
     assert bool(eval_log_metrics(0, args, {"x": {"rewards": [1.0]}})) == expect_default
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor, np.array])
+def test_rewards_of_numpy_and_torch_are_numbers(kind):
+    """Reward models give them, and their curve must not go missing."""
+    samples = [make_sample(0, kind(1.0)), make_sample(0, kind(1.0))]
+    args = make_args(log_passrate=True)
+    metrics = rollout_log_metrics(0, args, samples, None, rollout_time=1.0)
+    assert metrics["rollout/raw_reward"] == 1.0 and metrics["rollout/zero_std/count_1.0"] == 1
+    assert metrics["passrate/pass@1"] == 1.0
+    data = {"d": {"rewards": [kind(0.5), kind(1.5)], "samples": samples}}
+    assert eval_log_metrics(0, args, data)["eval/d/raw_reward"] == 1.0

@@ -7,11 +7,10 @@ _LATER = "belongs to a feature that is not here yet: "
 _OWN_WAY = "the trainer does this in another way, and plug-ins have no use for it: "
 
 GAPS = {
-    "slime.agent.adapters*:*": _LATER + "agents that generate through us",
-    "slime.agent.aiohttp_threaded:*": _LATER + "agents that generate through us",
-    "slime.agent.harness:*": _LATER + "agents that generate through us",
-    "slime.agent.parsing:*": _LATER + "agents that generate through us",
-    "slime.agent.trajectory:*": _LATER + "agents that generate through us",
+    "slime.agent.adapters:AnthropicAdapter": _LATER + "agents that speak Anthropic's API",
+    "slime.agent.adapters:anthropic": _LATER + "agents that speak Anthropic's API",
+    "slime.agent.harness:*": _LATER + "command-line agents in sandboxes",
+    "slime.agent.parsing:parse_xml_tool_uses": _LATER + "calls of tools in XML",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
     "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
     "slime.backends.megatron_utils.stateless_adam:*": _OWN_WAY
@@ -29,11 +28,14 @@ GAPS = {
     + "slime.models has rules for both directions",
     "slime.backends.megatron_utils.megatron_to_hf*:*": _OWN_WAY
     + "slime.models has rules for both directions",
-    "slime.backends.megatron_utils.loss:get_values": _OWN_WAY + "values are read off a whole batch",
     "slime.backends.sglang_utils:sglang_engine": _OWN_WAY + "servers and clients of engines are two things",
     "slime.backends.sglang_utils.external:apply_external*": _OWN_WAY + "args are not written after parsing",
     "slime.backends.sglang_utils.external:start_external*": _OWN_WAY + "slime.ray.fleet starts all sources",
     "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.engines checks",
+    "slime.observability.logging_utils:init_tracking": _OWN_WAY + "the driver alone writes metrics",
+    "slime.observability.timer:timer": _OWN_WAY + "the loops measure their phases",
+    "slime.utils.memory_utils:*": _OWN_WAY + "backends free their own memory",
+    "slime.utils.data:Dataset": _LATER + "images and other inputs beside text",
     "slime.observability.trace_utils:TRACE_CHILDREN_KEY": _LATER + "spans within prefill and decode",
     "slime.observability.rollout_data_utils:*": _OWN_WAY + "recordings are named by args",
     "slime.observability.train_data_utils:*": _OWN_WAY + "slime.training.dumps records batches",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.observability import logging_utils
 from slime.ray import addresses
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
@@ -44,11 +45,13 @@ def grouped_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: b
 
 
 def say_nothing(*_: Any) -> bool:
+    logging_utils.log(None, {"rollout/own": 0.5, "rollout/step": 0}, step_key="rollout/step")
     return True
 
 
 def keep(rollout_id: int, args: Namespace, data: dict[str, Any], extra_metrics: Any) -> bool:
     seen.append(data)  # type: ignore[arg-type]
+    logging_utils.log(args, {"eval/own": 0.25}, step_key="eval/step")
     return True
 
 
@@ -192,7 +195,7 @@ def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: 
     log = f"{__name__}.keep"
     flags |= own | {"custom_eval_rollout_log_function_path": log, "partial_rollout": False}
     metrics = RolloutManager(Namespace(**flags), [], 0).eval(0)  # type: ignore[arg-type]
-    assert [*metrics] == ["perf/eval_time"]
+    assert metrics.keys() == {"perf/eval_time", "eval/own"} and metrics["eval/own"] == 0.25
     assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]
 
 
@@ -205,5 +208,6 @@ def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: d
         save=None,
         partial_rollout=False,
     )
-    RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    _, metrics = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]

@@ -8,6 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from slime.observability import logging_utils
 from slime.ray.train_worker import TrainWorker
 from slime.utils.types import EngineEndpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
@@ -220,11 +221,13 @@ def test_layouts_report_the_same_per_token_loss(checkpoint):
 
 def postprocess(args, rollout_id, rollout_data):
     rollout_data["advantages"] = [torch.full_like(a, 2.0) for a in rollout_data["advantages"]]
+    logging_utils.log(args, {"rollout/own": 0.5}, step_key="rollout/step")
 
 
 def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler):
     with Path(args.calls).open("a") as file:
         file.write(f"step {rollout_id} {step_id}\n")
+    logging_utils.log(args, {"train/own": 0.25, "train/step": step_id}, step_key="train/step")
 
 
 def before_log_prob(args, model, store_prefix):
@@ -243,6 +246,7 @@ def test_hooks_are_called_and_the_dump_holds_what_was_trained_on(checkpoint, tmp
     )
     (report,) = _main_reports(args)
     assert report["train"][0]["train/pg_loss"] == pytest.approx(-2.0, rel=1e-5)
+    assert report["train"][0]["train/own"] == 0.25 and report["rollout"]["rollout/own"] == 0.5
     assert Path(args.calls).read_text().splitlines() == ["log-prob ''", "step 0 0"]
     dump = torch.load(tmp_path / "dump" / "0.pt", weights_only=True)
     (shard,) = dump["shards"]

@@ -366,7 +366,7 @@ def test_user_functions_take_the_place_of_ours():
     with pytest.raises(BatchError, match="half_convert: its result lacks loss_masks, raw_reward, "):
         samples_to_train_data(args, make_samples([None]))
     args = train_args(custom_reward_post_process_path=path + "custom_post_process")
-    assert post_process_rewards(args, []) == ([7.0], [8.0])
+    assert post_process_rewards(args, make_samples([None])) == ([7.0], [8.0])
 
 
 def test_flattening_takes_any_nesting():

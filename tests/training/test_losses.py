@@ -7,7 +7,7 @@ import torch
 
 from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.training.advantages import compute_advantages_and_returns
-from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.log_probs import response_log_probs
 from slime.training.losses import policy_loss_function, sft_loss_function
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
@@ -79,7 +79,7 @@ def test_log_probs_and_entropies_are_those_of_the_response(chunk):
     _, micro_batch = _micro_batch()
     logits = _logits(micro_batch)
     args = _args(rollout_temperature=0.7, log_probs_chunk_size=chunk)
-    found = get_log_probs_and_entropy(args, logits, micro_batch, ALONE)
+    found = response_log_probs(args, logits, micro_batch, ALONE)
     for mine, expected in zip(found, _brute_force(micro_batch, logits, 0.7), strict=True):
         for a, b in zip(mine, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
@@ -90,8 +90,8 @@ def test_padding_rows_of_the_vocabulary_have_no_probability():
     logits = _logits(micro_batch)
     padded = torch.cat([logits, torch.full_like(logits[..., :5], 9.0)], -1)
     for a, b in zip(
-        get_log_probs_and_entropy(_args(), padded, micro_batch, ALONE),
-        get_log_probs_and_entropy(_args(), logits, micro_batch, ALONE),
+        response_log_probs(_args(), padded, micro_batch, ALONE),
+        response_log_probs(_args(), logits, micro_batch, ALONE),
         strict=True,
     ):
         torch.testing.assert_close(torch.cat(a), torch.cat(b))
@@ -110,7 +110,7 @@ def test_gradients_of_log_prob_and_entropy():
 def test_the_entropy_that_a_loss_of_the_users_adds_is_differentiated():
     _, micro_batch = _micro_batch()
     logits = _logits(micro_batch).double().requires_grad_()
-    _, entropies = get_log_probs_and_entropy(_args(), logits, micro_batch, ALONE)
+    _, entropies = response_log_probs(_args(), logits, micro_batch, ALONE)
     _, expected = _brute_force(micro_batch, logits)
     found, wanted = (torch.autograd.grad(torch.cat([*e]).sum(), logits)[0] for e in (entropies, expected))
     assert wanted.any()
@@ -394,7 +394,7 @@ def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides
     """What the loss makes of log-probs of a pass before it, and of none, is the same to the last bit."""
     args = _args(**overrides, kl_loss_coef=0.1)
     _, micro_batch = _micro_batch()
-    values, _ = get_log_probs_and_entropy(args, _logits(micro_batch), micro_batch, ALONE)
+    values, _ = response_log_probs(args, _logits(micro_batch), micro_batch, ALONE)
     reference = {"ref_log_probs": [value - 0.3 for value in values]}
     found = [_loss(args, **reference, **extra) for extra in ({}, {"log_probs": values})]
     for loss, _, _, _, logits in found:

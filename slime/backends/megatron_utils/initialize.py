@@ -45,6 +45,11 @@ def init(args: Namespace) -> None:
         load_function(args.custom_megatron_init_path)(args)
 
 
+def is_megatron_main_rank() -> bool:
+    """Whether this process is the one that logs: the first rank of the last pipeline stage."""
+    return ParallelContext.current().is_main
+
+
 def _timeout_minutes(args: Namespace) -> int:
     return int(getattr(args, "distributed_timeout_minutes", None) or 10)
 

@@ -1,5 +1,6 @@
 """What a dynamic filter says about a group, and the count of what it dropped."""
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +25,17 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     """Apply a filter; without one every group is kept, and a bare bool is wrapped.
 
     A group in which nothing could be graded is dropped before any filter sees it.
+
+    Raises:
+        TypeError: the filter decides nothing; taken for a no, its silence would empty every batch.
     """
     if len(args) > 1 and nothing_is_graded(args[1]):
         return DynamicFilterOutput(keep=False, reason="ungraded")
     if fn is None:
         return DynamicFilterOutput(keep=True)
     output = fn(*args, **kwargs)
+    if output is None or inspect.isawaitable(output):
+        raise TypeError(f"it returned {type(output).__name__}, expected a DynamicFilterOutput or a bool")
     return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
 
 

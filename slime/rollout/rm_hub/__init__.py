@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from slime.arguments.views import RolloutView
@@ -133,7 +133,10 @@ async def _rewards_at_once(
     """What a function answers for a list of samples; None, with all of them marked, if its grader failed."""
     try:
         with blame(function, samples):
-            return list(await _call_off_loop(function, args, asked, **kwargs))
+            answer = await _call_off_loop(function, args, asked, **kwargs)
+            if answer is None or isinstance(answer, Mapping | Set | str):
+                raise TypeError(f"it returned {answer!r:.100}, expected a list of rewards")
+            return list(answer)
     except GradingFailed as failure:
         logger.warning("%s could not be graded: %s", name_samples(samples), failure)
         for sample in samples:

@@ -10,7 +10,7 @@ import torch
 
 from slime.arguments.views import TrainingView
 from slime.training.kl import compute_approx_kl, ratio_of, sequence_kl
-from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.log_probs import response_log_probs
 from slime.training.losses.corrections import compute_opsm_mask
 from slime.training.losses.reducers import LossOutput, Reducer, pg_reducer_of, reducer_of
 from slime.training.parallel import ParallelContext
@@ -39,9 +39,7 @@ def policy_loss_function(
     Returns:
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
     """
-    new, entropies = get_log_probs_and_entropy(
-        args, logits, batch, context, entropy_gradient=args.entropy_coef != 0
-    )
+    new, entropies = response_log_probs(args, logits, batch, context, entropy_gradient=args.entropy_coef != 0)
     new = _trained_alone(new, batch["loss_masks"])
     old = _old_log_probs(args, batch, new)
     pg, ppo_kl, clipped, dropped = _policy_gradient(args, batch, new, old)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from slime.arguments.views import TrainingView
-from slime.training.log_probs import get_log_probs_and_entropy
+from slime.training.log_probs import response_log_probs
 from slime.training.losses.reducers import LossOutput, Reducer
 from slime.training.parallel import ParallelContext
 
@@ -19,6 +19,6 @@ def sft_loss_function(
     context: ParallelContext | None = None,
 ) -> LossOutput:
     """Negative log-likelihood of the trained tokens."""
-    log_probs, _ = get_log_probs_and_entropy(args, logits, batch, context, entropy_gradient=False)
+    log_probs, _ = response_log_probs(args, logits, batch, context, entropy_gradient=False)
     loss = -sum_of_sample_mean(torch.cat(log_probs))
     return loss, {"loss": loss.detach().clone()}

@@ -8,7 +8,7 @@ import torch
 from slime.arguments.views import TrainingView
 from slime.training.losses.reducers import LossOutput, Reducer
 from slime.training.parallel import ParallelContext
-from slime.training.values import get_values
+from slime.training.values import response_values
 
 
 def value_loss_function(
@@ -28,7 +28,7 @@ def value_loss_function(
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
     """
     masks = torch.cat(batch["loss_masks"])
-    new = torch.cat(get_values(args, logits, batch))
+    new = torch.cat(response_values(args, logits, batch))
     # What is not trained has no gradient: elsewhere it may be 0 times infinity.
     new = torch.where(masks != 0, new, new.detach())
     errors, clipped = compute_value_loss(

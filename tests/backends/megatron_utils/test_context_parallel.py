@@ -10,6 +10,7 @@ from slime.backends.megatron_utils.cp_utils import (
     slice_log_prob_with_cp,
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy
 from slime.ray.train_worker import TrainWorker
 from slime.training.parallel import ParallelContext
 from tests.megatron_harness import run_ranks, save_tiny_hf
@@ -42,6 +43,10 @@ VARIANTS = {
     "a loss that gathers pieces": {
         "loss_type": "custom_loss",
         "custom_loss_function_path": f"{HERE}.loss_of_pieces",
+    },
+    "a loss that calls as upstream's do": {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": f"{HERE}.loss_as_upstream",
     },
 }
 
@@ -77,6 +82,14 @@ def loss_of_pieces(args, batch, logits, sum_of_sample_mean):
         start += segment // ParallelContext.current().cp_size
         whole.append(all_gather_with_cp(torch.cat(pieces), total, response))
     loss = -sum_of_sample_mean(torch.cat([values.sum().expand_as(values) for values in whole]))
+    return loss, {"loss": loss}
+
+
+def loss_as_upstream(args, batch, logits, sum_of_sample_mean):
+    """Log-probs and entropies of whole responses, with entropies that are differentiated."""
+    lengths = {key: batch[key] for key in ("unconcat_tokens", "total_lengths", "response_lengths")}
+    _, results = get_log_probs_and_entropy(logits, args=args, with_entropy=True, **lengths)
+    loss = -sum_of_sample_mean(torch.cat(results["log_probs"]) + 0.1 * torch.cat(results["entropy"]))
     return loss, {"loss": loss}
 
 

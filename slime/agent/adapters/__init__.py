@@ -1,0 +1,5 @@
+"""APIs like those of providers, through which agents of other programs generate with a run's engines."""
+
+from slime.agent.adapters.openai import OpenAIAdapter
+
+__all__ = ["OpenAIAdapter"]

@@ -1,0 +1,293 @@
+"""What adapters share: sessions, and a turn from messages to tokens, to the engine and back."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from transformers import PreTrainedTokenizerBase
+
+from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
+from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
+from slime.utils.http_utils import HttpStatusError, post
+from slime.utils.types import Sample
+
+__all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
+
+BODY_LIMIT = 64 * 2**20
+_FORK_THRESHOLD = 1024
+_RETRIES = 20
+_POLL_S = 0.02
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Refused(Exception):
+    """A request that is not answered: HTTP status and reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass
+class Session:
+    """An agent at work.
+
+    Attributes:
+        running: turns under way.
+        aborted: the engine gave up on one of its turns, so what the agent made is not whole.
+    """
+
+    sampling: dict[str, Any]
+    max_context_tokens: int
+    closed: bool = False
+    aborted: bool = False
+    running: int = 0
+
+
+@dataclass
+class Turn:
+    """What the agent is told of an answer."""
+
+    output: ParsedModelOutput
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class BaseAdapter:
+    """Sessions and their turns. A kind of API adds routes to ``app``, which is served by whoever makes it.
+
+    Every request to the engine begins with the very tokens that it made in earlier turns of the conversation,
+    so that what is trained on is what was sampled.
+
+    Args:
+        sglang_url: of ``/generate``.
+        tool_parser, reasoning_parser: see `slime.agent.parsing.parse_model_output`.
+        max_turns_per_sid: more are refused with 429.
+        fork_threshold_tokens: see `TrajectoryManager`.
+        debug_callback: called with the id of the session and its `TurnRecord` after each turn.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        sglang_url: str,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        max_turns_per_sid: int | None = None,
+        fork_threshold_tokens: int | None = None,
+        debug_callback: Callable[[str, TurnRecord], None] | None = None,
+    ) -> None:
+        check_parsers(tool_parser, reasoning_parser)
+        self._tokenizer, self._url = tokenizer, sglang_url
+        self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
+        self._max_turns, self._debug = max_turns_per_sid, debug_callback
+        threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
+        self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
+        self._sessions: dict[str, Session] = {}
+        self.app = web.Application(client_max_size=BODY_LIMIT)
+        self.app.router.add_get("/healthz", self._health)
+        self.app.router.add_get("/v1/models", self._models)
+
+    def open_session(
+        self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
+    ) -> None:
+        """Requests with this id are answered from now on.
+
+        Args:
+            sampling_defaults: parameters of every turn. A request adds to them and changes none, or an
+                agent's temperature would make it sample from another distribution than is trained; the
+                smaller ``max_new_tokens`` counts.
+            max_context_tokens: of prompt and answer together; 0 for any number.
+
+        Raises:
+            ValueError: it is open already.
+        """
+        if sid in self._sessions:
+            raise ValueError(f"session {sid!r} is open already")
+        self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens)
+
+    async def finish_session(
+        self,
+        sid: str,
+        *,
+        base_sample: Sample,
+        reward: float = 0.0,
+        extra_metadata: Mapping[str, Any] | None = None,
+        wait_timeout: float = 5.0,
+    ) -> list[Sample]:
+        """Closes a session and returns its samples; none if it had no turn, or was finished before.
+
+        A session that an abort of the engine cut through gives ``base_sample`` back, ABORTED.
+
+        Args:
+            wait_timeout: seconds that turns under way have; later ones are not recorded.
+        """
+        session = self._sessions.get(sid)
+        if session is None:
+            return []
+        session.closed = True
+        deadline = time.monotonic() + wait_timeout
+        while session.running and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        samples = self.trajectories.get_trajectory(
+            sid,
+            base_sample=base_sample,
+            reward=reward,
+            extra_metadata=extra_metadata,
+            max_sample_tokens=session.max_context_tokens,
+        )
+        self.drop_session(sid)
+        if session.aborted:
+            base_sample.status = Sample.Status.ABORTED
+            return [base_sample]
+        return samples
+
+    def drop_session(self, sid: str) -> None:
+        """Forgets a session with all that was said."""
+        self._sessions.pop(sid, None)
+        self.trajectories.drop_session(sid)
+
+    async def turn(
+        self,
+        sid: str,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        params: Mapping[str, Any],
+    ) -> Turn:
+        """Asks the engine for the next message of a conversation.
+
+        Raises:
+            Refused: the session is not open, has had its turns, has no room left, or the engine gave up.
+        """
+        session = self._open(sid)
+        session.running += 1
+        try:
+            return await self._take_turn(session, sid, messages, tools, params)
+        except HttpStatusError as error:
+            raise Refused(502, str(error)) from error
+        finally:
+            session.running -= 1
+
+    def _open(self, sid: str) -> Session:
+        session = self._sessions.get(sid)
+        if session is None or session.closed:
+            raise Refused(503, f"session {sid!r} is not open")
+        taken = self.trajectories.turn_count(sid) + session.running
+        if self._max_turns is not None and taken >= self._max_turns:
+            raise Refused(429, f"session {sid!r} has had its {self._max_turns} turns")
+        return session
+
+    async def _take_turn(
+        self,
+        session: Session,
+        sid: str,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        params: Mapping[str, Any],
+    ) -> Turn:
+        prompt = self._prompt_ids(sid, messages, tools)
+        sampling = _sampling_of_turn(session, params, len(prompt))
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        answer = await post(self._url, body, _RETRIES)
+        meta = answer["meta_info"]
+        reason = (meta.get("finish_reason") or {}).get("type", "stop")
+        if reason == "abort":
+            session.aborted = True
+            raise Refused(503, "the engine stopped generating")
+        triples = meta.get("output_token_logprobs") or []
+        parsed = parse_model_output(
+            self._text_of([triple[1] for triple in triples]),
+            tools_schema=tools,
+            tool_parser_name=self._tool_parser,
+            reasoning_parser_name=self._reasoning_parser,
+        )
+        record = TurnRecord(
+            prompt_ids=prompt,
+            output_ids=[triple[1] for triple in triples],
+            finish_reason=reason,
+            output_log_probs=[triple[0] for triple in triples],
+            ill_formed=parsed.ill_formed,
+            meta_info=meta,
+        )
+        if not session.closed:  # or it would come back after it was finished
+            self._record(sid, record, messages, parsed)
+        return Turn(parsed, reason, len(prompt), len(record.output_ids))
+
+    def _record(self, sid: str, record: TurnRecord, messages: Messages, parsed: ParsedModelOutput) -> None:
+        said: dict[str, bool] = {}
+        if parsed.tool_calls:
+            said["use_tool"] = True
+        if parsed.ill_formed:
+            said["ill_formed"] = True
+        if record.finish_reason == "length":
+            said["truncated"] = True
+        reply = self.reply_message(parsed)
+        self.trajectories.record_turn(
+            sid, turn=record, prompt_messages=messages, response_message=reply, metadata=said
+        )
+        if self._debug is not None:
+            self._debug(sid, record)
+
+    def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
+        """The answer as the agent will send it back among the messages of its next request."""
+        raise NotImplementedError
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        """Of an answer, without the token that ends it."""
+        end = self._tokenizer.eos_token_id
+        return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
+
+    def _prompt_ids(
+        self, sid: str, messages: Messages, tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        """The conversation as tokens; of one that goes on, those that are held and only then new ones."""
+        whole = self._render(messages, tools, generation=True)
+        chain = self.trajectories.continued(sid, messages)
+        if chain is not None:
+            before = self._render(messages[: len(chain.messages)], tools, generation=False)
+            tail = self._tail_of_turn(before, chain.tokens)
+            if tail is not None and whole.startswith(before):
+                return chain.tokens + self._encode(tail + whole[len(before) :])
+        return self._encode(whole)
+
+    def _tail_of_turn(self, rendered: str, held: Sequence[int]) -> str | None:
+        """What the template puts after the last token of an answer; None if that cannot be told."""
+        end = self._tokenizer.eos_token
+        at = rendered.rfind(end) if end else -1
+        if at < 0:
+            return None
+        ended = held[-1] == self._tokenizer.eos_token_id
+        return rendered[at + len(end) if ended else at :]
+
+    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, generation: bool) -> str:
+        plain = [{**message, "content": flatten_content(message.get("content"))} for message in messages]
+        try:
+            return self._tokenizer.apply_chat_template(
+                plain, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=generation
+            )
+        except Exception as error:  # templates are programs of third parties, messages those of an agent
+            raise Refused(400, f"the chat template fails on these messages: {error}") from error
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "default", "object": "model"}]})
+
+
+def _sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    own = {key: value for key, value in session.sampling.items() if value is not None}
+    limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
+    if session.max_context_tokens:
+        limits.append(session.max_context_tokens - prompt_tokens)
+        if limits[-1] <= 0:
+            raise Refused(400, f"{prompt_tokens} tokens of context, at most {session.max_context_tokens}")
+    return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}

@@ -1,0 +1,88 @@
+"""From the text of a model to reasoning, answer and calls of tools."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_THOUGHT = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+
+# By the names that SGLang has for them.
+TOOL_PARSERS = ("hermes", "qwen", "qwen25")
+REASONING_PARSERS = ("deepseek-r1", "qwen3")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """``arguments`` is JSON text, as OpenAI's API has it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass
+class ParsedModelOutput:
+    """An answer in its parts.
+
+    Attributes:
+        ill_formed: a call of a tool cannot be read, or is of one that nobody offered; it stays in ``text``.
+    """
+
+    text: str
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    ill_formed: bool = False
+
+
+def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    """Raises ValueError for a parser that is not here."""
+    for what, name, known in (
+        ("tool_parser", tool_parser, TOOL_PARSERS),
+        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+    ):
+        if name is not None and name not in known:
+            raise ValueError(f"{what} {name!r}: not supported (wanted: {', '.join(known)})")
+
+
+def parse_model_output(
+    raw_output: str,
+    *,
+    tools_schema: Sequence[Mapping[str, Any]] | None,
+    tool_parser_name: str | None,
+    reasoning_parser_name: str | None,
+) -> ParsedModelOutput:
+    """Takes an answer apart.
+
+    Args:
+        tools_schema: the tools on offer; without any, calls are text.
+        tool_parser_name: of `TOOL_PARSERS`: calls are JSON objects in ``<tool_call>`` tags.
+        reasoning_parser_name: of `REASONING_PARSERS`: what stands before ``</think>``.
+    """
+    check_parsers(tool_parser_name, reasoning_parser_name)
+    parsed = ParsedModelOutput(raw_output)
+    if reasoning_parser_name and (thought := _THOUGHT.match(raw_output)):
+        parsed.reasoning, parsed.text = thought[1].strip(), raw_output[thought.end() :]
+    if not tool_parser_name or not tools_schema:
+        return parsed
+    offered = {tool["function"]["name"] for tool in tools_schema if tool.get("type") == "function"}
+    calls = [_read_call(body, offered) for body in _CALL.findall(parsed.text)]
+    if None in calls:
+        parsed.ill_formed = True
+        return parsed
+    parsed.tool_calls = [call for call in calls if call is not None]
+    if calls:
+        parsed.text = _CALL.sub("", parsed.text).strip()
+    return parsed
+
+
+def _read_call(body: str, offered: set[str]) -> ToolCall | None:
+    try:
+        call = json.loads(body)
+        name, arguments = call["name"], call.get("arguments", {})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(name, str) or name not in offered or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,244 @@
+"""What an agent said to a model and heard from it, turn by turn, as samples to train on.
+
+An agent that is no code of ours sends whole conversations, each with everything that was said before. A turn
+whose conversation goes on where an earlier one ended belongs to the same chain; any other begins a chain of
+its own: a second try, a helper of the agent, a history that was summarised. Each chain becomes a sample, and
+each turn is trained on in one of them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from slime.utils.types import Sample
+
+Message = Mapping[str, Any]
+_STATUS = {"length": Sample.Status.TRUNCATED, "abort": Sample.Status.ABORTED}
+
+
+class DriftKind(Enum):
+    """How the tokens of a request compare with those that its chain holds."""
+
+    CLEAN = "clean"
+    """They go on where these end."""
+    REALIGN = "realign"
+    """They differ near the end: what differs is replaced, and not trained on any more."""
+    FORK = "fork"
+    """They differ before that: a chain of its own."""
+
+
+@dataclass
+class TurnRecord:
+    """One answer of an engine.
+
+    Attributes:
+        prompt_ids: the whole conversation, as the engine got it.
+        finish_reason: stop, length or abort.
+        output_log_probs: the engine's, one for each of ``output_ids``.
+        ill_formed: the answer has a call of a tool that cannot be read.
+        meta_info: of the engine's answer; the version of its weights is in there.
+    """
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    finish_reason: str
+    output_log_probs: list[float] = field(default_factory=list)
+    ill_formed: bool = False
+    meta_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Piece:
+    """Tokens that came together: of the model if they have an answer, else of the agent."""
+
+    ids: list[int]
+    turn: TurnRecord | None = None
+
+
+@dataclass
+class Chain:
+    """Turns that continue one another.
+
+    Attributes:
+        messages: what was said, the last answer included.
+        pieces: the first prompt, then answers and what came between them.
+    """
+
+    messages: list[dict[str, Any]]
+    pieces: list[_Piece]
+    turns: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All of them, as the model knows them."""
+        return [token for piece in self.pieces for token in piece.ids]
+
+    def cut(self, length: int) -> None:
+        """Keep the first ``length`` tokens. An answer that loses a part of itself is not trained on."""
+        kept: list[_Piece] = []
+        for piece in self.pieces:
+            if length >= len(piece.ids):
+                kept.append(piece)
+            elif length > 0:
+                kept.append(_Piece(piece.ids[:length]))
+            length -= len(piece.ids)
+        self.pieces = [piece for piece in kept if piece.ids]
+
+
+class TrajectoryManager:
+    """The chains of each session.
+
+    Args:
+        fork_threshold_tokens: how many tokens at the end of a chain may be replaced where a request renders
+            the same conversation otherwise.
+    """
+
+    def __init__(self, *, fork_threshold_tokens: int = 1024) -> None:
+        self._threshold = fork_threshold_tokens
+        self._sessions: dict[str, list[Chain]] = {}
+
+    def has_session(self, sid: str) -> bool:
+        return sid in self._sessions
+
+    def turn_count(self, sid: str) -> int:
+        return sum(chain.turns for chain in self._sessions.get(sid, ()))
+
+    def drop_session(self, sid: str) -> None:
+        """Forget it; one that is unknown is forgotten already."""
+        self._sessions.pop(sid, None)
+
+    def continued(self, sid: str, messages: Sequence[Message]) -> Chain | None:
+        """The longest chain whose messages these begin with."""
+        plain = [plain_message(message) for message in messages]
+        chains = [c for c in self._sessions.get(sid, ()) if plain[: len(c.messages)] == c.messages]
+        return max(chains, key=lambda chain: len(chain.messages), default=None)
+
+    def record_turn(
+        self,
+        sid: str,
+        *,
+        turn: TurnRecord,
+        prompt_messages: Sequence[Message],
+        response_message: Message,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> DriftKind:
+        """Adds a turn to the chain that it goes on with, or begins one.
+
+        Raises:
+            ValueError: the answer has another number of log-probs than of tokens.
+        """
+        if len(turn.output_log_probs) != len(turn.output_ids):
+            raise ValueError(
+                f"session {sid}: {len(turn.output_ids)} tokens but {len(turn.output_log_probs)} log-probs"
+            )
+        chains = self._sessions.setdefault(sid, [])
+        chain, kind = self.continued(sid, prompt_messages), DriftKind.FORK
+        if chain is not None:
+            kind = self._align(chain, turn.prompt_ids)
+        if chain is None or kind is DriftKind.FORK:
+            chain = Chain([], [_Piece(list(turn.prompt_ids))])
+            chains.append(chain)
+        chain.pieces.append(_Piece(list(turn.output_ids), turn))
+        chain.messages = [plain_message(message) for message in (*prompt_messages, response_message)]
+        chain.turns += 1
+        chain.metadata |= metadata or {}
+        return kind
+
+    def _align(self, chain: Chain, prompt_ids: Sequence[int]) -> DriftKind:
+        """Makes the chain hold the prompt, if they are close enough."""
+        held = chain.tokens
+        common = next((i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b), None)
+        common = min(len(held), len(prompt_ids)) if common is None else common
+        kind = DriftKind.CLEAN if common == len(held) else DriftKind.REALIGN
+        if kind is DriftKind.REALIGN:
+            if len(held) - common > self._threshold or common < len(chain.pieces[0].ids):
+                return DriftKind.FORK
+            chain.cut(common)
+        if rest := list(prompt_ids[common:]):
+            chain.pieces.append(_Piece(rest))
+        return kind
+
+    def get_trajectory(
+        self,
+        sid: str,
+        *,
+        base_sample: Sample,
+        reward: float = 0.0,
+        extra_metadata: Mapping[str, Any] | None = None,
+        max_sample_tokens: int = 0,
+    ) -> list[Sample]:
+        """A sample for each chain, in the order in which they began; none without a turn.
+
+        Several samples share the index of ``base_sample`` as their execution.
+
+        Args:
+            base_sample: what they are copies of; its own response is left out.
+            max_sample_tokens: longer ones are cut off, and TRUNCATED; 0 for any length.
+        """
+        chains = self._sessions.get(sid, [])
+        samples = [_sample_of(chain, base_sample, max_sample_tokens) for chain in chains]
+        for sample, chain in zip(samples, chains, strict=True):
+            sample.reward = reward
+            sample.metadata |= chain.metadata | dict(extra_metadata or {})
+            if len(samples) > 1:
+                sample.rollout_id = base_sample.index
+        return samples
+
+
+def _sample_of(chain: Chain, base_sample: Sample, longest: int) -> Sample:
+    first, *others = chain.pieces
+    sample = deepcopy(base_sample)
+    sample.tokens, sample.response, sample.response_length = list(first.ids), "", 0
+    sample.loss_mask = sample.rollout_log_probs = None
+    sample.weight_versions, sample.version_spans = [], []
+    cut = False
+    for piece in others:
+        room = longest - len(sample.tokens) if longest else len(piece.ids)
+        cut = cut or room < len(piece.ids)
+        _append(sample, piece, max(room, 0))
+    last = next((piece.turn for piece in reversed(others) if piece.turn), None)
+    reason = last.finish_reason if last else "stop"
+    sample.status = Sample.Status.TRUNCATED if cut else _STATUS.get(reason, Sample.Status.COMPLETED)
+    sample.metadata = {**sample.metadata, "round_number": sum(piece.turn is not None for piece in others)}
+    return sample
+
+
+def _append(sample: Sample, piece: _Piece, room: int) -> None:
+    ids, turn = piece.ids[:room], piece.turn
+    if not ids:
+        return
+    if turn is None:
+        sample.append_response_tokens(tokens=ids, trainable=False)
+        return
+    # What the engine says of a whole answer does not hold for a part of one.
+    whole = turn.meta_info if len(ids) == len(turn.output_ids) else {}
+    sample.append_response_tokens(tokens=ids, log_probs=turn.output_log_probs[:room], meta_info=whole)
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """What of a message tells whether two are the same: role, text and calls of tools."""
+    calls = [_plain_call(call) for call in message.get("tool_calls") or ()]
+    return {"role": message["role"], "content": flatten_content(message.get("content")), "calls": calls}
+
+
+def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:
+    """Name and arguments, which are JSON text or what that means; ids are made up by whoever passes it on."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    with suppress(ValueError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return function.get("name", ""), arguments
+
+
+def flatten_content(c: Any) -> str:
+    """The text of a message's content, which may be text or a list of parts."""
+    if c is None:
+        return ""
+    if isinstance(c, str):
+        return c
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in c)

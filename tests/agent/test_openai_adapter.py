@@ -1,0 +1,225 @@
+"""An agent that speaks OpenAI's API, a scripted engine behind it, and the samples that come of it."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from slime.agent.adapters import OpenAIAdapter
+from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.utils.types import Sample
+from tests.engines.fake import EOS, NEVER, TalkingEngine
+from tools.make_tiny_model import make_tokenizer
+
+PATH = "/v1/chat/completions"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+USER = {"role": "user", "content": "q"}
+PARAMS = {"max_new_tokens": 100, "temperature": 1.0, "stop": None}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture
+def engine(tokenizer):
+    engine = TalkingEngine(tokenizer).start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def serve(engine, tokenizer):
+    """An adapter with these options, and a client of a session ``s`` that is open."""
+    servers = []
+
+    def make(session=True, **options):
+        adapter = OpenAIAdapter(
+            tokenizer=tokenizer, sglang_url=f"{engine.url}/generate", tool_parser="hermes", **options
+        )
+        servers.append(run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True}))
+        if session:
+            adapter.open_session("s", sampling_defaults=PARAMS)
+        headers = {"Authorization": "Bearer s"} if session else {}
+        return adapter, httpx.AsyncClient(base_url=servers[-1].url, headers=headers, trust_env=False)
+
+    yield make
+    for server in servers:
+        server.stop()
+        server.stop()
+
+
+async def ask(client, messages, **more):
+    response = await client.post(PATH, json={"model": "m", "messages": messages, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_a_conversation_with_a_tool_is_one_sample_of_sampled_tokens(serve, engine, tokenizer):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "done" if "42" in conversation else f"I ask. {CALL}"
+    first = await ask(client, [USER], tools=TOOLS)
+    (choice,) = first["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls" and message["content"] == "I ask."
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"x": 1}
+    answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "42"}
+    second = await ask(client, [USER, message, answer], tools=TOOLS)
+    assert second["choices"][0]["message"]["content"] == "done"
+    assert second["choices"][0]["finish_reason"] == "stop"
+    one, two = engine.seen("generate")
+    made = tokenizer(f"I ask. {CALL}{EOS}", add_special_tokens=False)["input_ids"]
+    # Not what the template makes of the message, which has lost where its text stood.
+    assert two["input_ids"][: len(one["input_ids"]) + len(made)] == one["input_ids"] + made
+    assert one["sampling_params"] == {"max_new_tokens": 100, "temperature": 1.0}
+    (sample,) = await adapter.finish_session("s", base_sample=Sample(index=3), reward=1.0)
+    assert sample.tokens[: len(two["input_ids"])] == two["input_ids"]
+    last = tokenizer("done" + EOS, add_special_tokens=False)["input_ids"]
+    trained = [
+        t for t, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True) if mask
+    ]
+    assert trained == made + last and sample.metadata == {"round_number": 2, "use_tool": True}
+    assert sample.reward == 1.0 and sample.weight_versions == ["1", "1"]
+    assert second["usage"]["prompt_tokens"] == len(two["input_ids"])
+    assert await adapter.finish_session("s", base_sample=Sample()) == []
+
+
+async def test_rendered_as_text_it_reads_as_the_template_has_it(serve, engine, tokenizer):
+    """The turns between the model's are the template's, to the letter."""
+    _, client = serve()
+    message = (await ask(client, [USER]))["choices"][0]["message"]
+    messages = [USER, message, {"role": "user", "content": "and?"}]
+    await ask(client, messages)
+    wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(engine.seen("generate")[1]["input_ids"]) == wanted
+
+
+async def test_another_conversation_is_another_sample(serve):
+    adapter, client = serve()
+    await ask(client, [USER])
+    await ask(client, [{"role": "user", "content": [{"type": "text", "text": "help"}]}])
+    made = await adapter.finish_session("s", base_sample=Sample(index=3))
+    assert len(made) == 2 and {sample.rollout_id for sample in made} == {3}
+
+
+async def test_a_request_may_ask_for_less_and_not_for_another_temperature(serve, engine):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "a long answer"
+    done = await ask(client, [USER], temperature=0.1, top_p=0.5, stop=["x"], max_tokens=2)
+    (body,) = engine.seen("generate")
+    assert body["sampling_params"] == {"max_new_tokens": 2, "temperature": 1.0, "top_p": 0.5, "stop": ["x"]}
+    assert done["choices"][0]["finish_reason"] == "length"
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.status is Sample.Status.TRUNCATED and sample.metadata["truncated"]
+
+
+async def test_events_say_the_same(serve, engine):
+    adapter, client = serve()
+    engine.answer = lambda conversation: CALL
+    options = {"stream": True, "stream_options": {"include_usage": True}, "tools": TOOLS}
+    response = await client.post(PATH, json={"messages": [USER], **options})
+    *lines, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert response.headers["content-type"].startswith("text/event-stream") and last == "[DONE]"
+    said, ended, usage = map(json.loads, lines)
+    assert said["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+    assert ended["choices"][0]["finish_reason"] == "tool_calls" and usage["usage"]["completion_tokens"] > 0
+    assert len(await adapter.finish_session("s", base_sample=Sample())) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"messages": [USER], "n": 2}, 400),
+        ({"messages": []}, 400),
+        ({}, 400),
+        ({"messages": ["x"]}, 400),
+        ([], 400),
+        ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400),
+    ],
+)
+async def test_what_is_no_request_is_refused(serve, engine, body, status):
+    _, client = serve()
+    response = await client.post(PATH, json=body)
+    assert response.status_code == status and response.json()["error"]["message"]
+    assert not engine.seen("generate")
+
+
+async def test_a_session_must_be_named_and_open(serve):
+    adapter, client = serve(session=False)
+    assert (await client.post(PATH, json={"messages": [USER]})).status_code == 401
+    assert (await client.post(PATH, json={"messages": [USER], "user": "s"})).status_code == 503
+    adapter.open_session("s", sampling_defaults=PARAMS)
+    with pytest.raises(ValueError, match="'s' is open already"):
+        adapter.open_session("s")
+    await ask(client, [USER], user="s")
+    await ask(client, [USER], metadata={"session_id": "s"}, user="t")
+    await adapter.finish_session("s", base_sample=Sample())
+    assert (await client.post(PATH, json={"messages": [USER], "user": "s"})).status_code == 503
+    assert (await client.get("/healthz")).status_code == (await client.get("/v1/models")).status_code == 200
+
+
+async def test_turns_and_context_are_bounded(serve, engine):
+    adapter, client = serve(max_turns_per_sid=2)
+    for expected in (200, 200, 429):
+        assert (await client.post(PATH, json={"messages": [USER]})).status_code == expected
+    adapter.open_session(
+        "t", sampling_defaults=PARAMS, max_context_tokens=len(engine.seen("generate")[0]["input_ids"]) + 2
+    )
+    client.headers["Authorization"] = "Bearer t"
+    engine.answer = lambda conversation: "a long answer"
+    message = (await ask(client, [USER]))["choices"][0]["message"]
+    response = await client.post(PATH, json={"messages": [USER, message, USER]})
+    assert response.status_code == 400 and "tokens of context, at most" in response.text
+    (sample,) = await adapter.finish_session("t", base_sample=Sample())
+    assert sample.response_length == 2
+
+
+async def test_an_abort_gives_the_session_up(serve, engine):
+    adapter, client = serve()
+    await ask(client, [USER])
+    engine.delay = lambda conversation: NEVER
+    task = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
+    while len(engine.seen("generate")) < 2:
+        await asyncio.sleep(0.01)
+    engine.aborts += 1
+    assert (await task).status_code == 503
+    base = Sample(index=1)
+    assert await adapter.finish_session("s", base_sample=base) == [base]
+    assert base.status is Sample.Status.ABORTED and not base.tokens
+
+
+async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine):
+    adapter, client = serve()
+    await ask(client, [USER])
+    engine.delay = lambda conversation: NEVER
+    task = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
+    while len(engine.seen("generate")) < 2:
+        await asyncio.sleep(0.01)
+    made = await adapter.finish_session("s", base_sample=Sample(), wait_timeout=0.05)
+    assert len(made) == 1
+    engine.aborts += 1
+    await task
+    assert not adapter.trajectories.has_session("s")
+
+
+async def test_an_engine_that_refuses_is_no_fault_of_the_agent(serve, engine):
+    from fastapi.responses import JSONResponse
+
+    _, client = serve()
+    engine.answers["generate"] = JSONResponse({"error": "too long"}, status_code=400)
+    response = await client.post(PATH, json={"messages": [USER]})
+    assert response.status_code == 502 and "too long" in response.text
+
+
+def test_a_port_that_is_taken_is_told(serve):
+    from aiohttp import web
+
+    server = run_app_in_thread(web.Application())
+    try:
+        with pytest.raises(OSError, match="in use"):
+            run_app_in_thread(web.Application(), port=server.port)
+    finally:
+        server.stop()

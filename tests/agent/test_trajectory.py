@@ -1,0 +1,170 @@
+"""Turns of an agent become samples: what was sampled is trained once, and nothing else is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.agent.trajectory import DriftKind, TrajectoryManager, TurnRecord, flatten_content
+from slime.utils.types import Sample
+
+USER = {"role": "user", "content": "go"}
+META = {"weight_version": "3", "finish_reason": {"type": "stop"}, "prompt_tokens": 2, "cached_tokens": 1}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def heard(text):
+    return {"role": "tool", "content": text}
+
+
+def turn(prompt, output, reason="stop", **options):
+    return TurnRecord(prompt, output, reason, [-float(token) for token in output], meta_info=META, **options)
+
+
+def record(manager, prompt, output, messages, reply, **options):
+    return manager.record_turn(
+        "s", turn=turn(prompt, output, **options), prompt_messages=messages, response_message=reply
+    )
+
+
+def samples(manager, **options):
+    return manager.get_trajectory("s", base_sample=Sample(index=7, group_index=1), **options)
+
+
+def trained(sample):
+    """The trained tokens, and that their log-probs are their own."""
+    start = len(sample.tokens) - sample.response_length
+    pairs = zip(sample.tokens[start:], sample.loss_mask, sample.rollout_log_probs, strict=True)
+    triples = list(pairs)
+    assert all(value == (-float(token) if mask else 0.0) for token, mask, value in triples)
+    return [token for token, mask, _ in triples if mask]
+
+
+def test_turns_that_go_on_are_one_sample():
+    manager = TrajectoryManager()
+    assert record(manager, [1, 2], [3, 4], [USER], said("a")) is DriftKind.FORK
+    follow_up = [USER, said("a"), heard("b")]
+    assert record(manager, [1, 2, 3, 4, 5, 6], [7], follow_up, said("c")) is DriftKind.CLEAN
+    (sample,) = samples(manager, reward=0.5, extra_metadata={"task": "x"})
+    assert sample.tokens == [1, 2, 3, 4, 5, 6, 7] and sample.response_length == 5
+    assert sample.loss_mask == [1, 1, 0, 0, 1] and trained(sample) == [3, 4, 7]
+    assert sample.token_versions == ["3", "3", None, None, "3"] and sample.weight_versions == ["3", "3"]
+    assert (sample.reward, sample.status, sample.rollout_id) == (0.5, Sample.Status.COMPLETED, None)
+    assert (sample.index, sample.group_index) == (7, 1)
+    assert sample.metadata == {"round_number": 2, "task": "x"}
+    assert sample.prefix_cache_info.cached_tokens == 2
+    assert manager.turn_count("s") == 2 and manager.has_session("s")
+    manager.drop_session("s")
+    manager.drop_session("s")
+    assert not manager.has_session("s") and samples(manager) == []
+
+
+def test_a_second_try_and_a_helper_are_samples_of_the_same_execution():
+    manager = TrajectoryManager()
+    record(manager, [1, 2], [3], [USER], said("a"))
+    record(manager, [1, 2], [4], [USER], said("b"))
+    record(manager, [9], [8], [{"role": "user", "content": "help"}], said("c"))
+    made = samples(manager, reward=1.0)
+    assert [trained(sample) for sample in made] == [[3], [4], [8]]
+    assert {sample.rollout_id for sample in made} == {7} and {sample.reward for sample in made} == {1.0}
+    # The first try goes on: its answer is trained there, and only there.
+    record(manager, [1, 2, 3, 5], [6], [USER, said("a"), heard("x")], said("d"))
+    assert [trained(sample) for sample in samples(manager)] == [[3, 6], [4], [8]]
+
+
+def test_a_small_drift_is_replaced_and_not_trained_on():
+    manager = TrajectoryManager(fork_threshold_tokens=2)
+    record(manager, [1, 2], [3, 4, 5], [USER], said("a"))
+    kind = record(manager, [1, 2, 3, 4, 6, 7], [8], [USER, said("a"), heard("b")], said("c"))
+    assert kind is DriftKind.REALIGN
+    (sample,) = samples(manager)
+    assert sample.tokens == [1, 2, 3, 4, 6, 7, 8] and trained(sample) == [8]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 6, 7], [1, 9, 3, 4, 5]])
+def test_a_drift_beyond_the_threshold_or_in_the_prompt_forks(prompt):
+    manager = TrajectoryManager(fork_threshold_tokens=1)
+    record(manager, [1, 2], [3, 4, 5], [USER], said("a"))
+    assert record(manager, prompt, [8], [USER, said("a")], said("c")) is DriftKind.FORK
+    assert [trained(sample) for sample in samples(manager)] == [[3, 4, 5], [8]]
+    assert samples(manager)[1].tokens == [*prompt, 8]
+
+
+@pytest.mark.parametrize(
+    ("longest", "tokens", "kept", "status"),
+    [
+        (0, 6, [3, 4, 6], "completed"),
+        (6, 6, [3, 4, 6], "completed"),
+        (5, 5, [3, 4], "truncated"),
+        (3, 3, [3], "truncated"),
+    ],
+)
+def test_what_is_too_long_is_cut_off(longest, tokens, kept, status):
+    manager = TrajectoryManager()
+    record(manager, [1, 2], [3, 4], [USER], said("a"))
+    record(manager, [1, 2, 3, 4, 5], [6], [USER, said("a"), heard("b")], said("c"))
+    (sample,) = samples(manager, max_sample_tokens=longest)
+    assert len(sample.tokens) == tokens and trained(sample) == kept and sample.status.value == status
+
+
+def test_the_last_turn_says_how_it_ended():
+    manager = TrajectoryManager()
+    record(manager, [1], [2], [USER], said("a"), reason="length")
+    assert samples(manager)[0].status is Sample.Status.TRUNCATED
+
+
+def test_calls_of_tools_are_the_same_as_text_and_as_mappings():
+    manager = TrajectoryManager()
+    text = {"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    mapping = {"id": "2", "function": {"name": "f", "arguments": {"x": 1}}}
+    record(manager, [1], [2], [USER], {**said(""), "tool_calls": [text]})
+    assert manager.continued("s", [USER, {"role": "assistant", "content": None, "tool_calls": [mapping]}])
+    other = {"id": "1", "function": {"name": "f", "arguments": {"x": 2}}}
+    assert not manager.continued("s", [USER, {**said(""), "tool_calls": [other]}])
+    assert not manager.continued("s", [USER])
+
+
+def test_an_answer_without_its_log_probs_is_refused():
+    with pytest.raises(ValueError, match="session s: 2 tokens but 1 log-probs"):
+        TrajectoryManager().record_turn(
+            "s",
+            turn=TurnRecord([1], [2, 3], "stop", [-1.0]),
+            prompt_messages=[USER],
+            response_message=said("a"),
+        )
+
+
+def test_content_is_text_or_parts():
+    assert flatten_content([{"type": "text", "text": "a"}, "b", {"type": "other"}]) == "ab"
+    assert flatten_content(None) == "" and flatten_content("c") == "c"
+
+
+@given(st.data())
+def test_every_answer_is_trained_in_one_sample_at_most_and_whole(data):
+    """An agent that goes on with any earlier conversation, and changes what it sends at will."""
+    manager, fresh, histories = (
+        TrajectoryManager(fork_threshold_tokens=3),
+        iter(range(10, 10_000)),
+        [([], [1])],
+    )
+    made = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        messages, tokens = data.draw(st.sampled_from(histories))
+        drop = data.draw(st.integers(0, min(4, len(tokens) - 1)))
+        prompt = [*tokens[: len(tokens) - drop], *(next(fresh) for _ in range(data.draw(st.integers(0, 3))))]
+        output = [next(fresh) for _ in range(data.draw(st.integers(1, 3)))]
+        asked = [*messages, heard(str(next(fresh)))]
+        record(manager, prompt, output, asked, said(str(output)))
+        histories.append(([*asked, said(str(output))], [*prompt, *output]))
+        made.append((prompt, output))
+    found = [trained(sample) for sample in samples(manager)]
+    flat = [token for tokens in found for token in tokens]
+    assert len(flat) == len(set(flat))
+    whole = [output for _, output in made if set(output) <= set(flat)]
+    assert sorted(flat) == sorted(token for output in whole for token in output)
+    # The last one has nothing after it that could have cut it.
+    assert made[-1][1] in whole
+    sequences = [sample.tokens for sample in samples(manager)]
+    assert any(tokens == [*made[-1][0], *made[-1][1]] for tokens in sequences)
