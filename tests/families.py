@@ -4,6 +4,7 @@ model = tiny_family("glm4", path)      # writes the checkpoint; a float32 ``tran
 """
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,12 @@ ALL = {**USUAL, **FAMILIES}
 _IMAGE_PARTS = ("model.visual.", "vision_tower.", "multi_modal_projector.", "mtp.")
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
-# Tensors for predicting further tokens, which are in published checkpoints; nothing reads them.
+# Tensors for predicting further tokens, which are in published checkpoints; nothing reads them. {} stands for
+# how many layers the model has.
 _UNTRAINED = {
     "mimo": "model.mtp_layers.0.input_proj.weight",
-    "deepseek_v3": "model.layers.4.eh_proj.weight",
-    "glm4_moe": "model.layers.4.eh_proj.weight",
+    "deepseek_v3": "model.layers.{}.eh_proj.weight",
+    "glm4_moe": "model.layers.{}.eh_proj.weight",
     "qwen3_next": "mtp.fc.weight",
     "qwen3_5": "mtp.fc.weight",
     "qwen3_5_moe": "mtp.fc.weight",
@@ -208,7 +210,8 @@ def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transfo
     _rename(name, path)
     if name in _UNTRAINED:
         file = path / "model.safetensors"
-        save_file(load_file(file) | {_UNTRAINED[name]: torch.ones(2, 2)}, file, {"format": "pt"})
+        further = _UNTRAINED[name].format(config.get_text_config().num_hidden_layers)
+        save_file(load_file(file) | {further: torch.ones(2, 2)}, file, {"format": "pt"})
     return model
 
 
@@ -253,7 +256,7 @@ def kept_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
     return {
         tensor_name: tensor
         for tensor_name, tensor in load_file(path / "model.safetensors").items()
-        if tensor_name == _UNTRAINED.get(name)
+        if fnmatch(tensor_name, _UNTRAINED.get(name, "").format("*"))
         or (name in WITH_IMAGES and tensor_name.startswith(_IMAGE_PARTS))
     }
 
