@@ -11,6 +11,10 @@ import pytest
 
 HAS_GPU = Path("/dev/nvidia0").exists()
 
+# torch then asks the driver's management library whether there is a GPU. Asking the CUDA runtime, as it does
+# otherwise, makes the GPU unusable in every process that is forked from the one that asked: ranks, engines.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 # As in a run, where every process computes with one thread: with more the last bits of sums differ.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

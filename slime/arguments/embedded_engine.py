@@ -25,6 +25,10 @@ class EmbeddedServerArgs:
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = flag(
         "auto", help="dtype of weights and KV cache; auto is the dtype in config.json"
     )
+    device: Literal["cuda", "cpu"] | None = flag(
+        help="where the engine computes; default cuda where there is a GPU"
+    )
+    base_gpu_id: int = flag(0, at_least=0, help="the GPU it computes on, among all of the machine")
     load_format: Literal["auto", "safetensors", "dummy"] = flag(
         "auto", help="how weights are read; dummy initialises them at random"
     )
@@ -71,7 +75,7 @@ class EmbeddedServerArgs:
         """Parses a command line; prints the problem and exits with code 2 if it is wrong."""
         parser = argparse.ArgumentParser(
             "python -m slime.backends.embedded_engine",
-            description="Serves a language model on CPU over SGLang's HTTP protocol.",
+            description="Serves a language model over SGLang's HTTP protocol.",
             allow_abbrev=False,
         )
         specs = list(flags_of(cls))

@@ -6,7 +6,7 @@ import importlib.util
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from slime.arguments.absent_sglang import bad_numbers
 from slime.arguments.concern import Concern
@@ -173,8 +173,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield from bad_overrides(args, server_options(args.rollout_engine), LAUNCHER_OWNED)
     else:
         yield from bad_numbers(args)
-    if args.rollout_engine == "embedded":
-        yield from _unreachable_weights(args)
+    yield from (_bad_devices if args.rollout_engine == "embedded" else _float32_on_gpus)(args)
     yield from bad_formats(args)
 
 
@@ -184,14 +183,48 @@ def unusable(args: Namespace) -> Iterator[str]:
     yield from packed_beyond_experts(args)
 
 
-def _unreachable_weights(args: Namespace) -> Iterator[str]:
+def _bad_devices(args: Namespace) -> Iterator[str]:
+    """Embedded engines on a GPU that is not there, or on the CPU beside a trainer that sends GPU memory."""
+    chosen = [found for found in _chosen(args, "device") if found[2] is not None]
+    if not chosen:
+        return
     from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
 
-    if has_gpu() and not args.debug_rollout_only:
+    for where, model, device in chosen:
+        if device == "cuda" and not has_gpu() and not args.check:
+            yield f"{where} cuda: this machine has no GPU (wanted: cpu, or leave it out)"
+        if device == "cpu" and has_gpu() and model.update_weights and not args.debug_rollout_only:
+            yield f"{where} cpu: a trainer on GPUs sends weights to GPUs (wanted: cuda, or leave it out)"
+
+
+def _float32_on_gpus(args: Namespace) -> Iterator[str]:
+    """SGLang's kernels for the norms of its models exist in 16 bits only."""
+    wrong = []
+    for where, _, dtype in _chosen(args, "dtype"):
+        if dtype in (None, "auto") and args.fp32:
+            wrong.append("--fp32")
+        elif dtype in ("float32", "float"):
+            wrong.append(f"{where} {dtype}")
+    if not wrong:
+        return
+    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+
+    if has_gpu():
         yield (
-            "--rollout-engine embedded (also auto where SGLang is missing): a trainer on GPUs sends weights "
-            "in ways that it does not speak (wanted: pip install -e '.[sglang]')"
+            f"{wrong[0]}: SGLang does not compute in float32 on GPUs: its kernel of RMSNorm has 16 bits "
+            "(wanted: --bf16, another --sglang-dtype, or --rollout-engine embedded)"
         )
+
+
+def _chosen(args: Namespace, option: str) -> Iterator[tuple[str, ModelConfig, Any]]:
+    """What each group of engines is told of a server's option: by which flag, of which model, the value."""
+    for model in args.served_models:
+        for number, group in enumerate(model.server_groups, 1):
+            where, value = f"--sglang-{option}", getattr(args, f"sglang_{option}", None)
+            if option in group.overrides:
+                where = f"--sglang-config {args.sglang_config}: model {model.name}: group {number}: {option}"
+                value = group.overrides[option]
+            yield where, model, value
 
 
 def server_options(engine: str) -> dict[str, argparse.Action]:

@@ -88,9 +88,9 @@ def layout(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> list[
 def serialize_tensors(obj: object, share: bool = True) -> str:
     """Base64 text of tensors in containers.
 
-    With ``share`` CPU tensors travel as the name of a shared-memory file: the reader must be on this
-    host and read while the caller keeps ``obj`` alive, and the tensors move to shared memory. Without
-    it they travel by value.
+    With ``share`` CPU tensors travel as the name of a shared-memory file, and those of a GPU as CUDA IPC
+    handles: the reader must be on this host, with this process's numbers of GPUs, and read while the caller
+    keeps ``obj`` alive. CPU tensors move to shared memory. Without it they travel by value.
     """
     if not share:
         return base64.b64encode(_pickled(obj, copyreg.dispatch_table)).decode()
@@ -126,7 +126,7 @@ class _Pickler(pickle._Pickler):
 
 
 def deserialize_tensors(text: str) -> Any:
-    """Reads what ``serialize_tensors`` (or SGLang's serializer, for CPU tensors) wrote.
+    """Reads what ``serialize_tensors`` (or SGLang's serializer, unless it names GPUs by UUID) wrote.
 
     Raises:
         ValueError: not base64, not such a pickle, or one that refers to anything else than tensors.
@@ -152,6 +152,7 @@ _ALLOWED = {
         "rebuild_tensor",
         "rebuild_storage_filename",
         "rebuild_storage_empty",
+        "rebuild_cuda_tensor",
         "rebuild_typed_storage",
         "rebuild_typed_storage_child",
     },

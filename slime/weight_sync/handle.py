@@ -1,13 +1,12 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
 from slime.training.backend import NamedTensors
-from slime.utils.accelerator import collect_handles, has_gpu
+from slime.utils.accelerator import collect_handles
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import wait_limit
@@ -114,18 +113,7 @@ class HandleTransport(Transport):
 def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
     """Base64 text with a handle to the flat tensor, which must not change until the engine has answered.
 
-    On GPUs a CUDA IPC handle, in the classes that SGLang's unpickler allows; else a shared-memory file, to
-    which the flat tensor moves when it is first serialised.
+    Of a tensor on a GPU a CUDA IPC handle; else a shared-memory file, to which the flat tensor moves when it
+    is first serialised.
     """
-    if has_gpu():
-        return _cuda_ipc(bucket)
     return serialize_tensors({"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata})
-
-
-def _cuda_ipc(bucket: FlattenedTensorBucket) -> str:
-    from sglang.srt.utils import MultiprocessingSerializer
-    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
-
-    metadata: list[Any] = [FlattenedTensorMetadata(**vars(entry)) for entry in bucket.metadata]
-    content = {"flattened_tensor": bucket.flattened_tensor, "metadata": metadata}
-    return MultiprocessingSerializer.serialize(content, output_str=True)

@@ -30,13 +30,21 @@ SCRIPTS = {
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
+    "gpu_trainer": [
+        *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
+        *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
+    ],
+    "gpu_loop": [
+        *("--size", "tiny", "--dtype", "float32", "--engine", "embedded", "--steps", "1", "--prompts", "2"),
+        *("--samples", "2", "--new-tokens", "8"),
+    ],
 }
 # These need no process of their own, whose start would take the most of the time.
 MODULES = {
     "generic_executor": ["--families", "qwen2_moe", "--rounds", "1", "--new-tokens", "4"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
-CLUSTER = ("against_trl", "grpo_step")
+CLUSTER = ("against_trl", "grpo_step", "gpu_loop")
 # Seconds of their time are imports; they start no processes of multiprocessing, which forked ones may not.
 FORKED = ("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync")
 

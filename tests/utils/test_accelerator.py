@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from slime.utils import accelerator
+
 _FAULTS = """
 import resource
 import torch
@@ -46,3 +48,26 @@ def test_freed_memory_of_large_tensors_is_used_again_until_the_host_is_short_of_
     assert again < pages / 4, "each tensor asks the system for its pages"
     assert given_back_early < 1 << 22
     assert given_back > 1 << 25
+
+
+def test_a_gpu_gets_the_workspaces_of_cublas_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(accelerator, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("cache"))
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: called.append("workspaces"), raising=False)
+    accelerator.empty_cache()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    accelerator.empty_cache()
+    assert called == ["cache", "workspaces", "cache"]
+
+
+def test_waiting_for_a_device_waits_for_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for gpu in (False, True):
+        monkeypatch.setattr(accelerator, "has_gpu", lambda gpu=gpu: gpu)
+        accelerator.synchronize()
+        accelerator.synchronize(torch.device("cpu"))
+        accelerator.synchronize(torch.device("cuda", 1))
+    assert waited == [torch.device("cuda", 1), None, torch.device("cuda", 1)]

@@ -3,11 +3,10 @@
 import random
 from pathlib import Path
 
-import psutil
-
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
+from slime.backends.embedded_engine.device import engine_device
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.executor import Executor
 from slime.backends.embedded_engine.http.state import ServerState
@@ -28,6 +27,7 @@ from slime.models import family_of
 from slime.models.hf_config import HfConfig
 from slime.models.quantization import read_quantization
 from slime.models.stored_format import StoredFormat
+from slime.utils.accelerator import free_memory
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024
@@ -40,7 +40,8 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     Raises:
         ValueError: a checkpoint or an argument that cannot be served.
     """
-    config = ModelConfig.from_directory(args.model_path, args.dtype)
+    device = engine_device(args.device, args.base_gpu_id)
+    config = ModelConfig.from_directory(args.model_path, args.dtype, device)
     tokenizer = None
     if not args.skip_tokenizer_init:
         tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
@@ -98,6 +99,7 @@ def build_executor(
 
     model = load_model(path, config)
     weights = TransformersWeights(config, model)
+    model.to(config.device)  # what belongs to no checkpoint
     computed = TransformersLM(config, model, records_routes)
     if not computed.by_row:
         return TransformersExecutor(computed), weights
@@ -125,7 +127,7 @@ def _limits(args: EmbeddedServerArgs, config: ModelConfig, context: int) -> Limi
     rows = args.max_running_requests or _MAX_RUNNING_REQUESTS
     tokens = args.max_total_tokens
     if tokens is None:
-        memory = psutil.virtual_memory().available * _CACHE_SHARE_OF_MEMORY
+        memory = free_memory(config.device) * _CACHE_SHARE_OF_MEMORY
         tokens = min(int(memory / KVCache.bytes_per_token(config)), rows * context)
     chunk = args.chunked_prefill_size or _PREFILL_CHUNK
     return Limits(rows=rows, tokens=tokens, chunk=chunk if chunk > 0 else context, context=context)

@@ -30,4 +30,5 @@ def load_random(parameters: NamedWeights, seed: int) -> None:
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         else:
-            tensor.normal_(0.0, 0.02, generator=generator)
+            # on the host, so that a seed means the same weights on any device
+            tensor.copy_(torch.empty_like(tensor, device="cpu").normal_(0.0, 0.02, generator=generator))

@@ -27,8 +27,8 @@ def cut_distribution(weights: torch.Tensor, params: list[SamplingParams]) -> tor
     if size < vocab and not decided.all():
         # only those rows: where entries tie, a sort may choose others, and that must not depend on company
         rows = (~decided).nonzero()[:, 0]
-        rest = weights[rows]
-        cut[rows], _ = _cut(rest, rest.sort(stable=True, dim=-1, descending=True), [params[i] for i in rows])
+        rest, undecided = weights[rows], [params[i] for i in rows.tolist()]
+        cut[rows], _ = _cut(rest, rest.sort(stable=True, dim=-1, descending=True), undecided)
     return cut
 
 
@@ -41,13 +41,14 @@ def _cut(
         ``[R, vocab]`` float32, and ``[R]`` bool: whether nothing behind the ranked entries could stay.
     """
     values, ids = ranked
-    size = values.shape[1]
+    size, device = values.shape[1], weights.device
     total = weights.double().sum(-1, keepdim=True)
-    top_k = torch.tensor([p.top_k if p.top_k > 0 else weights.shape[1] for p in params])[:, None]
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64)[:, None]
-    min_p = torch.tensor([p.min_p for p in params])[:, None]
+    limits = [p.top_k if p.top_k > 0 else weights.shape[1] for p in params]
+    top_k = torch.tensor(limits, device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
     mass = values.double().cumsum(-1) / total
-    keep = torch.arange(size)[None] < top_k
+    keep = torch.arange(size, device=device)[None] < top_k
     keep &= (mass - values.double() / total) <= top_p
     keep &= values >= min_p * values[:, :1]
     keep[:, 0] = True

@@ -12,6 +12,14 @@ from slime.backends.embedded_engine.model import Attend, CausalLM
 from slime.backends.embedded_engine.spans import of_length, spans_of
 
 
+def padded_ids(prompts: list[list[int]], length: int) -> torch.Tensor:
+    """``[B, length]`` int64 on the host, zeros behind each prompt."""
+    ids = torch.zeros(len(prompts), length, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = torch.tensor(prompt)
+    return ids
+
+
 class Executor:
     """Prefill and decode; which sequence sits in which cache row is the scheduler's business.
 
@@ -22,6 +30,7 @@ class Executor:
     def __init__(self, model: CausalLM, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
+        self.device = model.config.device
         self.routes: torch.Tensor | None = None
         self._group = model.config.shape.num_attention_heads // model.config.shape.num_query_groups
 
@@ -35,10 +44,8 @@ class Executor:
         Right-padded; the hidden states of padding mean nothing.
         """
         longest = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-        positions = torch.arange(longest).expand(len(prompts), longest)
+        ids = padded_ids(prompts, longest).to(self.device)
+        positions = torch.arange(longest, device=self.device).expand(len(prompts), longest)
         rows = slice(first_row, first_row + len(prompts))
         self.cache.reserve(rows.stop, longest)
 
@@ -60,8 +67,8 @@ class Executor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
         end = start + len(ids)
         cache.reserve(1, end)
-        positions = torch.arange(start, end)
-        visible = torch.arange(end)[None] <= positions[:, None]
+        positions = torch.arange(start, end, device=self.device)
+        visible = torch.arange(end, device=self.device)[None] <= positions[:, None]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.k[layer, :1, :, start:end] = k.transpose(1, 2)
@@ -72,7 +79,7 @@ class Executor:
             )
             return out.transpose(1, 2).flatten(2)
 
-        return self._forward(torch.tensor(ids)[None], positions[None], attend)
+        return self._forward(torch.tensor([ids], device=self.device), positions[None], attend)
 
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
@@ -102,7 +109,7 @@ class Executor:
     def _decode_attention(self, positions: torch.Tensor, rows: slice) -> Attend:
         """Attention of one query per row; grouped query heads stand in for query positions."""
         group = self._group
-        index = torch.arange(len(positions))
+        index = torch.arange(len(positions), device=self.device)
         spans = spans_of(positions.tolist())
         biases = [self._bias(positions[start:end], length) for start, end, length in spans]
 
@@ -126,7 +133,8 @@ class Executor:
 
     def _bias(self, positions: torch.Tensor, length: int) -> torch.Tensor:
         """``[B, 1, group, length]``: -inf behind each row's position."""
-        bias = torch.zeros(len(positions), 1, 1, length, dtype=self.model.config.dtype)
-        unseen = torch.arange(length)[None] > positions[:, None]
+        size = (len(positions), 1, 1, length)
+        bias = torch.zeros(size, dtype=self.model.config.dtype, device=self.device)
+        unseen = torch.arange(length, device=self.device)[None] > positions[:, None]
         bias.masked_fill_(unseen[:, None, None], float("-inf"))
         return bias.expand(len(positions), 1, self._group, length)

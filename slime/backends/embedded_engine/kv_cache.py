@@ -43,7 +43,7 @@ class KVCache:
     def _allocate(self, rows: int, length: int) -> torch.Tensor:
         c = self._config.shape
         size = (c.num_layers, rows, c.num_query_groups, length, c.kv_channels)
-        return torch.zeros(size, dtype=self._config.dtype)
+        return torch.zeros(size, dtype=self._config.dtype, device=self._config.device)
 
     def reserve(self, rows: int, length: int) -> None:
         """Makes room for ``rows`` sequences of ``length`` tokens, and keeps what they hold.

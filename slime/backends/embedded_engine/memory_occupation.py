@@ -3,6 +3,7 @@
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.utils.accelerator import empty_cache
 
 TAGS = ("kv_cache", "weights", "cuda_graph")
 
@@ -29,6 +30,8 @@ class MemoryOccupation:
             self._engine.cache.clear()
         if self._enabled and "weights" in chosen:
             self._parameters.release(self._keep_weights)
+        if self._enabled:
+            empty_cache()
 
     def resume(self, tags: list[str] | None) -> None:
         chosen = _known(tags) if tags else set(self._engine.released)

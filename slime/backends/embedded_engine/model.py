@@ -32,9 +32,10 @@ class CausalLM:
         self.parameters = parameters
         self.recorder = recorder
         shape = config.shape
-        self._cos, self._sin = rotation_tables(shape.rope, shape.kv_channels, context_length, config.dtype)
+        tables = rotation_tables(shape.rope, shape.kv_channels, context_length, config.dtype)
+        self._cos, self._sin = (table.to(config.device) for table in tables)
         kinds = [0] * shape.num_attention_heads + [1] * shape.num_query_groups
-        self._norm_of_head = torch.tensor(kinds)
+        self._norm_of_head = torch.tensor(kinds, device=config.device)
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """ids, positions: ``[B, T]`` int64; returns normalised hidden states ``[B, T, hidden]``."""

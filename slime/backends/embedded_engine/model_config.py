@@ -8,6 +8,7 @@ import torch
 from slime.models import ModelShape, read_shape
 from slime.models.hf_config import HfConfig, read_stop_ids
 
+CPU = torch.device("cpu")
 DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -25,9 +26,13 @@ class ModelConfig:
     architectures: tuple[str, ...]
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
+    device: torch.device = CPU
+    """Where weights and cache are, and everything is computed."""
 
     @classmethod
-    def from_directory(cls, path: str | Path, dtype: str = "auto") -> "ModelConfig":
+    def from_directory(
+        cls, path: str | Path, dtype: str = "auto", device: torch.device = CPU
+    ) -> "ModelConfig":
         """Reads ``config.json`` (and the stop ids of ``generation_config.json``) of a checkpoint.
 
         Raises:
@@ -39,6 +44,7 @@ class ModelConfig:
             architectures=tuple(config.get("architectures") or ()),
             eos_token_ids=read_stop_ids(path),
             dtype=_dtype(config, dtype),
+            device=device,
         )
 
 

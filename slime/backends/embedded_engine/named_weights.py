@@ -7,6 +7,7 @@ import torch
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.models import family_of
+from slime.utils.accelerator import host_like
 
 ALIGNMENT = 64
 """Bytes."""
@@ -74,15 +75,16 @@ class NamedWeights:
                     target.copy_(tensor)
 
     def copy(self) -> dict[str, torch.Tensor]:
+        """Copies on the host."""
         self.require_memory()
-        return {name: tensor.clone() for name, tensor in self.named.items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.named.items()}
 
     def restore(self, copies: Mapping[str, torch.Tensor]) -> None:
         self.update(copies.items())
 
     def release(self, keep_backup: bool) -> None:
         """Frees the buffer; the views stay and come back to life with ``resume``."""
-        self._backup = self.flat.clone() if keep_backup else None
+        self._backup = host_like(self.flat).copy_(self.flat) if keep_backup else None
         self.flat.untyped_storage().resize_(0)
 
     def resume(self) -> None:

@@ -39,13 +39,13 @@ class Parameters(NamedWeights):
         self.final_norm = self._reserve(shape.hidden_size)
         tied = not shape.untie_embeddings_and_output_weights
         self.head = self.embedding if tied else self._reserve(shape.vocab_size, shape.hidden_size)
-        self.flat = torch.zeros(self._size, dtype=config.dtype)
+        self.flat = torch.zeros(self._size, dtype=config.dtype, device=config.device)
         self._bind()
         self._name()
 
     def _reserve(self, *shape: int) -> torch.Tensor:
         """A tensor that gets its place in the flat buffer once the total size is known."""
-        tensor = torch.empty(0, dtype=self.config.dtype)
+        tensor = torch.empty(0, dtype=self.config.dtype, device=self.config.device)
         self._pending.append((tensor, self._size, shape))
         step = ALIGNMENT // self._element_size
         self._size += -(-torch.Size(shape).numel() // step) * step

@@ -17,10 +17,10 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, stop_ids: frozenset[
     """
     params = sequence.params
     if params.frequency_penalty or params.presence_penalty:
-        ids, counts = torch.tensor(sequence.output_ids, dtype=torch.int64).unique(return_counts=True)
+        ids, counts = _response(sequence, logits).unique(return_counts=True)
         logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sequence.output_ids, dtype=torch.int64).unique()
+        seen = _response(sequence, logits).unique()
         values = logits[seen]
         penalised = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
@@ -30,3 +30,8 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, stop_ids: frozenset[
         logits[token] += bias
     if len(sequence.output_ids) < params.min_new_tokens:
         logits[[token for token in stop_ids if token < len(logits)]] = float("-inf")
+
+
+def _response(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
+    """The tokens of the response so far, int64 beside the logits."""
+    return torch.tensor(sequence.output_ids, dtype=torch.int64, device=logits.device)

@@ -34,7 +34,7 @@ def record_prompt_logprobs(
     for at in range(first, last, _ROWS):
         end = min(at + _ROWS, last)
         logprobs = model.logits(hidden[at - start : end - start]).log_softmax(-1)
-        targets = torch.tensor(sequence.prompt_ids[at + 1 : end + 1])
+        targets = torch.tensor(sequence.prompt_ids[at + 1 : end + 1], device=logprobs.device)
         _extend(found, logprobs, targets, options.top, list(options.token_ids))
 
 

@@ -10,7 +10,7 @@ def rotation_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``(cos, sin)``, each ``[positions, head_dim]``, for ``x * cos + roll(x, head_dim / 2) * sin``.
 
-    The sign of the rotated first half lives in ``sin``, which saves a negation per layer.
+    On the host. The sign of the rotated first half lives in ``sin``, which saves a negation per layer.
     """
     angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
     cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude

@@ -20,7 +20,10 @@ class RouteRecorder:
         self._chosen[layer] = chosen.reshape(-1, self._topk)
 
     def take(self) -> torch.Tensor:
-        """int32 ``[tokens, layers, top-k]`` of what was noted since the last call; zeros in dense layers."""
+        """int32 ``[tokens, layers, top-k]`` of what was noted since the last call; zeros in dense layers.
+
+        On the host, where responses are put together.
+        """
         tokens = len(next(iter(self._chosen.values())))
         routes = torch.zeros(tokens, self._layers, self._topk, dtype=torch.int32)
         for layer, chosen in self._chosen.items():

@@ -76,7 +76,7 @@ class Prompts:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for row, length in enumerate(self.lengths):
             own = (slice(row, row + 1), slice(None), slice(length))
-            out[own] = _weighed(q[own], k[own], v[own], _causal(0, length, scores.window, q.dtype), scores)
+            out[own] = _weighed(q[own], k[own], v[own], _causal(0, length, scores.window, q), scores)
         return out
 
 
@@ -93,7 +93,7 @@ class Chunk:
         end = self.start + q.shape[2]
         keys, values = self.cache.layer(layer, k, v)
         keys[:1, :, self.start : end], values[:1, :, self.start : end] = k, v
-        bias = _causal(self.start, end, scores.window, q.dtype)
+        bias = _causal(self.start, end, scores.window, q)
         return _weighed(q, keys[:1, :, :end], values[:1, :, :end], bias, scores)
 
 
@@ -103,7 +103,7 @@ class Newest:
     def __init__(self, cache: LayerCache, first_row: int, positions: torch.Tensor) -> None:
         self._cache, self._positions = cache, positions
         self._rows = slice(first_row, first_row + len(positions))
-        self._index = torch.arange(len(positions))
+        self._index = torch.arange(len(positions), device=positions.device)
         self._spans = spans_of(positions.tolist())
         self._biases: dict[int | None, list[torch.Tensor]] = {}
 
@@ -135,20 +135,25 @@ class Newest:
         return _bias_at(positions, span.length, window, dtype)[:, None, None]
 
 
-def _causal(start: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """``[end - start, end]`` for tokens ``start:end`` of a sequence; None if they just see what is before."""
+def _causal(start: int, end: int, window: int | None, q: torch.Tensor) -> torch.Tensor | None:
+    """``[end - start, end]`` for tokens ``start:end`` of a sequence; None if they just see what is before.
+
+    ``q`` is any tensor of the dtype and the device that it is to have.
+    """
     if start == 0 and (window is None or window >= end):
         return None
-    return _bias_at(torch.arange(start, end)[:, None], end, window, dtype)
+    positions = torch.arange(start, end, device=q.device)[:, None]
+    return _bias_at(positions, end, window, q.dtype)
 
 
 def _bias_at(positions: torch.Tensor, length: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
     """``[N, length]`` for positions ``[N, 1]``."""
-    index = torch.arange(length)[None]
+    index = torch.arange(length, device=positions.device)[None]
     unseen = index > positions
     if window is not None:
         unseen |= index <= positions - window
-    return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, float("-inf"))
+    bias = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device)
+    return bias.masked_fill_(unseen, float("-inf"))
 
 
 def _weighed(
@@ -176,7 +181,8 @@ def _with_sinks(
     """Each head's sink takes its share of the softmax and gives nothing."""
     assert scores.sinks is not None
     if bias is None:
-        bias = _bias_at(torch.arange(q.shape[2])[:, None], k.shape[2], None, q.dtype)
+        positions = torch.arange(q.shape[2], device=q.device)[:, None]
+        bias = _bias_at(positions, k.shape[2], None, q.dtype)
     group = len(scores.sinks) // k.shape[1]
     if q.shape[1] == k.shape[1] and group > 1:  # one token of a row, its heads in groups
         sinks = scores.sinks.view(1, k.shape[1], group, 1)

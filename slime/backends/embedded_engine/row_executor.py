@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from slime.backends.embedded_engine.executor import padded_ids
 from slime.backends.embedded_engine.kv_cache import LayerCache
 from slime.backends.embedded_engine.linear import missing_rows
 from slime.backends.embedded_engine.row_attention import Chunk, Newest, Prompts, Rows
@@ -23,6 +24,7 @@ class RowExecutor:
     def __init__(self, model: TransformersLM, cache: LayerCache) -> None:
         self.model = model
         self.cache = cache
+        self.device = model.config.device
         self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> LayerCache:
@@ -37,10 +39,8 @@ class RowExecutor:
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         self.cache.reserve(first_row + len(prompts), longest)
-        ids = torch.zeros(len(prompts), longest + missing_rows(longest), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        ids = padded_ids(prompts, longest + missing_rows(longest)).to(self.device)
+        positions = self._positions(0, ids.shape[1]).expand_as(ids)
         hidden = self._forward(ids, positions, Prompts(self.cache, first_row, lengths))
         if self.routes is not None:
             self.routes = self.routes[:, :longest]
@@ -50,7 +50,7 @@ class RowExecutor:
         """Computes tokens ``start...`` of row 0 of a cache of its own; returns ``[1, T, hidden]``."""
         end = start + len(ids)
         cache.reserve(1, end)
-        return self._forward(torch.tensor(ids)[None], torch.arange(start, end)[None], Chunk(cache, start))
+        return self._forward(self._ids(ids), self._positions(start, end), Chunk(cache, start))
 
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
@@ -76,6 +76,12 @@ class RowExecutor:
         if self.routes is not None:
             self.routes = self.routes[:count, 0]
         return hidden[:count, 0]
+
+    def _ids(self, ids: list[int]) -> torch.Tensor:
+        return torch.tensor([ids], device=self.device)
+
+    def _positions(self, start: int, end: int) -> torch.Tensor:
+        return torch.arange(start, end, device=self.device)[None]
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: Rows, states: Any = None
@@ -108,7 +114,7 @@ class StateExecutor(RowExecutor):
         hidden, routes = [], []
         for row, prompt in enumerate(prompts, first_row):
             states = self.model.new_states()
-            ids, positions = torch.tensor([prompt]), torch.arange(len(prompt))[None]
+            ids, positions = self._ids(prompt), self._positions(0, len(prompt))
             (found,) = self._forward(ids, positions, Prompts(self.cache, row, [len(prompt)]), states)
             self.cache.states[row] = RowStates(len(prompt), states.states()).as_prompt()
             hidden.append(found)
@@ -122,8 +128,8 @@ class StateExecutor(RowExecutor):
         assert isinstance(cache, StateCache) and cache.growing is not None
         end, states = start + len(ids), cache.growing
         cache.reserve(1, end)
-        positions = torch.arange(start, end)[None]
-        hidden = self._forward(torch.tensor([ids]), positions, Chunk(cache, start), states)
+        positions = self._positions(start, end)
+        hidden = self._forward(self._ids(ids), positions, Chunk(cache, start), states)
         cache.states[0] = RowStates(end, states.states())
         return hidden
 

@@ -33,14 +33,17 @@ class SamplingBatch:
     top-k, top-p and min-p.
     """
 
-    def __init__(self, sequences: list[Sequence], stop_ids: list[frozenset[int]]) -> None:
+    def __init__(
+        self, sequences: list[Sequence], stop_ids: list[frozenset[int]], device: torch.device
+    ) -> None:
         params = [s.params for s in sequences]
         self._sequences = sequences
         self._stop_ids = stop_ids
-        self._greedy = torch.tensor([p.greedy for p in params])
-        self._any_greedy, self._all_greedy = any(self._greedy.tolist()), all(self._greedy.tolist())
+        greedy = [p.greedy for p in params]
+        self._greedy = torch.tensor(greedy, device=device)
+        self._any_greedy, self._all_greedy = any(greedy), all(greedy)
         scales = [p.scale for p in params]
-        self._scales = torch.tensor(scales)[:, None] if any(s != 1.0 for s in scales) else None
+        self._scales = torch.tensor(scales, device=device)[:, None] if any(s != 1.0 for s in scales) else None
         self._filtered = [i for i, p in enumerate(params) if p.filters]
         self._adjusted = [
             i for i, p in enumerate(params) if p.penalises or p.logit_bias or p.min_new_tokens > 0
@@ -80,7 +83,7 @@ class SamplingBatch:
     def _draw(self, weights: torch.Tensor, block_sums: torch.Tensor) -> torch.Tensor:
         """Inverse-CDF sampling in two steps, block and entry: one pass over the vocabulary."""
         if self._filtered:
-            rows = torch.tensor(self._filtered)
+            rows = torch.tensor(self._filtered, device=weights.device)
             params = [self._sequences[i].params for i in self._filtered]
             cut = cut_distribution(weights[rows], params)
             weights[rows] = cut
@@ -88,7 +91,7 @@ class SamplingBatch:
         # Counted from the start of the prompt: a request that goes on with an earlier response, as in the
         # next turn of a conversation, must not repeat that response's noise.
         steps = np.array([len(s.prompt_ids) + len(s.output_ids) for s in self._sequences], dtype=np.uint64)
-        uniform = torch.from_numpy(uniforms(self._seeds, steps))
+        uniform = torch.from_numpy(uniforms(self._seeds, steps)).to(weights.device)
         blocks, rest = _invert(block_sums.cumsum(-1), uniform, relative=True)
         entries = _block_entries(weights, blocks)
         offsets, _ = _invert(entries.cumsum(-1, dtype=torch.float64), rest, relative=False)
@@ -117,7 +120,7 @@ def _block_sums(weights: torch.Tensor) -> torch.Tensor:
 def _block_entries(weights: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """``[B, block size]``: the block chosen in each row."""
     grouped = weights.view(len(weights), -1, _block_size(weights))
-    return grouped[torch.arange(len(weights)), blocks]
+    return grouped[torch.arange(len(weights), device=weights.device), blocks]
 
 
 def _invert(

@@ -236,6 +236,7 @@ class Scheduler:
 
     def _group(self) -> list[DecodeGroup]:
         size = 1 if self._deterministic else len(self.running)
+        device = self._executor.device
         groups = []
         for start in range(0, len(self.running), size):
             sequences = self.running[start : start + size]
@@ -244,8 +245,8 @@ class Scheduler:
                 DecodeGroup(
                     first_row=start,
                     sequences=sequences,
-                    ids=torch.tensor([s.output_ids[-1] for s in sequences]),
-                    positions=torch.tensor(newest),
+                    ids=torch.tensor([s.output_ids[-1] for s in sequences], device=device),
+                    positions=torch.tensor(newest, device=device),
                     longest=max(newest) + 1,
                     sampling=self._sampling(sequences),
                 )
@@ -253,7 +254,8 @@ class Scheduler:
         return groups
 
     def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
-        return SamplingBatch(sequences, [self._stops.stop_ids(s) for s in sequences])
+        stop_ids = [self._stops.stop_ids(s) for s in sequences]
+        return SamplingBatch(sequences, stop_ids, self._executor.device)
 
     def _commit(self, first_row: int, sampled: list[tuple[list[Sequence], SampledTokens]]) -> None:
         """Appends tokens to sequences that sit in consecutive rows, and retires those that end."""

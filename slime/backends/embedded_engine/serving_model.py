@@ -37,10 +37,12 @@ class ModelExecutor(Protocol):
     No bit of what it computes for a sequence depends on who else is there.
 
     Attributes:
-        routes: experts of the tokens that were computed last, int32, shaped as the hidden states with
-            ``[layers, top-k]`` in place of ``hidden``; None where they are not recorded.
+        device: where hidden states are.
+        routes: experts of the tokens that were computed last, int32 on the host, shaped as the hidden states
+            with ``[layers, top-k]`` in place of ``hidden``; None where they are not recorded.
     """
 
+    device: torch.device
     routes: torch.Tensor | None
 
     @property

@@ -116,8 +116,8 @@ class TransformersLM:
     def forward(self, ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
         """Hidden states ``[T, hidden]`` of tokens ``start...`` of a sequence, earlier ones being cached."""
         out = self._decoder(
-            input_ids=torch.tensor(ids)[None],
-            position_ids=torch.arange(start, start + len(ids))[None],
+            input_ids=torch.tensor([ids], device=self.config.device),
+            position_ids=torch.arange(start, start + len(ids), device=self.config.device)[None],
             past_key_values=cache,
             use_cache=True,
         )
@@ -187,6 +187,7 @@ class TransformersExecutor:
     def __init__(self, model: TransformersLM) -> None:
         self.model = model
         self.cache = CacheRows(model.new_cache)
+        self.device = model.config.device
         self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> CacheRows:

@@ -28,7 +28,7 @@ class TransformersWeights(NamedWeights):
         for name, tensor in own.items():
             places[name] = size
             size += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        self.flat = torch.zeros(size, dtype=torch.uint8)
+        self.flat = torch.zeros(size, dtype=torch.uint8, device=config.device)
         for name, tensor in own.items():
             start, values = places[name], tensor.data
             end = start + tensor.numel() * tensor.element_size()

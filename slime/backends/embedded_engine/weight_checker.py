@@ -59,7 +59,7 @@ class WeightChecker:
         different = [
             name
             for name, tensor in self._snapshot.items()
-            if name not in skip and not torch.equal(tensor, current[name])
+            if name not in skip and not torch.equal(tensor, current[name].cpu())
         ]
         if different:
             raise BadRequest(f"compare: {len(different)} weights differ from the snapshot: {different[:5]}")
@@ -67,5 +67,5 @@ class WeightChecker:
 
 def _digest(tensor: torch.Tensor) -> str:
     # a copy, because a storage that numpy has seen can no longer be freed by resizing
-    data = tensor.clone().view(-1).view(torch.uint8).numpy().data
+    data = tensor.to("cpu", copy=True).view(-1).view(torch.uint8).numpy().data
     return hashlib.blake2b(data, digest_size=8).hexdigest()

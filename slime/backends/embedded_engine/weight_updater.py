@@ -11,6 +11,7 @@ from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.stored_format import StoredFormat
+from slime.utils.accelerator import synchronize
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
 
 _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
@@ -30,7 +31,7 @@ class WeightUpdater:
         self._engine = engine
         self._parameters = parameters
         self._stored = stored
-        self.groups = WeightGroups()
+        self.groups = WeightGroups(parameters.config.device)
         self.session: str | None = None
 
     def begin(self, selector: str) -> None:
@@ -73,16 +74,18 @@ class WeightUpdater:
     ) -> None:
         """Receives (name, dtype, shape) tensors that rank 0 of a group broadcasts."""
         self._require_session(load_format)
-        self.groups.check(name)
+        device = self.groups.device(name)
         for weight, dtype, shape in specs:
             self._check(weight, dtype, shape)
         if load_format == "flattened_bucket":
             entries = layout(specs)
-            flat = torch.empty(entries[-1].end_idx if entries else 0, dtype=torch.uint8)
+            flat = torch.empty(entries[-1].end_idx if entries else 0, dtype=torch.uint8, device=device)
             self.groups.receive(name, [flat])
             named = FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
         else:
-            named = [(weight, torch.empty(shape, dtype=dtype)) for weight, dtype, shape in specs]
+            named = [
+                (weight, torch.empty(shape, dtype=dtype, device=device)) for weight, dtype, shape in specs
+            ]
             self.groups.receive(name, [tensor for _, tensor in named])
         self._load(named)
         self._complete(version, flush)
@@ -150,6 +153,8 @@ class WeightUpdater:
             raise BadRequest(f"weight {name!r}: shape {list(shape)} does not belong to this model")
 
     def _complete(self, version: str | None, flush: bool) -> None:
+        # whoever sent the tensors may reuse their memory once it is answered
+        synchronize(self._parameters.config.device)
         if version is not None:
             self.set_version(version)
         self._engine.scheduler.forget_shared()

@@ -116,8 +116,12 @@ class ServerEngine(ABC):
 
     def _tells_routes(self) -> bool:
         """Whether it serves the model that is trained, and its routes are replayed."""
-        model = self.overrides.get("model_path", self.args.hf_checkpoint)
-        return self.args.use_rollout_routing_replay and model == self.args.hf_checkpoint
+        return bool(self.args.use_rollout_routing_replay and self.serves_trained_model)
+
+    @property
+    def serves_trained_model(self) -> bool:
+        """Whether its weights are, or begin as, those of ``--hf-checkpoint``."""
+        return bool(self.overrides.get("model_path", self.args.hf_checkpoint) == self.args.hf_checkpoint)
 
     def _pipeline_stages(self) -> int:
         return self.overrides.get("pp_size") or getattr(self.args, "sglang_pp_size", None) or 1

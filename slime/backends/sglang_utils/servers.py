@@ -79,6 +79,9 @@ class SGLangEngine(ServerEngine):
 
     def preferences(self) -> dict[str, Any]:
         values = {**super().preferences(), "enable_metrics": True}
+        if self.serves_trained_model:
+            # By itself it takes float16 for a checkpoint that is stored in float32.
+            values.setdefault("dtype", "bfloat16")
         if self.frees_memory:
             # Captured prefill graphs hold memory that the memory saver then cannot release.
             values["cuda_graph_backend_prefill"] = "disabled"
@@ -91,7 +94,7 @@ class SGLangEngine(ServerEngine):
 
 
 class EmbeddedEngine(ServerEngine):
-    """Serves on the CPU with ``python -m slime.backends.embedded_engine``."""
+    """Serves on one GPU or a CPU with ``python -m slime.backends.embedded_engine``."""
 
     module = "slime.backends.embedded_engine"
 
@@ -99,6 +102,9 @@ class EmbeddedEngine(ServerEngine):
         parser = argparse.ArgumentParser(self.module)
         add_flags(parser, list(flags_of(EmbeddedServerArgs)))
         return parser
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "base_gpu_id": self.placement.base_gpu_id}
 
     def environment(self) -> Mapping[str, str | None]:
         """One thread, not spinning: measured 10 to 20 times faster than OpenMP's default on shared cores."""

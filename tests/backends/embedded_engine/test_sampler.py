@@ -17,7 +17,7 @@ def sequences(count: int, **params) -> list[Sequence]:
 
 
 def sample(logits: torch.Tensor, rows: list[Sequence]):
-    return SamplingBatch(rows, [frozenset()] * len(rows)).sample(logits.clone())
+    return SamplingBatch(rows, [frozenset()] * len(rows), logits.device).sample(logits.clone())
 
 
 @pytest.mark.parametrize("vocab", [7, 320, 1024])

@@ -22,10 +22,10 @@ def _segments(vocab_size=256):
     return [torch.randint(vocab_size, (length,), generator=generator) for length in LENGTHS]
 
 
-def _packed_params(lengths):
+def _packed_params(lengths, device="cpu"):
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     longest = max(lengths)
     return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
 
@@ -51,7 +51,7 @@ def _packed_logits(rank, args, tokens):
         hidden = torch.empty(hidden_shape)
         dist.recv(hidden, src=rank - 1)
         model.set_input_tensor(hidden)
-    out = model(tokens[None], None, None, packed_seq_params=_packed_params(LENGTHS))
+    out = model(tokens[None], None, None, packed_seq_params=_packed_params(LENGTHS, tokens.device))
     if not mpu.is_pipeline_last_stage():
         dist.send(out, dst=rank + 1)
         return None

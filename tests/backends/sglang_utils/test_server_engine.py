@@ -113,7 +113,6 @@ def test_a_chosen_prefill_graph_backend_stays():
 @pytest.mark.parametrize(
     ("changes", "dtype"),
     [
-        ({}, "auto"),
         ({"fp16": True}, "float16"),
         ({"fp32": True}, "float32"),
         ({"fp32": True, "sglang_dtype": "auto"}, "float32"),
@@ -123,6 +122,20 @@ def test_a_chosen_prefill_graph_backend_stays():
 def test_engines_compute_in_the_trainers_dtype_unless_told(changes, dtype):
     assert sglang_options(make_args(**changes), place()).dtype == dtype
     assert embedded_options(make_args(**changes), place()).dtype == dtype
+
+
+def test_beside_a_bfloat16_trainer_sglang_does_not_choose_float16():
+    assert sglang_options(make_args(), place()).dtype == "bfloat16"
+    assert sglang_options(make_args(sglang_dtype="float32"), place()).dtype == "float32"
+    judge = StandInSGLang(make_args(), place(), "/tmp", {"model_path": "/models/judge"})
+    assert "dtype" not in judge.preferences()
+    assert embedded_options(make_args(), place()).dtype == "auto"
+
+
+def test_an_embedded_engine_computes_on_the_gpu_of_its_place():
+    assert embedded_options(make_args(), place(base_gpu_id=3)).base_gpu_id == 3
+    options = embedded_options(make_args(sglang_device="cuda"), place())
+    assert (options.device, options.base_gpu_id) == ("cuda", 0)
 
 
 def test_each_part_of_an_engine_over_nodes_knows_its_number_and_where_they_meet():
