@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from slime.utils.host_memory import HostMemory, host_memory
@@ -154,10 +153,10 @@ def chunk_elements() -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a device has left, of a CPU those that the system would give."""
+    """Bytes that a device has left, of a CPU those that the system or the container would give."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return host_memory().available
 
 
 def gpu_memory() -> int | None:
