@@ -215,9 +215,10 @@ def _append(sample: Sample, piece: _Piece, room: int) -> None:
     if turn is None:
         sample.append_response_tokens(tokens=ids, trainable=False)
         return
-    # What the engine says of a whole answer does not hold for a part of one.
-    whole = turn.meta_info if len(ids) == len(turn.output_ids) else {}
-    sample.append_response_tokens(tokens=ids, log_probs=turn.output_log_probs[:room], meta_info=whole)
+    meta = turn.meta_info
+    if len(ids) < len(turn.output_ids):  # what is said of each token of the answer does not fit a part of it
+        meta = {key: meta[key] for key in ("weight_version", "finish_reason") if key in meta}
+    sample.append_response_tokens(tokens=ids, log_probs=turn.output_log_probs[:room], meta_info=meta)
 
 
 def plain_message(message: Message) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -194,13 +195,20 @@ async def test_an_abort_gives_the_session_up(serve, engine):
 async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine):
     adapter, client = serve()
     await ask(client, [USER])
-    engine.delay = lambda conversation: NEVER
+    answer, may_go_on = engine.generate, threading.Event()
+
+    async def held(body):
+        while not may_go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await answer(body)
+
+    engine.generate = held
     task = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
     while len(engine.seen("generate")) < 2:
         await asyncio.sleep(0.01)
     made = await adapter.finish_session("s", base_sample=Sample(), wait_timeout=0.05)
     assert len(made) == 1
-    engine.aborts += 1
+    may_go_on.set()
     await task
     assert not adapter.trajectories.has_session("s")
 

@@ -9,6 +9,7 @@ from slime.utils.types import Sample
 
 USER = {"role": "user", "content": "go"}
 META = {"weight_version": "3", "finish_reason": {"type": "stop"}, "prompt_tokens": 2, "cached_tokens": 1}
+NUCLEI = {"top_p_token_ids": [8, 9], "top_p_token_offsets": [0, 1, 2]}
 
 
 def said(text):
@@ -83,9 +84,9 @@ def test_a_small_drift_is_replaced_and_not_trained_on():
     assert sample.tokens == [1, 2, 3, 4, 6, 7, 8] and trained(sample) == [8]
 
 
-@pytest.mark.parametrize("prompt", [[1, 2, 3, 6, 7], [1, 9, 3, 4, 5]])
-def test_a_drift_beyond_the_threshold_or_in_the_prompt_forks(prompt):
-    manager = TrajectoryManager(fork_threshold_tokens=1)
+@pytest.mark.parametrize(("prompt", "threshold"), [([1, 2, 3, 6, 7], 1), ([1, 9, 3, 4, 5], 100)])
+def test_a_drift_beyond_the_threshold_or_in_the_prompt_forks(prompt, threshold):
+    manager = TrajectoryManager(fork_threshold_tokens=threshold)
     record(manager, [1, 2], [3, 4, 5], [USER], said("a"))
     assert record(manager, prompt, [8], [USER, said("a")], said("c")) is DriftKind.FORK
     assert [trained(sample) for sample in samples(manager)] == [[3, 4, 5], [8]]
@@ -107,6 +108,16 @@ def test_what_is_too_long_is_cut_off(longest, tokens, kept, status):
     record(manager, [1, 2, 3, 4, 5], [6], [USER, said("a"), heard("b")], said("c"))
     (sample,) = samples(manager, max_sample_tokens=longest)
     assert len(sample.tokens) == tokens and trained(sample) == kept and sample.status.value == status
+
+
+def test_a_part_of_an_answer_has_its_version_and_nothing_of_the_rest():
+    manager = TrajectoryManager()
+    answer = TurnRecord([1], [2, 3], "stop", [-2.0, -3.0], meta_info=META | NUCLEI)
+    manager.record_turn("s", turn=answer, prompt_messages=[USER], response_message=said("a"))
+    assert samples(manager)[0].rollout_top_p_token_ids == [8, 9]
+    (sample,) = samples(manager, max_sample_tokens=2)
+    assert sample.token_versions == ["3"] and sample.weight_versions == ["3"]
+    assert sample.rollout_top_p_token_ids is None
 
 
 def test_the_last_turn_says_how_it_ended():
