@@ -5,8 +5,9 @@
 #
 # Each writes its log to $OUT/NAME.log, and its exit status and seconds to $OUT/summary.txt. A piece that fails does
 # not keep the next ones from running; the exit status is then 1. It uses the python3 of the PATH, or $PYTHON.
+# shellcheck disable=SC2329  # piece calls them
 set -uo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit
 export PYTHON=${PYTHON:-python3} OUT=${OUT:-outputs/gpu}
 mkdir -p "$OUT"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
