@@ -241,7 +241,7 @@ def _sharded_state(
     loading: bool = False,
     numbered: bool = False,
 ) -> dict[str, Any]:
-    """``numbered``: whether optimizer state names each layer, as it must where it has not all of them."""
+    """``numbered``: whether the optimizer's state names each layer, as it must where it has not all."""
     if with_optimizer is None:
         with_optimizer = not getattr(args, "no_save_optim", False)
     if with_rng is None:

@@ -152,6 +152,21 @@ def test_a_step_is_that_of_the_reference(case, references, trained):
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
 
 
+def test_a_stage_is_sent_the_embedding_that_the_step_before_has_made(references, rollout):
+    """Of which each data-parallel rank has updated its part, and gathers the others in its forward pass."""
+    path, depths, *_ = references("mimo")
+    few = [
+        [197 + token % 3 * 29 for token in tokens] for tokens in rollout["tokens"]
+    ]  # in all steps the same
+    rollout = {**rollout, "tokens": few}
+    flags = {"global_batch_size": 5, "lr": 3.0, "mtp_loss_scaling_factor": 0.01}
+    (wanted,) = run_ranks(_step, 1, _args(path, depths, **flags), rollout)
+    results = run_ranks(_step, 4, _args(path, depths, **flags, **PP2, **OVERLAP), rollout)
+    (found,) = [result["report"]["train"] for result in results if result["report"]]
+    for step, expected in zip(found, wanted["report"]["train"], strict=True):
+        assert step == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
 @pytest.mark.parametrize("layout", [{}, TP2 | EP2, CP2], ids=["1 process", "TP 2, EP 2", "CP 2"])
 def test_routers_balance_the_rows_that_are_given_a_token(layout, rollout, tmp_path):
     reference = MtpReference("deepseek_v3", tmp_path, 2, num_hidden_layers=2)
