@@ -78,9 +78,23 @@ def _bad_iteration(root: Path, step: int | None) -> str | None:
         return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
     iteration = f"iter_{int(text) if step is None else step:07d}"
     if (root / iteration / "metadata.json").is_file():
-        return None
+        return _half_copied(root / iteration)
     there = ", ".join(sorted(found.parent.name for found in root.glob("iter_*/metadata.json"))) or "none"
     return f"{iteration} is missing or incomplete (complete ones: {there})"
+
+
+def _half_copied(iteration: Path) -> str | None:
+    """Why a directory that was written as a whole lacks parts; only looks at names.
+
+    Hidden files are what copies by pattern leave behind.
+    """
+    shards = list(iteration.rglob("*.distcp"))
+    if not shards and (iteration / "common.pt").is_file():
+        return f"{iteration.name} holds no .distcp file (wanted: a complete copy)"
+    for shard in shards:
+        if not (index := shard.with_name(".metadata")).is_file():
+            return f"{index.relative_to(iteration.parent)} is missing (wanted: a complete copy)"
+    return None
 
 
 def _another_model(args: Namespace, path: Path, trained: Path) -> str | None:

@@ -191,6 +191,20 @@ def test_a_shard_that_was_not_copied(words, refusal, altered_checkpoint):
     assert refusal(words(hf_checkpoint=path)).endswith(said)
 
 
+def test_a_training_checkpoint_that_was_half_copied(words, refusal, own_checkpoint, notes):
+    iteration = own_checkpoint / "iter_0000003"
+    (iteration / "common.pt").touch()
+    said = f"--load {own_checkpoint}: iter_0000003"
+    line = words(load=own_checkpoint)
+    assert refusal(line) == f"{said} holds no .distcp file (wanted: a complete copy)"
+    (iteration / "__0_0.distcp").touch()
+    assert refusal(line) == f"{said}/.metadata is missing (wanted: a complete copy)"
+    (iteration / ".metadata").touch()
+    notes(line)
+    (iteration / "metadata.json").unlink()
+    assert refusal(line).startswith(f"{said} is missing or incomplete")
+
+
 def test_a_name_of_the_hub_is_no_directory(words, refusal):
     assert refusal(words(hf_checkpoint="Qwen/Qwen3-4B")).endswith(
         "config.json: not found (wanted: a local Hugging Face checkpoint directory)"
