@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.make_tiny_model import main as make_tiny_model
+
 pytestmark = pytest.mark.e2e
 
 LAYOUTS = {
@@ -21,22 +23,38 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--context-parallel-size", 2),
     ],
-    "disaggregated PP 2, two engines": [
-        *("--actor-num-gpus-per-node", 2, "--pipeline-model-parallel-size", 2, "--rollout-num-gpus", 2),
-    ],
 }
+CHECKS = [
+    *("--ci-test", "--check-weight-update-equal"),
+    *("--ci-train-rollout-logprob-abs-diff-threshold", 1e-5),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, model) -> None:
     extra = ["--ref-load", model] if "--use-kl-loss" in LAYOUTS[layout] else []
-    checks = [
-        "--ci-test",
-        "--check-weight-update-equal",
-        "--ci-train-rollout-logprob-abs-diff-threshold",
-        1e-5,
-    ]
-    run = start([*rl_flags, *LAYOUTS[layout], *extra, *checks]).expect_success()
+    run = start([*rl_flags, *LAYOUTS[layout], *extra, *CHECKS]).expect_success()
+    _expect_agreement(run)
+    run.expect_no_processes()
+
+
+def test_virtual_stages_send_their_weights_to_two_engines_and_save(start, rl_flags, tmp_path: Path) -> None:
+    """Disaggregated, with PP 2."""
+    model = _tiny_model_of_four_layers(tmp_path / "model")
+    stages = ["--pipeline-model-parallel-size", 2, "--num-virtual-stages-per-pipeline-rank", 2]
+    places = ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--save", tmp_path / "saved"]
+    run = start([*rl_flags, "--hf-checkpoint", model, *stages, *places, "--save-interval", 1, *CHECKS])
+    run.expect_success()
+    _expect_agreement(run)
+    run.expect_no_processes()
+
+
+def _tiny_model_of_four_layers(path: Path) -> Path:
+    make_tiny_model(["--output", str(path), "--hidden-size", "64", "--num-layers", "4"])
+    return path
+
+
+def _expect_agreement(run) -> None:
     steps = run.rows("train")
     assert sorted(steps) == [0, 1]
     for step in steps.values():
@@ -44,7 +62,6 @@ def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, mo
         assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
         assert 0 < step["train/grad_norm"] < math.inf
     assert _ages(run) == [(0, 0), (0, 0)]
-    run.expect_no_processes()
 
 
 def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:
