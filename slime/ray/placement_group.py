@@ -54,7 +54,7 @@ def placement_layout(args: FleetView) -> Layout:
 
 @dataclass(frozen=True)
 class Slots:
-    """An ordered part of a placement group: bundle indices, and the physical GPU id and the node of each."""
+    """An ordered part of a placement group: bundle indices, and of each the node and its GPU's number there."""
 
     group: PlacementGroup | None
     bundles: tuple[int, ...]

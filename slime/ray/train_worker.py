@@ -14,6 +14,7 @@ from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
+from slime.ray.local_gpu import local_gpu
 from slime.ray.node import node_host
 from slime.ray.process_watch import Whereabouts, whereabouts
 from slime.training.backend import TrainBackend
@@ -185,7 +186,7 @@ class TrainRayActor(TrainWorker):
     """The same as a Ray actor. Ray decides where it runs; the first rank offers the meeting point."""
 
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(_local_gpu()))
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_gpu()))
         super().__init__(args, role)
 
     def whereabouts(self) -> Whereabouts:
@@ -225,9 +226,3 @@ class TrainRayActor(TrainWorker):
 def _release_cache() -> None:
     gc.collect()
     empty_cache()
-
-
-def _local_gpu() -> int:
-    """The physical GPU id that Ray assigned: every GPU of the node stays visible to the process."""
-    ids = ray.get_gpu_ids()
-    return int(ids[0]) if ids else 0
