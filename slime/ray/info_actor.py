@@ -5,7 +5,7 @@ import ray
 from slime.ray.local_gpu import local_gpu
 
 Location = tuple[str, int, str]
-"""Address of a node, number of the GPU as CUDA counts there, Ray's id of the node: some may share an address."""
+"""Address of a node, number of the GPU as CUDA counts there, Ray's id of the node: some share an address."""
 
 
 class InfoActor:
