@@ -97,6 +97,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     elif _layers(args) % pp:
         yield f"--pipeline-model-parallel-size {pp} does not divide {_described_layers(args)}"
     yield from _virtual_pipeline(args, uneven)
+    yield from _uniform_recomputation(args, pp)
 
 
 def _query_groups(args: Namespace, tp: int) -> Iterator[str]:
@@ -138,6 +139,35 @@ def _uneven_stages(args: Namespace) -> Iterator[str]:
     layers, stages = args.num_layers - sum(given.values()), pp - len(given)
     if layers < stages or (layers % stages if stages else layers):
         yield f"{shown}: cannot deal {layers} of {args.num_layers} layers out to {stages} other stages"
+
+
+def layers_of_chunks(args: Namespace, pp: int, chunks: int) -> list[int]:
+    """Layers of each chunk of the pipeline, in the order in which a micro-batch goes through them."""
+    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
+    if first or last:
+        between = pp - bool(first) - bool(last)
+        each = (args.num_layers - (first or 0) - (last or 0)) // between if between else 0
+        return [*([first] if first else []), *[each] * between, *([last] if last else [])]
+    embedding = int(args.account_for_embedding_in_pipeline_split and pp > 1)
+    loss = int(args.account_for_loss_in_pipeline_split and pp > 1)
+    counts = [(args.num_layers + embedding + loss) // (pp * chunks)] * (pp * chunks)
+    counts[0] -= embedding
+    counts[-1] -= loss
+    return counts
+
+
+def _uniform_recomputation(args: Namespace, pp: int) -> Iterator[str]:
+    """megatron-core cuts the layers of a chunk into groups of one size."""
+    size = args.recompute_num_layers
+    uniform = (args.recompute_granularity, args.recompute_method) == ("full", "uniform")
+    if not uniform or not size or args.train_backend == "fsdp":
+        return
+    counts = layers_of_chunks(args, pp, args.virtual_pipeline_model_parallel_size or 1)
+    if left := [count for count in counts if count % size]:
+        yield (
+            f"--recompute-num-layers {size}: does not divide the {left[0]} layers of a pipeline stage "
+            "(wanted: a number that does, or --recompute-method block)"
+        )
 
 
 def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:

@@ -4,6 +4,8 @@ from argparse import Namespace
 from dataclasses import dataclass
 from itertools import accumulate
 
+from slime.arguments.parallelism import layers_of_chunks
+
 Stage = tuple[range, ...]
 """The layers of a pipeline rank, those of each of its model chunks."""
 
@@ -69,22 +71,7 @@ def layout_of(args: Namespace) -> Layout:
 
 def _stages(args: Namespace, pp: int, chunks: int) -> tuple[Stage, ...]:
     """Chunk after chunk goes through all ranks: with two of each, rank 0 has the first and the third part."""
-    counts = _counts(args, pp, chunks)
+    counts = layers_of_chunks(args, pp, chunks)
     bounds = [0, *accumulate(counts)]
     parts = [range(begin, begin + count) for begin, count in zip(bounds, counts, strict=False)]
     return tuple(tuple(parts[rank::pp]) for rank in range(pp))
-
-
-def _counts(args: Namespace, pp: int, chunks: int) -> list[int]:
-    """Layers of each chunk, in the order in which a micro-batch goes through them."""
-    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
-    if first or last:
-        between = pp - bool(first) - bool(last)
-        each = (args.num_layers - (first or 0) - (last or 0)) // between if between else 0
-        return [*([first] if first else []), *[each] * between, *([last] if last else [])]
-    embedding = int(args.account_for_embedding_in_pipeline_split and pp > 1)
-    loss = int(args.account_for_loss_in_pipeline_split and pp > 1)
-    counts = [(args.num_layers + embedding + loss) // (pp * chunks)] * (pp * chunks)
-    counts[0] -= embedding
-    counts[-1] -= loss
-    return counts

@@ -277,6 +277,10 @@ CONTRADICTIONS = [
         ),
         "--num-virtual-stages-per-pipeline-rank 2 x --pipeline-model-parallel-size 3: does not divide",
     ),
+    (
+        dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=2),
+        "--recompute-num-layers 2: does not divide the 3 layers of a pipeline stage (wanted: a number",
+    ),
     (dict(bf16=True, fp16=True), "--bf16 and --fp16: only one precision at a time"),
     (dict(fp16=True, fp32=True), "--fp16 and --fp32: only one precision at a time"),
     (dict(ci_test=True, loss_type="sft_loss"), "--ci-test: --loss-type sft_loss has no log-probs"),
