@@ -221,7 +221,7 @@ def test_a_data_source_of_ones_own_needs_no_file(words):
     [
         ("custom_convert_samples_to_train_data_path", "tests.plugin_contracts.recorders.convert"),
         ("custom_generate_function_path", "tests.rollout.plugins.split_generate"),
-        ("rollout_function_path", "tests.rollout.plugins.split_generate"),
+        ("rollout_function_path", "tests.rollout.plugins.own_rollout"),
     ],
 )
 def test_one_sample_per_prompt_is_enough_for_user_code_that_makes_its_own_groups(words, own, path):

@@ -148,6 +148,8 @@ def test_what_does_not_fit_is_refused_before_it_is_received(quantized, kind, spe
     _, served = build_executor(path, ModelConfig.from_directory(path), LIMITS)
     updater = WeightUpdater(SimpleNamespace(released=set()), served, StoredFormat(path))
     updater.session = "all"
-    updater.groups = SimpleNamespace(check=lambda name: None, receive=lambda *_: pytest.fail("received"))
+    updater.groups = SimpleNamespace(
+        check=lambda name: None, device=lambda name: "cpu", receive=lambda *_: pytest.fail("received")
+    )
     with pytest.raises(BadRequest, match=said):
         updater.from_group("group", [spec], "flattened_bucket", None, False)

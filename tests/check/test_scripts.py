@@ -26,6 +26,7 @@ EXAMPLE_MODELS = {
     "fully_async": "qwen3-4B",
     "multi_agent": "qwen3-4B",
     "on_policy_distillation": "qwen3-8B",
+    "openai_agent": "qwen3-4B",
     "retool": "qwen3-4B",
     "search_r1": "qwen2.5-3B",
     "train_infer_mismatch_helper": "qwen3-4B",

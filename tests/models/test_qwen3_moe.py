@@ -49,7 +49,7 @@ def test_variants(change, field, value):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"num_experts": None}, "num_experts: missing"),
+        ({"num_experts": None}, "num_experts or num_local_experts: missing"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9 .wanted: an integer, 1 to 8"),
         ({"num_experts_per_tok": 1}, "norm_topk_prob True is not supported"),
         ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),

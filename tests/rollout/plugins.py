@@ -196,6 +196,10 @@ async def short_group_rm(args, group, **kwargs):
     return [1.0]
 
 
+def own_rollout(args, rollout_id, data_source, evaluation=False):
+    raise NotImplementedError
+
+
 def bare_hook(args, sample):
     sample.metadata["hooked"] = (True,)
 
