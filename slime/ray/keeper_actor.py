@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import ENGINES
+from slime.ray.local_gpu import number_of
 from slime.ray.node import first_port, log_dir, node_host
 from slime.utils.http_utils import find_available_port, wrap_ipv6
 from slime.utils.types import EngineEndpoint
@@ -37,6 +38,7 @@ class EngineKeeper:
 
     Args:
         part: which part of an engine over ``parts`` nodes.
+        base_gpu_id: the first GPU, as Ray calls it.
         meeting_point: where the parts find each other, as part 0 says.
     """
 
@@ -62,7 +64,7 @@ class EngineKeeper:
             port=port,
             nccl_port=find_available_port(port + 10),
             num_gpus=shape.num_gpus,
-            base_gpu_id=base_gpu_id,
+            base_gpu_id=number_of(str(base_gpu_id)),
             gpu_offset=gpu_offset,
             num_nodes=parts,
             node_rank=part,

@@ -54,7 +54,7 @@ def placement_layout(args: FleetView) -> Layout:
 
 @dataclass(frozen=True)
 class Slots:
-    """An ordered part of a placement group: bundle indices, and of each the node and the GPU's number."""
+    """An ordered part of a placement group: bundle indices; of each the GPU as Ray calls it and the node."""
 
     group: PlacementGroup | None
     bundles: tuple[int, ...]

@@ -1,5 +1,8 @@
 """The GPU that Ray assigned, as CUDA counts."""
 
+import subprocess
+import sys
+
 import pytest
 import ray
 
@@ -12,7 +15,6 @@ from slime.ray.local_gpu import local_gpu
         ([3], None, 3),
         (["5"], "4,5", 1),
         (["0"], "1, 0", 1),
-        (["GPU-b"], "GPU-a,GPU-b", 1),
         ([1], "", 1),
         ([], "4,5", 0),
     ],
@@ -32,3 +34,29 @@ def test_amd_has_a_list_of_its_own(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6,7")
     assert local_gpu() == 1
+
+
+_ASK = """
+import os
+import ray
+from slime.ray.local_gpu import local_gpu
+from slime.ray.node import process_env, runtime_env, share_environment
+
+share_environment()
+ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="error")
+
+class Rank:
+    def number(self):
+        return local_gpu(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+spawn = ray.remote(Rank).options(num_gpus=1, runtime_env=runtime_env(process_env(trainer=True)))
+ranks = [spawn.remote() for _ in range(2)]
+print(sorted(ray.get([rank.number.remote() for rank in ranks])))
+"""
+
+
+@pytest.mark.cluster
+def test_ranks_of_a_node_that_shows_some_gpus_count_those(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    found = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=180)
+    assert found.stdout.splitlines()[-1:] == ["[(0, '4,5'), (1, '4,5')]"], found.stderr
