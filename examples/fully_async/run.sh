@@ -5,10 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example fully_async --rollout-num-gpus "${ROLLOUT_GPUS:-1}"
 
 # Rows with a prompt and a label.
-if [[ -z "${QUESTIONS:-}" ]]; then
-    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
-    QUESTIONS="$OUTPUT/data/rl.jsonl"
-fi
+questions_or_calculations
 
 exec python "$REPOSITORY/train_async.py" "${SIZE_ARGS[@]}" \
     --rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async \

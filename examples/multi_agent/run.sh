@@ -5,10 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example multi_agent
 
 # Rows with a prompt, not rendered by a chat template, and a label.
-if [[ -z "${QUESTIONS:-}" ]]; then
-    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
-    QUESTIONS="$OUTPUT/data/rl.jsonl"
-fi
+questions_or_calculations
 echo "num_parallel: ${NUM_PARALLEL:-3}" >"$OUTPUT/agents.yaml"
 
 launch "${SIZE_ARGS[@]}" \

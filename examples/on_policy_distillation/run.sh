@@ -5,10 +5,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example on_policy_distillation
 
-if [[ -z "${QUESTIONS:-}" ]]; then
-    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
-    QUESTIONS="$OUTPUT/data/rl.jsonl"
-fi
+questions_or_calculations
 
 # Starts a server for the teacher and waits until it answers. It ends with this script.
 start_teacher() {

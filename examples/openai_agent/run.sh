@@ -5,10 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example openai_agent
 
 # Rows with a prompt, not rendered by a chat template, and a label.
-if [[ -z "${QUESTIONS:-}" ]]; then
-    python examples/calculator_tool/make_data.py --output "$OUTPUT/data"
-    QUESTIONS="$OUTPUT/data/rl.jsonl"
-fi
+questions_or_calculations
 
 launch "${SIZE_ARGS[@]}" \
     --prompt-data "$QUESTIONS" \

@@ -4,10 +4,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../scripts/lib/example.sh"
 example train_infer_mismatch
 
-if [[ -z "${QUESTIONS:-}" ]]; then
-    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
-    QUESTIONS="$OUTPUT/data/rl.jsonl"
-fi
+questions_or_calculations
 
 launch "${SIZE_ARGS[@]}" \
     --prompt-data "$QUESTIONS" \

@@ -51,3 +51,10 @@ example() {
         --metrics-file "$OUTPUT/metrics.jsonl"
     )
 }
+
+# Without QUESTIONS, those of the calculator.
+questions_or_calculations() {
+    [[ -z "${QUESTIONS:-}" ]] || return 0
+    python "$REPOSITORY/examples/calculator_tool/make_data.py" --output "$OUTPUT/data"
+    QUESTIONS="$OUTPUT/data/rl.jsonl"
+}

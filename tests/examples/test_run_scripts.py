@@ -11,9 +11,13 @@ from slime.arguments.parser import build_parser
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*/run*.sh"))
 # Stands for python: notes train.py's flags, has no sglang, and runs nothing else unless it is told by what.
+# A program has to be where it is looked for.
 FAKE = """#!/bin/sh
 case "$1" in
     */train*.py) shift; printf '%s\\0' "$@" >"$NOTE"; exit ;;
+esac
+case "$1" in
+    *.py) [ -f "$1" ] || { echo "$1: not there, in $PWD" >&2; exit 1; } ;;
 esac
 if [ -n "$SLIME_TEST_PYTHON" ]; then exec "$SLIME_TEST_PYTHON" "$@"; fi
 case "$1" in
@@ -45,7 +49,7 @@ def flags_of(script, tmp_path, cwd=ROOT, **variables):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_without_a_model_a_tiny_one_is_trained(script, tmp_path):
-    words = flags_of(script, tmp_path)
+    words = flags_of(script, tmp_path, cwd=tmp_path)
     assert words[words.index("--hf-checkpoint") + 1] == str(tmp_path / "out/model")
     assert "--fp32" in words and words[-2:] == ["--metrics-file", "last"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class Turn:
     completion_tokens: int
 
 
-class BaseAdapter:
+class BaseAdapter(ABC):
     """Sessions and their turns. A kind of API adds routes to ``app``, which is served by whoever makes it.
 
     Every request to the engine begins with the very tokens that it made in earlier turns of the conversation,
@@ -233,9 +234,9 @@ class BaseAdapter:
         if self._debug is not None:
             self._debug(sid, record)
 
+    @abstractmethod
     def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
         """The answer as the agent will send it back among the messages of its next request."""
-        raise NotImplementedError
 
     def _text_of(self, ids: Sequence[int]) -> str:
         """Of an answer, without the token that ends it."""
