@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from examples.calculator_tool.make_data import main as make_data
-from slime.processes.reaper import Known, living
+from slime.processes.reaper import Known, living, sweep
 from tools.make_tiny_model import main as make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ class Run:
     """A started run.
 
     Its processes are those that carry ``tag`` in their environment, and those that were once seen below the
-    driver: Ray's agents overwrite their environment with a title.
+    driver (``pids``: at any time): Ray's agents overwrite their environment with a title.
     """
 
     process: subprocess.Popen[str]
@@ -36,6 +36,7 @@ class Run:
     metrics: Path
     start: float = field(default_factory=time.monotonic)
     seen: Known = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._watch, daemon=True).start()
@@ -43,6 +44,7 @@ class Run:
     def _watch(self) -> None:
         while self.process.poll() is None:
             self.seen = living(self.seen, self.process.pid)
+            self.pids |= self.seen.keys()
             time.sleep(0.5)
 
     @property
@@ -148,6 +150,9 @@ def start(tmp_path: Path):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        run.expect_no_processes()
+        # The run's reaper would, two seconds later; it was just killed.
+        sweep(run.pids)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,9 @@ def _sync(rank, args, endpoint):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
+    shared = Path("/dev/shm")
+    mine = f"torch_{os.getpid()}_*"
+    others = set(shared.glob(mine))  # of an earlier process with this id
     init(args)
     model = get_model(args)
     load_hf_weights(args, model, args.hf_checkpoint)
@@ -62,7 +65,7 @@ def _sync(rank, args, endpoint):
         update.run(4)
     finally:
         update.disconnect()
-        if left := list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*")):
+        if left := set(shared.glob(mine)) - others:
             raise RuntimeError(f"left behind: {left}")
 
 
