@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HAS_GPU = Path("/dev/nvidia0").exists()
 
@@ -17,6 +18,17 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # As in a run, where every process computes with one thread: with more the last bits of sums differ.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Property tests try the same examples in each run, however long one takes: what fails was changed, and is not
+# a matter of chance or of how busy the machine is. ``--hypothesis-profile=default`` looks for new examples.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
