@@ -1,5 +1,6 @@
 """What is done with any sandbox, here with the local one; E2B's against a stand-in of its package."""
 
+import asyncio
 import sys
 from types import SimpleNamespace
 
@@ -28,24 +29,48 @@ async def test_a_long_command_is_waited_for(sandbox):
     result = await exec_and_wait(
         sandbox,
         cmd="echo $WHO in $(pwd); sleep 0.3; exit 4",
-        time_budget_sec=30,
+        time_budget_sec=600,
         tag="job",
         env={"WHO": "me"},
         workdir="/tmp",
         want_output=True,
     )
     assert result == (4, "me in /tmp\n")
-    assert (await exec_and_wait(sandbox, cmd="true", time_budget_sec=30, tag="job")) == (0, "")
+    assert (await exec_and_wait(sandbox, cmd="true", time_budget_sec=600, tag="job")) == (0, "")
 
 
-async def test_a_command_over_its_budget_is_killed(sandbox):
-    cmd = "echo begun; sleep 600"
+async def test_a_command_over_its_budget_is_killed(sandbox, monkeypatch):
+    own = sandbox.exec
+
+    async def once_it_has_begun(cmd, **options):
+        """Looks for the command's end only then, however late its first turn comes."""
+        while cmd.startswith("cat /tmp/long.done") and (await own("cat said")).output != "begun\n":
+            await asyncio.sleep(0.01)
+        return await own(cmd, **options)
+
+    monkeypatch.setattr(sandbox, "exec", once_it_has_begun)
+    cmd = "echo begun; sleep 6000"
     code, output = await exec_and_wait(
         sandbox, cmd=cmd, time_budget_sec=0.2, tag="long", out_file="/workspace/said", want_output=True
     )
     assert (code, output) == (EXIT_TIME_BUDGET_EXCEEDED, "begun\n")
-    assert "sleep" not in (await sandbox.exec("cat /proc/[0-9]*/comm")).output
+    async with asyncio.timeout(300):  # the kill has been sent; each process dies when its turn comes
+        while "sleep" in (await own("cat /proc/[0-9]*/comm")).output.split("\n"):
+            await asyncio.sleep(0.01)
     assert await sandbox.read_file("said") == "begun\n"
+
+
+async def test_a_command_is_killed_though_its_session_is_yet_to_come(sandbox):
+    """Its first process may have had no turn at all when its time is up."""
+    folder = f"{sandbox.workspace}/bin"
+    await sandbox.write_file(f"{folder}/setsid", "#!/bin/sh\nwhile :; do sleep 0.01; done\n")
+    await sandbox.exec(f"chmod +x {folder}/setsid")
+    path = {"PATH": f"{folder}:/usr/bin:/bin"}
+    code, _ = await exec_and_wait(sandbox, cmd="true", time_budget_sec=0.1, tag="job", env=path)
+    assert code == EXIT_TIME_BUDGET_EXCEEDED
+    async with asyncio.timeout(60):
+        while "setsid" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).output:
+            await asyncio.sleep(0.01)
 
 
 async def test_the_agents_user_is_there_or_cannot_be_had(sandbox):

@@ -82,7 +82,9 @@ async def exec_and_wait(
         raise SandboxError(f"{tag}: the command could not be started, exit code {code}: {said:.500}")
     exit_code = await _poll(sb, base, user, time.monotonic() + time_budget_sec)
     if exit_code == EXIT_TIME_BUDGET_EXCEEDED:
-        await sb.exec(f"kill -KILL -$(cat {base}.pid)", user=user)
+        # It may have become the leader of a group before the first kill, between two of them, or not yet.
+        kill = f"first=$(cat {base}.pid); for target in -$first $first -$first; do kill -KILL $target; done"
+        await sb.exec(kill, user=user)
     output = (await sb.exec(f"cat {shlex.quote(out)}", user=user)).output if want_output else ""
     return ExecResult(exit_code, output)
 
