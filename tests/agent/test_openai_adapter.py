@@ -45,7 +45,8 @@ def serve(engine, tokenizer):
         if session:
             adapter.open_session("s", sampling_defaults=PARAMS)
         headers = {"Authorization": "Bearer s"} if session else {}
-        return adapter, httpx.AsyncClient(base_url=servers[-1].url, headers=headers, trust_env=False)
+        url = servers[-1].url
+        return adapter, httpx.AsyncClient(base_url=url, headers=headers, timeout=300, trust_env=False)
 
     yield make
     for server in servers:
@@ -181,10 +182,15 @@ async def test_turns_and_context_are_bounded(serve, engine):
 async def test_an_abort_gives_the_session_up(serve, engine):
     adapter, client = serve()
     await ask(client, [USER])
-    engine.delay = lambda conversation: NEVER
+    at_work = threading.Event()
+
+    def delay(conversation):
+        at_work.set()
+        return NEVER
+
+    engine.delay = delay
     task = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
-    while len(engine.seen("generate")) < 2:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(at_work.wait, 300)  # an abort before that would not be one of this request
     engine.aborts += 1
     assert (await task).status_code == 503
     base = Sample(index=1)
