@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from slime.agent.jail.kernel import NOBODY
 from slime.agent.sandbox.cgroup import ControlGroup
 from slime.agent.sandbox.limits import Limits
@@ -26,6 +28,7 @@ _ROOT = Path(__file__).parents[3]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from slime.agent.jail.serve import main; main()"
 _START_LIMIT_S = 60.0
 _GRACE_S = 10.0
+_POLL_S = 0.002
 _LONGEST_LINE = 1 << 30
 _MARK = "SLIME_SANDBOX"
 
@@ -79,6 +82,7 @@ class LocalSandbox:
         self._folder = ""
         self._group: ControlGroup | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._inside: list[psutil.Process] = []
         self._busy = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -124,6 +128,8 @@ class LocalSandbox:
             },
             _START_LIMIT_S,
         )
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._inside = await asyncio.to_thread(psutil.Process(self._process.pid).children)
         self.workspace = status["workspace"]
         self.held += tuple(status["held"])
         self.missing |= status["missing"]
@@ -224,15 +230,30 @@ class LocalSandbox:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    async def _end_of_namespace(self) -> None:
+        """Its process 1 ends after all others in it; our own child, its parent, may have ended before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START_LIMIT_S):
+                while any(map(_lives, self._inside)):
+                    await asyncio.sleep(_POLL_S)
+
     async def close(self) -> None:
         """End every process of the sandbox and remove its files."""
         if self._process is not None:
             self._kill()
             await self._process.wait()
             self._process = None
+            await self._end_of_namespace()
             if "processes" not in self.held:  # nothing else ends those that left the session
                 await asyncio.to_thread(kill_marked, _MARK, self._mark)
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
         if self._folder:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
