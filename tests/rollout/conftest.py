@@ -5,10 +5,18 @@ import pytest
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generate_state import GenerateState
+from slime.rollout.rm_hub import grading_pool
 from slime.utils.http_utils import init_http_client
 from tests.engines.fake import TalkingEngine
 from tests.rollout import plugins
 from tools.make_tiny_model import make_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_graders():
+    """A machine may be busy; what hangs has a pool of its own in its tests."""
+    for process in grading_pool._pool()._processes:
+        process._limit_s = 300
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +92,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             rollout_skip_special_tokens=False,
             rollout_num_gpus=1,
             rollout_num_gpus_per_engine=1,
-            rollout_timeout=60,
+            rollout_timeout=300,
             sglang_server_concurrency=64,
             sglang_router_ip="127.0.0.1",
             sglang_router_port=port,

@@ -20,6 +20,8 @@ _WORKER = Path(__file__).with_name("grading_worker.py")
 _START_LIMIT_S = 120.0
 # The process ends itself by its alarm; one that cannot is ended from outside, this much later.
 _GRACE_S = 2.0
+# What a process that is about to end may take for it, on a machine whose cores are all busy.
+_ENDING_S = 1.0
 _MARK = "SLIME_GRADING_PROCESS"
 _CHUNK = 1 << 16
 
@@ -98,9 +100,10 @@ class GradingProcess:
             start_new_session=True,
         )
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
+        request = {**asked, "ending_s": _ENDING_S}
         limit_s = request["limit_s"]
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode() + b"\n")

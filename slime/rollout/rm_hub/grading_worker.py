@@ -1,8 +1,9 @@
 """A process that calls graders, one JSON line in and one out.
 
 Run by path, not as a module of the package: it must start without torch, ray or the HTTP stack.
-Request {"function": dotted path, "args": list or null to import it only, "limit_s"}; reply {"value"},
-{"label_error"} if the label is at fault, or {"failed"} if the grader is.
+Request {"function": dotted path, "args": list or null to import it only, "limit_s", "ending_s": what the
+processes of the grader may take to end}; reply {"value"}, {"label_error"} if the label is at fault,
+or {"failed"} if the grader is.
 """
 
 import ctypes
@@ -20,8 +21,6 @@ from typing import Any
 
 MEMORY_LIMIT_BYTES = 4 << 30
 _PR_SET_CHILD_SUBREAPER = 36
-# What a process that is about to end may take for it, on a machine whose cores are all busy.
-_ENDING_S = 1.0
 _POLL_S = 0.01
 
 
@@ -42,12 +41,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     finally:
         if os.getpid() != own_process:
             os._exit(0)  # a fork that came back from the grader
-    return {"failed": "it left processes behind"} if _has_children() else {"value": value}
+    stay = _has_children(request["ending_s"])
+    return {"failed": "it left processes behind"} if stay else {"value": value}
 
 
-def _has_children() -> bool:
+def _has_children(ending_s: float) -> bool:
     """Whether a process that the grader started stays; daemons too, since they become ours."""
-    deadline = time.monotonic() + _ENDING_S
+    deadline = time.monotonic() + ending_s
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
