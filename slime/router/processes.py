@@ -88,6 +88,7 @@ class Parent:
         self._pool, self._counts = WorkerPool(settings.failure_threshold), Counts()
         self._lines: list[Line] = []
         self._spreading = asyncio.Lock()
+        self._all_serve: asyncio.Task[None]
 
     async def run(self) -> None:
         """Until SIGTERM.
@@ -99,12 +100,14 @@ class Parent:
         health = HealthWatch(self._pool, self._settings, self._spread)
         self._admin = Admin(self._pool, self._counts, health.check, self._spread)
         children = [await self._start_child() for _ in range(self._settings.processes)]
+        self._all_serve = asyncio.create_task(self._first_spread())
         try:
             await until_first(stop.wait(), health.task, *(self._listen(line) for line in self._lines))
         except ChildEnded:
             if not stop.is_set():
                 raise
         finally:
+            self._all_serve.cancel()
             for child in children:
                 child.terminate()
             await health.close()
@@ -122,7 +125,13 @@ class Parent:
         await line.run()
         raise ChildEnded("a process of the router has ended")
 
+    async def _first_spread(self) -> None:
+        """A child answers once it listens, and may take long to start."""
+        await asyncio.gather(*(line.ask(self._pool.table()) for line in self._lines))
+
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Not before all children serve, or a change of the pool would have to wait for the others."""
+        await asyncio.shield(self._all_serve)
         return asdict(await self._admin.answer(AdminRequest(**message)))
 
     async def _spread(self) -> None:
