@@ -21,7 +21,7 @@ SETTINGS = {
     "rollout_num_gpus": 2,
     "rollout_num_gpus_per_engine": 1,
     "rollout_health_check_interval": 0.05,
-    "rollout_health_check_timeout": 5.0,
+    "rollout_health_check_timeout": 300.0,
     "use_slime_router": True,
     "slime_router_timeout": None,
     "slime_router_max_connections": None,
@@ -29,7 +29,7 @@ SETTINGS = {
     "slime_router_middleware_paths": [],
     "slime_router_processes": 1,
     "slime_router_radix_tree_tokens": 100_000,
-    "engine_startup_timeout": 150.0,
+    "engine_startup_timeout": 600.0,
     "trust_remote_code": False,
 }
 

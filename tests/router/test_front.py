@@ -249,7 +249,7 @@ async def test_an_engine_has_so_much_time_and_no_more(start_engine) -> None:
     engine = start_engine()
 
     async def never(body):
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     engine.answers["generate"] = never
     async with served(slime_router_timeout=0.1) as router:
