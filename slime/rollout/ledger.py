@@ -65,8 +65,9 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether every group that was issued has exactly one place."""
-        places = self.trained + self.filtered + self.dropped.total() + self.buffered + self.leased
-        return self.issued == places and min(self.buffered, self.leased - len(self.records)) >= 0
+        with self.lock:
+            places = self.trained + self.filtered + self.dropped.total() + self.buffered + self.leased
+            return self.issued == places and min(self.buffered, self.leased - len(self.records)) >= 0
 
     def issue(self, groups: int) -> None:
         """Groups are given out for the first time."""
