@@ -1,4 +1,3 @@
-import threading
 from argparse import Namespace
 
 import pytest
@@ -58,7 +57,8 @@ def test_a_recording_that_is_not_there_is_named(make_args, tmp_path):
 
 def test_sleep_does_not_return(make_args, caplog, monkeypatch):
     waited = []
-    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waited.append(timeout))
-    sleep_rollout.sleep(make_args(sglang_router_port=77), 3, None)
+    event = Namespace(wait=lambda timeout=None: waited.append(timeout))
+    monkeypatch.setattr(sleep_rollout, "threading", Namespace(Event=lambda: event))  # other threads wait, too
+    sleep_rollout.sleep(make_args(sglang_router_port=77, rollout_timeout=60), 3, None)
     assert waited == [None]
     assert "rollout 3 sleeps for up to 60 s; the router is http://127.0.0.1:77" in caplog.text

@@ -88,6 +88,7 @@ def service():
 @pytest.fixture
 def buffer_args(engine, make_args, service, monkeypatch):
     monkeypatch.setattr(rollout_buffer_example, "POLL_S", 0.01)
+    monkeypatch.setattr(rollout_buffer_example, "_waiting", {})  # an earlier service may have had this port
 
     def make(**own):
         args = make_args(rollout_max_response_len=100, rollout_timeout=120)
