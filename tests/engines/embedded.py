@@ -95,9 +95,9 @@ class Server:
         words = ["--model-path", str(model_path), "--port", str(port), *flags]
         module = "slime.backends.embedded_engine"
         self.process = ForkedScript(module, words, self._log.name, env={**threads, **(env or {})})
-        self.client = httpx.Client(base_url=self.url, timeout=120, transport=_ExplainingTransport(self))
+        self.client = httpx.Client(base_url=self.url, timeout=600, transport=_ExplainingTransport(self))
 
-    def wait_ready(self, timeout: float = 150) -> "Server":
+    def wait_ready(self, timeout: float = 600) -> "Server":
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

@@ -82,6 +82,7 @@ class FakeEngine:
     def start(self) -> "FakeEngine":
         self._thread.start()
         while not self._server.started:
+            assert self._thread.is_alive(), f"the fake engine has ended; port {self.port} may be taken"
             time.sleep(0.01)
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
         return self
@@ -89,7 +90,7 @@ class FakeEngine:
     def stop(self) -> None:
         """From here on nobody answers."""
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(10)
+        self._thread.join()
 
     @property
     def url(self) -> str:

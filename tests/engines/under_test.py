@@ -28,8 +28,8 @@ class EngineUnderTest:
     def __init__(self, url: str) -> None:
         self.url = url
         limits = httpx.Limits(keepalive_expiry=KEEPALIVE_S)
-        self.http = httpx.Client(base_url=url, timeout=120, limits=limits, trust_env=False)
-        self.client = EngineClient(EngineEndpoint(url, None, 1, None), timeout=120)
+        self.http = httpx.Client(base_url=url, timeout=600, limits=limits, trust_env=False)
+        self.client = EngineClient(EngineEndpoint(url, None, 1, None), timeout=600)
         self.pool = ThreadPoolExecutor(16)
         self.model_path = self.client.model_info()["model_path"]
         """The checkpoint it was started with; an update from disk changes what /model_info says."""
@@ -66,7 +66,7 @@ class EngineUnderTest:
     def num_running(self) -> int:
         return sum(load["num_running_reqs"] for load in self.client.loads()["loads"])
 
-    def wait_until(self, condition: Any, timeout: float = 120.0) -> None:
+    def wait_until(self, condition: Any, timeout: float = 600.0) -> None:
         retry = retry_if_result(lambda holds: not holds)
         Retrying(stop=stop_after_delay(timeout), wait=wait_fixed(0.02), retry=retry)(condition)
 

@@ -95,7 +95,7 @@ async def test_each_task_is_answered_and_scored_in_its_own_way(engine, make_args
         {
             **dict(n_samples_per_eval_prompt=None, eval_temperature=None, eval_top_p=None, eval_top_k=None),
             **dict(eval_max_response_len=None, eval_min_new_tokens=None, eval_input_key=None, eval_config=""),
-            **dict(eval_label_key=None, eval_tool_key=None, rollout_timeout=60),
+            **dict(eval_label_key=None, eval_tool_key=None, rollout_timeout=300),
         }
     )
     args.eval_datasets = build_eval_dataset_configs(args, *tasks)

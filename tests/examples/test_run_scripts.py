@@ -43,7 +43,7 @@ def flags_of(script, tmp_path, cwd=ROOT, **variables):
     }
     env = {key: value for key, value in os.environ.items() if key not in ("MODEL", "DATASETS")}
     command = ["bash", str(script), "--metrics-file", "last"]
-    subprocess.run(command, env=env | places | variables, cwd=cwd, check=True, timeout=150)
+    subprocess.run(command, env=env | places | variables, cwd=cwd, check=True, timeout=600)
     return note.read_text().rstrip("\0").split("\0")
 
 

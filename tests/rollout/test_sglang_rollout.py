@@ -139,7 +139,7 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
 
 
 async def test_an_abort_does_not_queue_behind_generations(engine, make_args, make_source):
-    args = make_args(over_sampling_batch_size=5, sglang_server_concurrency=4, rollout_timeout=20)
+    args = make_args(over_sampling_batch_size=5, sglang_server_concurrency=4)
     engine.delay = lambda conversation: 0.0 if question(conversation) < 3 else NEVER
     source = make_source(args)
     assert len((await generate_rollout_async(args, 0, source)).samples) == 3
