@@ -1,8 +1,11 @@
 """Real router processes, started as a run starts them."""
 
+import asyncio
 import os
 import signal
+import socket
 import stat
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,10 @@ import pytest
 
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
 from slime.backends.sglang_utils.slime_router import slime_router_command
+from slime.router import processes
+from slime.router.processes import Line, Parent
+from slime.router.settings import RouterSettings
+from slime.utils.async_utils import cancel_all
 from tests.engines import free_port
 from tests.router.conftest import router_args
 from tests.router.test_middleware import RADIX
@@ -49,9 +56,9 @@ def children(router: RouterProcess) -> list[psutil.Process]:
     return [child for child in top.children() if "spawn_main" in " ".join(child.cmdline())]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_engine_serves_from_its_registration_to_its_removal(processes: int, start, start_engine) -> None:
-    router = start(slime_router_processes=processes)
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_engine_serves_from_its_registration_to_its_removal(count: int, start, start_engine) -> None:
+    router = start(slime_router_processes=count)
     engines = [start_engine(), start_engine()]
     for engine in engines:
         router.register_worker(engine.url)
@@ -98,10 +105,10 @@ def test_the_middleware_has_the_args_of_the_run(start, checkpoint) -> None:
     assert found["token_length"] == len(found["tokens"]) > 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_port_that_is_taken_is_named(processes: int, start, start_engine) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_port_that_is_taken_is_named(count: int, start, start_engine) -> None:
     with pytest.raises(RouterError, match=r"(?i)address already in use"):
-        start(port=start_engine().port, slime_router_processes=processes)
+        start(port=start_engine().port, slime_router_processes=count)
 
 
 def test_the_end_of_one_process_is_the_end_of_the_router(start) -> None:
@@ -114,3 +121,38 @@ def test_the_end_of_one_process_is_the_end_of_the_router(start) -> None:
 def test_middleware_that_cannot_be_made_is_named(start, tmp_path: Path) -> None:
     with pytest.raises(RouterError, match="nowhere"):
         start(slime_router_middleware_paths=[RADIX], hf_checkpoint=str(tmp_path / "nowhere"))
+
+
+async def test_the_parent_answers_once_all_its_children_serve(monkeypatch) -> None:
+    serving, lines = [], []
+
+    async def start_child(parent: Parent) -> Namespace:
+        """In this process, and serving when the test says so."""
+        ours, theirs = socket.socketpair()
+        serves = asyncio.Event()
+
+        async def take_over(table: Any) -> Any:
+            await serves.wait()
+            return {"counts": {}, "in_flight": {}}
+
+        line = await Line.over(theirs, take_over)
+        serving.append(serves)
+        lines.append((line, asyncio.create_task(line.run())))
+        parent._lines.append(await Line.over(ours, parent._answer))
+        return Namespace(terminate=lambda: None)
+
+    monkeypatch.setattr(Parent, "_start_child", start_child)
+    monkeypatch.setattr(processes, "stop_signal", asyncio.Event)
+    settings = RouterSettings.of(router_args(slime_router_processes=2))
+    running = asyncio.create_task(Parent(settings).run())
+    while len(lines) < 2:
+        await asyncio.sleep(0)
+    serving[0].set()
+    question = {"method": "GET", "path": "/liveness", "query": {}, "body": ""}
+    asked = asyncio.create_task(lines[0][0].ask(question))
+    for _ in range(200):  # an answer takes some ten turns of this loop
+        await asyncio.sleep(0)
+    assert not asked.done()
+    serving[1].set()
+    assert (await asked)["status"] == 200
+    await cancel_all([running, *(reading for _, reading in lines)])
