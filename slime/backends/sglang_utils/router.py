@@ -27,6 +27,7 @@ from slime.backends.sglang_utils.command_line import command_line, parser_action
 from slime.backends.sglang_utils.slime_router import slime_router_command
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
+from slime.utils.http_client import KEEPALIVE_S
 from slime.utils.http_utils import bearer_header, http_url
 
 REGISTER_TIMEOUT_S = 60.0
@@ -78,6 +79,7 @@ class RouterProcess:
             base_url=url,
             headers=bearer_header(api_key),
             timeout=REQUEST_TIMEOUT_S,
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             verify=url.startswith("https"),
             trust_env=False,
         )
