@@ -50,7 +50,7 @@ def serve(engine, tokenizer):
 
     yield make
     for server in servers:
-        server.stop()
+        server.stop(timeout=300)
         server.stop()
 
 
