@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 HAS_GPU = Path("/dev/nvidia0").exists()
 
@@ -18,12 +17,6 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 # As in a run, where every process computes with one thread: with more the last bits of sums differ.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# The same examples in every run, and no judgement of how long one takes: the machine may be busy.
-settings.register_profile(
-    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

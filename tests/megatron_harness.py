@@ -98,7 +98,7 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "virtual_pipeline_model_parallel_size": None,
         "sequence_parallel": False,
         "seed": 1234,
-        "distributed_timeout_minutes": 5,  # of a hang: ranks may start late
+        "distributed_timeout_minutes": 1,
         "calculate_per_token_loss": False,
         "train_backend": "megatron",
         "colocate": False,
