@@ -12,17 +12,62 @@ from tests.engines import free_port
 from tests.forking import forking
 
 STOPPED_LIMIT = 0.3  # seconds, of a run 15
+BEGUN = 8  # tokens of a response by which it is in its middle
+
+
+class Blow:
+    """Makes one engine send itself a signal in the middle of a response: whichever gets there first.
+
+    Engines look for it between two steps: it strikes while requests are in flight, however slow anybody is.
+
+    Args:
+        directory: of this test's own, the same for all its engines.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file, self._taken = directory / "blow", directory / "blow_taken"
+
+    def order(self, signum: int) -> None:
+        """One blow; the last one, if any, must have struck."""
+        self._taken.unlink(missing_ok=True)
+        written = self._file.with_suffix(".new")
+        written.write_text(str(int(signum)))
+        written.replace(self._file)
+
+    @property
+    def struck(self) -> int | None:
+        """The process id of the engine that took the last one."""
+        try:
+            return int(self._taken.read_text())
+        except FileNotFoundError:
+            return None
+
+    def obey(self) -> None:
+        """Of an engine, whose responses have begun and are to go on."""
+        mine = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            self._file.rename(mine)
+        except FileNotFoundError:  # none, or another engine was faster
+            return
+        signum = int(mine.read_text())
+        mine.write_text(str(os.getpid()))
+        mine.rename(self._taken)
+        os.kill(os.getpid(), signum)
 
 
 class ForkedEngine:
-    """One engine process; its handle for the fleet, as ``SpawnedEngine`` is."""
+    """One engine process; its handle for the fleet, as ``SpawnedEngine`` is.
 
-    def __init__(self, rank: int, model_path: str, log: Path, *more: str) -> None:
+    Args:
+        blows: the directory of ``Blow``.
+    """
+
+    def __init__(self, rank: int, model_path: str, log: Path, blows: Path, *more: str) -> None:
         self.rank, port = rank, free_port()
         self.endpoint = EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, None)
         self.client = EngineClient(self.endpoint)
         flags = ["--model-path", model_path, "--port", str(port), "--dtype", "float32", *more]
-        self.process = forking().Process(target=_serve, args=(flags, str(log)), daemon=True)
+        self.process = forking().Process(target=_serve, args=(flags, str(log), blows), daemon=True)
         self.process.start()
         self._clock, self._lock = StopClock(), threading.Lock()
 
@@ -49,11 +94,25 @@ class ForkedEngine:
             self.process.join()
 
 
-def _serve(flags: list[str], log: str) -> None:
+def _serve(flags: list[str], log: str, blows: Path) -> None:
     stream = os.open(log, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
     sys.argv = ["embedded_engine", *flags]
     from slime.backends.embedded_engine.__main__ import main
 
+    _let_strike(Blow(blows))
     main()
+
+
+def _let_strike(blow: Blow) -> None:
+    from slime.backends.embedded_engine.scheduler import Scheduler
+
+    step = Scheduler.step
+
+    def step_and_obey(self: Scheduler, admit: bool) -> None:
+        step(self, admit)
+        if any(len(sequence.output_ids) >= BEGUN for sequence in self.running):
+            blow.obey()
+
+    Scheduler.step = step_and_obey  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
 """For how long a process has been stopped, as far as anybody has seen."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from slime.processes import stopped
@@ -12,7 +14,7 @@ def overdue(monkeypatch):
     clock = StopClock()
 
     def look(seconds, pids):
-        monkeypatch.setattr(stopped.time, "monotonic", lambda: 1000.0 + seconds)
+        monkeypatch.setattr(stopped, "time", SimpleNamespace(monotonic=lambda: 1000.0 + seconds))
         return clock.overdue(pids)
 
     return look

@@ -191,7 +191,7 @@ def test_stop_ends_the_thread_and_finds_nothing_more(fleet) -> None:
     fleet.watch.resume()
     wait_until(lambda: fleet.checks)
     fleet.watch.stop()
-    assert not any(thread.name == "engine-watch" for thread in threading.enumerate())
+    assert not fleet.watch._thread.is_alive()
     fleet.watch.declare_dead(fleet.model, fleet.model.engines[0], "it was stopped")
     assert fleet.states == [SERVING, SERVING]
 

@@ -5,14 +5,11 @@ names, also after another engine has taken the lost one's place. Engines, router
 manager are those of a run; the trainer sends checkpoints from disk.
 """
 
+import asyncio
 import json
-import os
 import signal
-import threading
-import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +19,14 @@ import torch
 from slime.arguments import validated_args
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.ray.rollout_manager import RolloutManager
-from slime.rollout import sglang_rollout
+from slime.rollout import generation, sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.fully_async_rollout import stop_worker
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.weight_clock import clock
 from slime.utils.types import EngineEndpoint, Sample
-from tests.engines.embedded import make_checkpoint, token_logprobs
+from tests.engines.embedded import ENDLESS, make_checkpoint, token_logprobs
+from tests.engines.forked import Blow
 from tests.ray.forked_engines import ForkedEngine, ForkedEngines, manager_of
 from tests.ray.stand_ins import wait_until
 
@@ -37,13 +35,12 @@ OVER_SAMPLING = ["--over-sampling-batch-size", 2 * BATCH]  # some wait for their
 STREAMING = ["--custom-generate-function-path", "slime.rollout.sglang_streaming_rollout.generate_streaming"]
 FULLY_ASYNC = ["--rollout-function-path", "slime.rollout.fully_async_rollout.generate_rollout_fully_async"]
 REJECTION = ["--rollout-function-path", "slime.rollout.rejection_sampling.generate_rollout"]
-LONG = ["--rollout-max-response-len", 200]  # so that engines are still busy when the batch is full
 FUNCTIONS: dict[str, list[Any]] = {
     "default": [],
     "default, partial": [*OVER_SAMPLING, "--partial-rollout"],
-    "default, aborting": [*OVER_SAMPLING, *LONG, "--drop-surplus-groups"],
+    "default, aborting": [*OVER_SAMPLING, "--drop-surplus-groups"],
     "streaming": [*STREAMING, *OVER_SAMPLING],
-    "streaming, aborting": [*STREAMING, *OVER_SAMPLING, *LONG, "--partial-rollout", "--use-slime-router"],
+    "streaming, aborting": [*STREAMING, *OVER_SAMPLING, "--partial-rollout", "--use-slime-router"],
     "fully async": [*FULLY_ASYNC, "--max-staleness", 2],
     "fully async, streaming": [*FULLY_ASYNC, *STREAMING, "--use-slime-router"],
 }
@@ -53,40 +50,6 @@ SIGNALS = pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], id
 
 async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
     return float(sum(sample.tokens) % 2)
-
-
-class Strike:
-    """Sends the signal, once, to the engine with most requests in flight, if there are any."""
-
-    def __init__(self, signum: int) -> None:
-        self.signum = signum
-        self.victim: ForkedEngine | None = None
-
-    def __call__(self) -> None:
-        if self.victim is not None:
-            return
-        loads = {one: _num_running(one.client) for one in living()}
-        busiest = max(loads, key=lambda one: loads[one])
-        if loads[busiest]:
-            self.victim = busiest
-            os.kill(busiest.process.pid, self.signum)
-
-    @contextmanager
-    def as_soon_as_possible(self) -> Iterator[None]:
-        """Tries until it has struck; whoever makes the requests may be slow and is not to know."""
-        watcher = threading.Thread(target=self._watch, daemon=True)
-        watcher.start()
-        yield
-        watcher.join()
-
-    def _watch(self) -> None:
-        deadline = time.monotonic() + 120
-        while self.victim is None and time.monotonic() < deadline:
-            self()
-
-
-def _num_running(client: EngineClient) -> int:
-    return sum(load["num_running_reqs"] for load in client.loads()["loads"])
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +194,44 @@ def living() -> list[ForkedEngine]:
     return [one for one in ForkedEngines.launched if one.process.is_alive()]
 
 
+def victim_of(blow: Blow) -> ForkedEngine:
+    """Waits for it."""
+    wait_until(lambda: blow.struck is not None)
+    # The last one: the id may have been another one's before.
+    return [one for one in ForkedEngines.launched if one.process.pid == blow.struck][-1]
+
+
+def without_surplus(manager: RolloutManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout after which nothing waits that is finished: the next one has to ask engines."""
+    with monkeypatch.context() as patch:
+        patch.setattr(manager._args, "over_sampling_batch_size", BATCH)
+        manager.generate(0)
+
+
+def struck_while_aborting(
+    manager: RolloutManager, blow: Blow, signum: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rollout. Its surplus groups would go on and on: engines are busy when the batch is full."""
+    abort, params_of = sglang_rollout.abort_servers_until_idle, generation.params_for_sample
+
+    async def strike_first(urls: Iterable[str]) -> None:
+        if blow.struck is None:
+            blow.order(signum)
+        while blow.struck is None:
+            await asyncio.sleep(0.01)
+        await abort(urls)
+
+    def endless(args: Namespace, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
+        surplus = (sample.group_index or 0) >= 2 * BATCH
+        more = {"max_new_tokens": ENDLESS, "ignore_eos": True} if surplus else {}
+        return params_of(args, params, sample) | more
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sglang_rollout, abort.__name__, strike_first)
+        patch.setattr(generation, params_of.__name__, endless)
+        manager.generate(1)
+
+
 @SIGNALS
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_lost_engine_costs_no_group_and_its_successor_has_current_weights(
@@ -239,20 +240,17 @@ def test_a_lost_engine_costs_no_group_and_its_successor_has_current_weights(
     manager = start(*FUNCTIONS[function], "--save", tmp_path / "save", "--save-interval", 1)
     trainer, rollouts = Trainer(manager, models), Rollouts(manager, models, monkeypatch)
     trainer.update()
-    manager.generate(0)
+    without_surplus(manager, monkeypatch)
     trainer.update()
-    blow = Strike(signum)
+    blow = Blow(tmp_path)
     if function.endswith("aborting"):
-        abort = sglang_rollout.abort_servers_until_idle
-        with monkeypatch.context() as patch:
-            patch.setattr(sglang_rollout, abort.__name__, lambda urls: (blow(), abort(urls))[1])
-            manager.generate(1)
+        struck_while_aborting(manager, blow, signum, monkeypatch)
     else:
-        with blow.as_soon_as_possible():
-            manager.generate(1)
-    assert blow.victim is not None
+        blow.order(signum)
+        manager.generate(1)
+    victim = victim_of(blow)
     trainer.update()
-    assert blow.victim.process.exitcode is not None
+    assert victim.process.exitcode is not None
     assert listed(manager) == {one.endpoint.url for one in living()}
     assert len(ForkedEngines.launched) == 3
     manager.generate(2)
@@ -271,10 +269,10 @@ def test_rejection_sampling_outlives_every_engine_it_began_with(
     rollouts = Rollouts(manager, models, monkeypatch)
     manager.generate(0)
     for rollout_id in (1, 2):
-        blow = Strike(signum)
-        with blow.as_soon_as_possible():
-            manager.generate(rollout_id)
-        assert blow.victim is not None
+        blow = Blow(tmp_path)
+        blow.order(signum)
+        manager.generate(rollout_id)
+        victim_of(blow)
         wait_until(lambda launched=2 + rollout_id: len(ForkedEngines.launched) == launched)
         wait_until(lambda: listed(manager) == {one.endpoint.url for one in living()})
     rollouts.check_books({"rejected"})

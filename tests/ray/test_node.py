@@ -35,7 +35,9 @@ def test_the_shell_wins_over_our_defaults_and_the_flag_over_both(monkeypatch: py
 
 def test_ray_is_told_of_what_its_processes_do_not_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "environ", dict(os.environ))
+        mine = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        patch.setattr(os, "environ", dict(os.environ) | mine)
+        forget_shared_environment()
         everything = process_env()
         assert runtime_env(everything) == {"env_vars": everything}
         share_environment()

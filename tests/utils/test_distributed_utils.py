@@ -28,7 +28,7 @@ def _listening() -> list[str]:
 
 def _train_and_join_another_group(rank, args, port):
     TrainWorker(args).start()
-    group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, rank, "weights", timedelta(seconds=60))
+    group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, rank, "weights", timedelta(seconds=300))
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     return {"total": float(total), "listening": _listening()}
@@ -41,7 +41,7 @@ def test_a_trainer_on_one_machine_listens_on_loopback_only(tmp_path):
 
 
 def test_a_meeting_at_an_address_of_another_machine_is_still_served(caplog):
-    store = meeting_store("localhost", free_port(), 1, 0, timedelta(seconds=10))
+    store = meeting_store("localhost", free_port(), 1, 0, timedelta(seconds=120))
     store.set("key", "value")
     assert store.get("key") == b"value"
     with pytest.raises(dist.DistError), caplog.at_level("WARNING"):
@@ -127,7 +127,7 @@ import torch
 import torch.distributed as dist
 from slime.utils.distributed_utils import join_process_group
 
-join_process_group(1)
+join_process_group(10)
 sum_of_ranks = torch.tensor(dist.get_rank() + 1)
 dist.all_reduce(sum_of_ranks)
 print(f"{sum_of_ranks.item()} of {dist.get_world_size()}")

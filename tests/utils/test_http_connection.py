@@ -190,7 +190,8 @@ async def server() -> AsyncIterator[tuple[Origin, list[asyncio.StreamWriter]]]:
 
 async def test_a_connection_is_used_again_while_it_is_young(server, monkeypatch) -> None:
     origin, clients = server
-    pool = ConnectionPool(5.0)
+    monkeypatch.setattr(http_pool, "KEEPALIVE_S", 3600.0)
+    pool = ConnectionPool(120.0)
     for _ in range(3):
         connection = await pool.take(origin)
         await connection.ask(GET)
@@ -205,7 +206,7 @@ async def test_a_connection_is_used_again_while_it_is_young(server, monkeypatch)
 async def test_idle_connections_do_not_pile_up(server, monkeypatch) -> None:
     monkeypatch.setattr(http_pool, "KEEPALIVE_S", 0.01)
     origin, _ = server
-    pool = ConnectionPool(5.0)
+    pool = ConnectionPool(120.0)
     connections = [await pool.take(origin) for _ in range(3)]
     for connection in connections:
         await connection.ask(GET)
@@ -220,7 +221,7 @@ async def test_idle_connections_do_not_pile_up(server, monkeypatch) -> None:
 async def test_no_connection_says_why() -> None:
     port = free_port()
     with pytest.raises(CannotConnect, match=str(port)):
-        await ConnectionPool(5.0).take(Origin.of(f"http://127.0.0.1:{port}"))
+        await ConnectionPool(120.0).take(Origin.of(f"http://127.0.0.1:{port}"))
 
 
 @pytest.mark.parametrize("url", ["10.0.0.1:80", "ftp://host/x", "http://", "/generate"])

@@ -15,7 +15,7 @@ def test_nobody_else_gets_a_port_between_its_choice_and_its_use():
         with pytest.raises(OSError) as error:
             other.bind(("127.0.0.1", port))
     assert error.value.errno == errno.EADDRINUSE
-    store = meeting_store("127.0.0.1", port, 1, 0, timedelta(seconds=10))
+    store = meeting_store("127.0.0.1", port, 1, 0, timedelta(seconds=120))
     store.set("key", "value")
     assert store.get("key") == b"value"
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -16,6 +15,9 @@ from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_m
 
 TRAINER, ENGINE = 1, 0
 """Seeds: engines start with other weights than the trainer holds."""
+
+NO_LIMIT = {"distributed_timeout_minutes": 60}
+"""Of collectives: whoever waits for it is given up before, by ``run_ranks``."""
 
 LAYOUTS = {
     "tp1": {},
@@ -181,22 +183,19 @@ def test_an_equal_update_passes_its_check_and_an_unequal_one_fails(engines, chec
 @pytest.mark.parametrize("transport", ["handle", "broadcast"])
 def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_path, transport):
     other = save_tiny_hf(tmp_path, "qwen3", hidden_size=32)
-    args = make_args(other, tensor_model_parallel_size=2, update_weight_buffer_size=30_000)
-    started = time.monotonic()
+    sizes = {"tensor_model_parallel_size": 2, "update_weight_buffer_size": 30_000}
+    args = make_args(other, **sizes, **NO_LIMIT)
     with pytest.raises(RuntimeError, match=r"rank \d:(.|\n)*/update_weights_from_"):
         run_ranks(_sync, 2, args, other, transport, _endpoints(engines[:1], transport), [1])
-    assert time.monotonic() - started < 50
     engines[0].end_weight_update()
     engines[0].continue_generation()
 
 
 def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
     endpoint = EngineEndpoint(f"http://127.0.0.1:{free_port()}", None, 1, None)
-    args = make_args(checkpoints[TRAINER])
-    started = time.monotonic()
+    args = make_args(checkpoints[TRAINER], **NO_LIMIT)
     with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", [endpoint], [1])
-    assert time.monotonic() - started < 50
 
 
 def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):
@@ -221,11 +220,9 @@ def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):
     update.connect(endpoints)
     with pytest.raises(EngineError, match="update_weights_from_distributed: no answer"):
         update.run(1)
-    failed = time.monotonic()
     update.connect([endpoint for i, endpoint in enumerate(endpoints) if i != place])
     update.run(2)
     update.disconnect()
-    return time.monotonic() - failed
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -233,12 +230,9 @@ def test_an_engine_that_dies_between_two_buckets_holds_up_no_other(checkpoints, 
     servers = [Server(checkpoints[ENGINE], "--skip-tokenizer-init", "--dtype", "float32") for _ in range(2)]
     try:
         endpoints = [EngineEndpoint(server.wait_ready().url, None, 1, None) for server in servers]
-        args = make_args(
-            checkpoints[TRAINER], update_weight_buffer_size=60_000, distributed_timeout_minutes=2
-        )
+        args = make_args(checkpoints[TRAINER], update_weight_buffer_size=60_000, **NO_LIMIT)
         pid = servers[place].process.pid
-        waited = run_ranks(_sync_past_a_death, 1, args, checkpoints[TRAINER], endpoints, place, pid)
-        assert waited[0] < 60  # not the time limit of collectives
+        run_ranks(_sync_past_a_death, 1, args, checkpoints[TRAINER], endpoints, place, pid)
         assert EngineClient(endpoints[1 - place]).weight_version() == "2"
     finally:
         for server in servers:
