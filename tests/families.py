@@ -171,8 +171,8 @@ _UNTRAINED = {
 def tolerance(name: str) -> float:
     """How far logits of float32 may be apart."""
     # The norm behind a delta net makes much of what it reads where this is close to zero: transformers itself
-    # is 3e-5 away from float64 here.
-    return 5e-5 if "linear_num_key_heads" in FAMILIES[name][1] else 1e-5
+    # is 3e-5 away from float64 here, and weights that differ in their last bits move logits by as much.
+    return 1e-4 if "linear_num_key_heads" in FAMILIES[name][1] else 1e-5
 
 
 def model_type(name: str) -> str:

@@ -98,7 +98,7 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "virtual_pipeline_model_parallel_size": None,
         "sequence_parallel": False,
         "seed": 1234,
-        "distributed_timeout_minutes": 1,
+        "distributed_timeout_minutes": 10,  # ends nothing but a hang: a rank may be late on a busy machine
         "calculate_per_token_loss": False,
         "train_backend": "megatron",
         "colocate": False,
@@ -115,7 +115,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     What a rank has started and left running, as saving a checkpoint does, is killed with it.
 
     Raises:
-        RuntimeError: a rank raised or died; the message holds its traceback. The others are killed.
+        RuntimeError: a rank raised or died; the message holds its traceback, and those of others that have
+            done so meanwhile: one of them may be the cause. The rest is killed.
         TimeoutError: a rank gave no result within ``timeout`` seconds.
     """
     context = forking()
@@ -154,16 +155,18 @@ def _collect(pipes: dict[Connection, int], world_size: int, deadline: float) -> 
         ready = wait(list(pipes), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             raise TimeoutError(f"ranks {sorted(pipes.values())} of {world_size} gave no result in time")
-        for receiver in ready:
-            rank = pipes.pop(receiver)
-            try:
-                outcome = torch.load(io.BytesIO(receiver.recv_bytes()), weights_only=True)
-            except EOFError as error:
-                raise RuntimeError(f"rank {rank} died") from error
-            if "error" in outcome:
-                raise RuntimeError(f"rank {rank}:\n{outcome['error']}")
-            results[rank] = outcome["result"]
+        outcomes = {pipes.pop(receiver): _received(receiver) for receiver in ready}
+        if errors := [f"rank {rank}{told['error']}" for rank, told in outcomes.items() if "error" in told]:
+            raise RuntimeError("\n".join(errors))
+        results |= {rank: outcome["result"] for rank, outcome in outcomes.items()}
     return [results[rank] for rank in range(world_size)]
+
+
+def _received(receiver: Connection) -> dict[str, Any]:
+    try:
+        return torch.load(io.BytesIO(receiver.recv_bytes()), weights_only=True)
+    except EOFError:
+        return {"error": " died"}
 
 
 def _rank_main(sender: Connection, function: Callable, rank: int, world_size: int, port: int, args) -> None:
@@ -182,7 +185,7 @@ def _rank_main(sender: Connection, function: Callable, rank: int, world_size: in
     try:
         outcome = {"result": function(rank, *args)}
     except Exception:
-        outcome = {"error": traceback.format_exc()}
+        outcome = {"error": f":\n{traceback.format_exc()}"}
     buffer = io.BytesIO()
     torch.save(outcome, buffer)
     sender.send_bytes(buffer.getvalue())

@@ -32,7 +32,7 @@ def called(name, *words):
 def forked(name, *words):
     with tempfile.TemporaryDirectory() as place:
         out, err = Path(place, "out"), Path(place, "err")
-        status = ForkedScript(ROOT / "tools" / name, [*map(str, words)], out, err, cwd="/").wait(100)
+        status = ForkedScript(ROOT / "tools" / name, [*map(str, words)], out, err, cwd="/").wait(600)
         return status, out.read_text(), err.read_text()
 
 

