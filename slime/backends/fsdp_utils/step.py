@@ -77,7 +77,7 @@ def train_one_step(
         Its metrics without a prefix, reduced over all ranks.
 
     Raises:
-        NotFinite: NaN or infinity in the gradients; with float16 such a step is skipped.
+        NotFinite: NaN or infinity in the gradients, unless such steps are skipped.
     """
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
@@ -109,11 +109,12 @@ def train_one_step(
 
 
 def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, float]:
-    """Moves the weights; with float16 only if no gradient has overflowed. Its metrics."""
+    """Moves the weights, unless the gradients are not finite and that does not end the run. Its metrics."""
     metrics = {"grad_norm": norm}
-    if state.loss_scale is not None:
+    if _skips(args, state):
         skipped = not math.isfinite(norm)
-        state.loss_scale.update(skipped)
+        if state.loss_scale is not None:
+            state.loss_scale.update(skipped)
         # As Megatron-LM reports it: a step that is skipped has no norm.
         metrics = {"skipped": 1.0} if skipped else {"skipped": 0.0, **metrics}
     if not metrics.get("skipped"):
@@ -122,6 +123,11 @@ def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, flo
         state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     return metrics
+
+
+def _skips(args: Namespace, state: TrainState) -> bool:
+    """Whether steps with NaN or infinity in their gradients are skipped; else they end the run."""
+    return state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
 
 
 def _gradients(state: TrainState) -> list[torch.Tensor]:
@@ -138,8 +144,7 @@ def _finish_gradients(args: Namespace, state: TrainState, tokens: torch.Tensor) 
     if state.loss_scale is not None:
         scale(gradients, 1 / state.loss_scale.factor)
     norm = gradient_norm(gradients, tokens.device)
-    ignored = state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
-    if not (math.isfinite(norm) or ignored):
+    if not (math.isfinite(norm) or _skips(args, state)):
         weights = ((name, local(param)) for name, param in state.model.named_parameters())
         raise gradients_not_finite(weights, f"gradient norm {norm}")
     scale(gradients, clip_factor(norm, args.clip_grad))

@@ -247,8 +247,8 @@ def train_one_step(
         return {}
     per_token = args.calculate_per_token_loss
     metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
-    # Float16 finds its loss scale by steps that overflow: they are skipped and have no norm.
-    if args.params_dtype == torch.float16:
+    # As float16 finds its loss scale by steps that overflow; they have no norm.
+    if not refuses_nan(args):
         metrics["skipped"] = float(not succeeded)
     if grad_norm is not None:
         metrics["grad_norm"] = float(grad_norm)
