@@ -14,6 +14,7 @@ from slime.arguments.views import TrainingView, view
 from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
+from slime.backends.fsdp_utils.model import prepare_for_gradients
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
@@ -79,7 +80,7 @@ def train_one_step(
     Raises:
         NotFinite: NaN or infinity in the gradients, unless such steps are skipped.
     """
-    state.model.train()
+    prepare_for_gradients(state.model)
     state.optimizer.zero_grad(set_to_none=True)
     results, tokens = [], torch.zeros((), device=state.device)
     for _ in range(num_microbatches):
