@@ -23,7 +23,7 @@ class PrecisionArgs:
     accumulate_allreduce_grads_in_fp32: bool = flag(False, help="sum and reduce gradients in float32")
     grad_reduce_in_bf16: bool = flag(False, help="sum and reduce gradients in bfloat16")
     no_check_for_nan_in_loss_and_grad: bool = flag(
-        False, help="do not stop on NaN or Inf in loss or gradients"
+        False, help="skip steps with NaN or Inf in their gradients, in place of ending the run"
     )
     initial_loss_scale: float = flag(2.0**32, above=0, help="first loss scale of float16 training")
     min_loss_scale: float = flag(1.0, above=0, help="smallest loss scale")

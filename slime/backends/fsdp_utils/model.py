@@ -83,9 +83,21 @@ def plain_config(path: str | Path, trust_remote_code: bool = False) -> Pretraine
 def _drop_dropout(config: PretrainedConfig) -> None:
     """Old and new log-probs have to be of the same network."""
     for name, value in list(vars(config).items()):
-        if re.search("dropout|pdrop", name) and isinstance(value, float):
+        if re.search("dropout|pdrop|layerdrop", name) and isinstance(value, float):
             setattr(config, name, 0.0)
     config.use_cache = False
+
+
+def prepare_for_gradients(model: torch.nn.Module) -> None:
+    """Lets the model compute as it does for log-probs: what only training has is left to chance.
+
+    Some route by noisy inputs then, or by lot, and not all of that is a number in their configs. Only what
+    computes its layers again in the backward pass has to know that it trains.
+    """
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
 
 
 def apply_fsdp2(

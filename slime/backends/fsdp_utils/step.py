@@ -14,6 +14,7 @@ from slime.arguments.views import TrainingView, view
 from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
+from slime.backends.fsdp_utils.model import prepare_for_gradients
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
@@ -77,9 +78,9 @@ def train_one_step(
         Its metrics without a prefix, reduced over all ranks.
 
     Raises:
-        NotFinite: NaN or infinity in the gradients; with float16 such a step is skipped.
+        NotFinite: NaN or infinity in the gradients, unless such steps are skipped.
     """
-    state.model.train()
+    prepare_for_gradients(state.model)
     state.optimizer.zero_grad(set_to_none=True)
     results, tokens = [], torch.zeros((), device=state.device)
     for _ in range(num_microbatches):
@@ -109,11 +110,12 @@ def train_one_step(
 
 
 def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, float]:
-    """Moves the weights; with float16 only if no gradient has overflowed. Its metrics."""
+    """Moves the weights, unless the gradients are not finite and that does not end the run. Its metrics."""
     metrics = {"grad_norm": norm}
-    if state.loss_scale is not None:
+    if _skips(args, state):
         skipped = not math.isfinite(norm)
-        state.loss_scale.update(skipped)
+        if state.loss_scale is not None:
+            state.loss_scale.update(skipped)
         # As Megatron-LM reports it: a step that is skipped has no norm.
         metrics = {"skipped": 1.0} if skipped else {"skipped": 0.0, **metrics}
     if not metrics.get("skipped"):
@@ -122,6 +124,11 @@ def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, flo
         state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     return metrics
+
+
+def _skips(args: Namespace, state: TrainState) -> bool:
+    """Whether steps with NaN or infinity in their gradients are skipped; else they end the run."""
+    return state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
 
 
 def _gradients(state: TrainState) -> list[torch.Tensor]:
@@ -138,8 +145,7 @@ def _finish_gradients(args: Namespace, state: TrainState, tokens: torch.Tensor) 
     if state.loss_scale is not None:
         scale(gradients, 1 / state.loss_scale.factor)
     norm = gradient_norm(gradients, tokens.device)
-    ignored = state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
-    if not (math.isfinite(norm) or ignored):
+    if not (math.isfinite(norm) or _skips(args, state)):
         weights = ((name, local(param)) for name, param in state.model.named_parameters())
         raise gradients_not_finite(weights, f"gradient norm {norm}")
     scale(gradients, clip_factor(norm, args.clip_grad))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import (
     MoEAuxLossAutoScaler,
@@ -156,6 +157,22 @@ def _mend_biases(experts: Any) -> None:
         expert.linear_fc2.explicit_expert_comm = True
         own = {"sequence_parallel": False, "tensor_model_parallel": True}
         vars(expert.linear_fc2.bias).update(own, partition_dim=0, partition_stride=1)
+
+
+def in_half(config: TransformerConfig, chunk: torch.nn.Module) -> Float16Module:
+    """The chunk with parameters in 16 bits; biases of experts, and the counts that move them, stay float32.
+
+    megatron-core widens the biases again when they are used, but what their rounding has lost is lost: they
+    are larger than the differences between scores that they decide about. Counts it leaves in 16 bits, which
+    stop counting single tokens at 256 or 2,048.
+    """
+    names = ("expert_bias", "local_tokens_per_expert")
+    modules = [module for module in chunk.modules() if isinstance(module, TopKRouter)]
+    kept = [(module, name, getattr(module, name)) for module in modules for name in names]
+    wrapped = Float16Module(config, chunk)
+    for module, name, value in kept:
+        setattr(module, name, value)
+    return wrapped
 
 
 def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from slime.backends.megatron_utils import fused_adam
 from slime.backends.megatron_utils.moment_storage import MomentStorage
+from slime.backends.megatron_utils.skipped_steps import share_loss_scale, skip_not_finite
 from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam, UpdateRule
 from slime.training.optimizer_schedule import schedule_settings
 
@@ -33,7 +34,7 @@ def ddp_config(args: Namespace) -> DistributedDataParallelConfig:
 
 
 def refuses_nan(args: Namespace) -> bool:
-    """Whether NaN or Inf in the gradients ends the run; float16 skips such steps to find its loss scale."""
+    """Whether NaN or Inf in the gradients ends the run; else the step is skipped, as in float16 always."""
     ignored = getattr(args, "no_check_for_nan_in_loss_and_grad", False)
     return not ignored and args.params_dtype != torch.float16
 
@@ -87,6 +88,9 @@ def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> Megatr
             part.optimizer.arrange(rule, storage)
             part.init_state_fn = lambda optimizer, _=None: optimizer.initialize_states()
             _save_as_float32(part)
+    share_loss_scale(optimizer)
+    if not refuses_nan(args) and args.params_dtype != torch.float16:
+        skip_not_finite(optimizer)
     return optimizer
 
 

@@ -14,14 +14,13 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 
 from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
-from slime.backends.megatron_utils.moe import padding_mask, router_losses, router_metrics
+from slime.backends.megatron_utils.moe import in_half, padding_mask, router_losses, router_metrics
 from slime.backends.megatron_utils.mtp_step import MtpTraining
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
@@ -63,7 +62,7 @@ def setup_model_and_optimizer(
     load(chunks)
     config = get_model_config(chunks[0])
     if args.params_dtype != torch.float32:
-        chunks = [Float16Module(config, chunk) for chunk in chunks]
+        chunks = [in_half(config, chunk) for chunk in chunks]
     model = [
         DistributedDataParallel(config, ddp_config(args), chunk, disable_bucketing=i > 0)
         for i, chunk in enumerate(chunks)
@@ -247,8 +246,8 @@ def train_one_step(
         return {}
     per_token = args.calculate_per_token_loss
     metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
-    # Float16 finds its loss scale by steps that overflow: they are skipped and have no norm.
-    if args.params_dtype == torch.float16:
+    # As float16 finds its loss scale by steps that overflow; they have no norm.
+    if not refuses_nan(args):
         metrics["skipped"] = float(not succeeded)
     if grad_norm is not None:
         metrics["grad_norm"] = float(grad_norm)

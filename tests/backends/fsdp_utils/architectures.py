@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "Mistral": {**_SMALL, **_HEADS, "sliding_window": 4},
     "Gemma2": {**_SMALL, **_HEADS, "sliding_window": 4, "attn_logit_softcapping": 5.0},
     "Qwen3Moe": {**_SMALL, **_HEADS, **_MOE},
+    # In training it would choose experts by noisy inputs.
+    "Mixtral": {**_SMALL, **_HEADS, "num_local_experts": 4, "router_jitter_noise": 0.5},
     "Bloom": {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "Mamba": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }

@@ -59,6 +59,16 @@ def test_one_step_of_sft(architecture, tmp_path):
         torch.testing.assert_close(result["weights"][name], weights[name].detach(), rtol=0, atol=1e-4)
 
 
+def test_what_a_model_leaves_to_chance_in_training_is_not_computed(tmp_path):
+    path, rollout = save(tmp_path, "Mixtral"), random_rollout(96)
+    loss, norm, _ = plain_step(path, rollout)
+    args = fsdp_args(path, shape=shape_of_any(path), gradient_checkpointing=True, **SFT)
+    (result,) = run_ranks(train, 1, args, [rollout])
+    ((step,), _) = result["reports"][0]
+    assert step["train/loss"] == pytest.approx(loss, rel=1e-5)
+    assert step["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
 def test_the_shape_says_what_config_json_says(tmp_path):
     shape = shape_of_any(save(tmp_path, "GPT2"))
     wanted = {"model_type": "gpt2", "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128}

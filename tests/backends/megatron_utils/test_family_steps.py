@@ -143,3 +143,28 @@ def test_a_step_moves_biases_of_experts_towards_a_balance(tmp_path):
         for result in results:
             found = result["weights"][f"model.layers.{number}.mlp.gate.e_score_correction_bias"]
             torch.testing.assert_close(found, expected)
+
+
+def _routers(rank, args):
+    """Of a trainer that starts: biases of experts as engines get them, and formats of what routers keep."""
+    worker = TrainWorker(args)
+    worker.start()
+    weights = {
+        n: w for bucket in HfWeights(args, worker.backend.state.model).buckets(1 << 30) for n, w in bucket
+    }
+    kept = {
+        name.rsplit(".", 1)[1]: str(buffer.dtype)
+        for chunk in worker.backend.state.model
+        for name, buffer in chunk.named_buffers()
+        if "router" in name
+    }
+    return {"biases": {n: w.clone() for n, w in weights.items() if "correction_bias" in n}, "kept": kept}
+
+
+def test_biases_of_experts_are_not_rounded(tmp_path):
+    tiny_family("glm4_moe", tmp_path)
+    args = trainer_args(tmp_path, params_dtype=torch.bfloat16, bf16=True, **ROUTER)
+    (found,) = run_ranks(_routers, 1, args)
+    stored = _stored(tmp_path)
+    assert found["biases"] and all(torch.equal(bias, stored[name]) for name, bias in found["biases"].items())
+    assert found["kept"] == dict.fromkeys(("expert_bias", "local_tokens_per_expert"), "torch.float32")
