@@ -12,6 +12,7 @@ from slime.arguments.concern import Concern
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
 from slime.models import HfConfigError, read_shape
+from slime.models.any_decoder import transformers_config
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,29 @@ def contradictions(args: Namespace) -> Iterator[str]:
         if value is not None and value != neutral:
             shown = "" if value is True else f" {value}"
             yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
-    if args.context_parallel_size > 1 and args.attn_implementation != "flash_attention_2":
+    if args.context_parallel_size > 1:
+        yield from _rows_not_packed(args)
+    yield from _not_served(args)
+
+
+def _rows_not_packed(args: Namespace) -> Iterator[str]:
+    """Context parallelism splits packed rows. Of architectures without a family the trainer measures it."""
+    size = args.context_parallel_size
+    if args.attn_implementation != "flash_attention_2":
         yield (
-            f"--context-parallel-size {args.context_parallel_size}: splits packed rows, which "
+            f"--context-parallel-size {size}: splits packed rows, which "
             f"--attn-implementation {args.attn_implementation} does not have (wanted: flash_attention_2)"
         )
-    yield from _not_served(args)
+    kinds = {
+        "sinks": getattr(args, "softmax_type", None) == "learnable",
+        "sparse attention": bool(getattr(args, "dsa_indexer_freq", None)),
+        "linear attention": bool(getattr(args, "linear_attention_freq", None)),
+    }
+    for kind in [kind for kind, found in kinds.items() if found and not args.debug_rollout_only]:
+        yield (
+            f"--context-parallel-size {size}: not with model_type {args.model_type}, whose {kind} "
+            "--train-backend fsdp does not compute in packed rows (wanted: 1)"
+        )
 
 
 def _not_served(args: Namespace) -> Iterator[str]:
@@ -159,4 +177,17 @@ def checkpoint_format(root: str | Path) -> str | None:
         return None
 
 
-CONCERN = Concern({"fsdp": FsdpArgs}, notes=notes, contradictions=contradictions, missing=missing)
+def unusable(args: Namespace) -> Iterator[str]:
+    """A model that ``transformers`` does not compute, though a family here may."""
+    if args.train_backend != "fsdp" or args.debug_rollout_only:
+        return
+    try:
+        transformers_config(args.hf_checkpoint, args.trust_remote_code)
+    except HfConfigError as error:
+        wanted = "an architecture that transformers knows, or code in the checkpoint and --trust-remote-code"
+        yield f"--hf-checkpoint {args.hf_checkpoint}: --train-backend fsdp: {error} (wanted: {wanted})"
+
+
+CONCERN = Concern(
+    {"fsdp": FsdpArgs}, notes=notes, contradictions=contradictions, missing=missing, unusable=unusable
+)

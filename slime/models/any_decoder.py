@@ -1,10 +1,33 @@
-"""The sizes of an architecture that no family describes, for a trainer that needs no more than them."""
+"""Architectures as ``transformers`` knows them, for a trainer that needs of most no more than their sizes."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.quantization import read_quantization
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def transformers_config(path: str | Path, trust_remote_code: bool = False) -> "PretrainedConfig":
+    """The directory's config.json as ``transformers`` reads it.
+
+    Raises:
+        HfConfigError: it does not know the architecture, or a value is none of it.
+    """
+    from transformers import AutoConfig  # takes seconds, which a known family need not wait for
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever the code of an architecture raises
+        raise _unknown(path, error) from error
+    return config
+
+
+def _unknown(path: str | Path, error: Exception) -> HfConfigError:
+    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return HfConfigError(f"{Path(path) / 'config.json'}: {reason}")
 
 
 def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -17,14 +40,11 @@ def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str,
             quantised in a way that is not read.
     """
     read_quantization(HfConfig.read(path))
-    from transformers import AutoConfig  # takes seconds, which a known family need not wait for
-
+    config = transformers_config(path, trust_remote_code).get_text_config()
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
         hidden, layers, vocab = config.hidden_size, config.num_hidden_layers, config.vocab_size
-    except Exception as error:  # whatever the code of an architecture raises
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise HfConfigError(f"{Path(path) / 'config.json'}: {reason}") from error
+    except AttributeError as error:
+        raise _unknown(path, error) from error
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
     epsilon = float(getattr(config, "rms_norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5)

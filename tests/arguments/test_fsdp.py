@@ -6,6 +6,7 @@ import pytest
 
 from slime.arguments import validated_args
 from tests.arguments.conftest import write_empty_weights
+from tests.families import save_tiny_config
 from tools.make_tiny_model import make_config, make_tokenizer
 
 REFUSED = {
@@ -121,6 +122,54 @@ def test_context_parallelism_needs_packed_rows(words, refusal, notes):
     assert notes(words(**flags)) == []
     message = refusal(words(**flags, attn_implementation="sdpa"))
     assert "splits packed rows, which --attn-implementation sdpa does not have" in message
+
+
+@pytest.fixture
+def tiny_checkpoint(tmp_path):
+    """``tiny_checkpoint(family)``: a directory that looks like one of it."""
+
+    def make(family):
+        path = tmp_path / family
+        save_tiny_config(family, path, vocab_size=320)
+        make_tokenizer().save_pretrained(path)
+        write_empty_weights(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt_oss", "sinks"), ("glm_moe_dsa", "sparse attention"), ("qwen3_5_text", "linear attention")],
+)
+def test_context_parallelism_is_refused_early_where_rows_do_not_stay_packed(
+    words, refusal, tiny_checkpoint, family, kind
+):
+    """The trainer would refuse it too, but only when the weights are there."""
+    path = tiny_checkpoint(family)
+    flags = {"hf_checkpoint": path, "train_backend": "fsdp", "actor_num_gpus_per_node": 2}
+    if family == "glm_moe_dsa":
+        flags["freeze_indexer"] = True
+    assert validated_args(words(**flags)).context_parallel_size == 1
+    assert refusal(words(**flags, context_parallel_size=2)) == (
+        f"--context-parallel-size 2: not with model_type {family}, whose {kind} "
+        "--train-backend fsdp does not compute in packed rows (wanted: 1)"
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"check": True}])
+def test_a_family_that_transformers_does_not_know_is_refused_before_anything_starts(
+    words, refusal, tiny_checkpoint, more
+):
+    path = tiny_checkpoint("mimo")
+    assert validated_args(words(hf_checkpoint=path)).model_type == "mimo"
+    message = refusal(words(hf_checkpoint=path, train_backend="fsdp", **more))
+    assert message.startswith(f"--hf-checkpoint {path}: --train-backend fsdp: {path / 'config.json'}: ")
+    assert "model type `mimo`" in message
+    assert message.endswith(
+        "(wanted: an architecture that transformers knows, or code in the checkpoint and --trust-remote-code)"
+    )
+    assert validated_args([*words(hf_checkpoint=path, train_backend="fsdp"), "--debug-rollout-only"])
 
 
 def test_an_architecture_without_a_family_trains_where_no_embedded_engine_serves_it(

@@ -50,7 +50,20 @@ def get_model(
     freeze_model_params(args, chunks)
     for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
         head.requires_grad = True
+    if getattr(args, "recompute_granularity", None) is not None:
+        _let_gradients_pass(chunks)
     return [chunk.to(device or torch.cuda.current_device()) for chunk in chunks]
+
+
+def _let_gradients_pass(chunks: Sequence[torch.nn.Module]) -> None:
+    """To the embedding, even a frozen one: what is recomputed trains only if its input has a gradient.
+
+    Without one megatron-core gives their parameters none, or fails where it computes norms again.
+    """
+    for embedding in filter(None, (getattr(chunk, "embedding", None) for chunk in chunks)):
+        embedding.register_forward_hook(
+            lambda module, inputs, output: output.requires_grad_() if torch.is_grad_enabled() else output
+        )
 
 
 def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:

@@ -115,6 +115,21 @@ def _expect_the_norm_of_one_stage(checkpoint, flags):
     assert first is None and last == pytest.approx(expected, rel=1e-4)
 
 
+RECOMPUTED = {
+    "norms": {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]},
+    "layers": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+@pytest.mark.parametrize("recomputed", RECOMPUTED)
+def test_layers_train_alike_if_computed_again_above_a_frozen_embedding(checkpoint, recomputed):
+    rollout, mlps = random_rollout(256), _only("mlp")
+    (expected,) = run_ranks(_grad_norm, 1, trainer_args(checkpoint, **mlps), rollout)
+    (found,) = run_ranks(_grad_norm, 1, trainer_args(checkpoint, **mlps, **RECOMPUTED[recomputed]), rollout)
+    assert expected > 0.1
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_both_freezing_flags_are_refused():
     with pytest.raises(ValueError, match="exclude each other"):
         freeze_model_params(Namespace(**_only("a"), **_freeze("b")), None)
