@@ -63,12 +63,14 @@ def _checked(
     show: Callable[[Namespace], None],
 ) -> tuple[Namespace, list[str]]:
     from slime.arguments.parser import parse
-    from slime.arguments.registry import contradictions, derive, findings, notes
+    from slime.arguments.registry import contradictions, declared_groups, derive, findings, notes
+    from slime.arguments.working_directory import make_absolute
 
     try:
         told: list[str] = []
         args = parse(argv, add_custom_arguments, told)
         told += notes(args)
+        make_absolute(args, (spec for group in declared_groups() for spec in group.flags))
         derive(args)
         for message in contradictions(args):
             raise UsageError(message)

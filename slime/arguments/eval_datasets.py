@@ -19,6 +19,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, path_flag, place_flag
 from slime.arguments.spelling import nearest
 from slime.arguments.values import describe, typed
+from slime.arguments.working_directory import absolute_if_there
 from slime.arguments.yaml_file import read_yaml
 
 
@@ -155,7 +156,8 @@ def _build(args: Namespace, entry: Mapping[str, Any], defaults: Mapping[str, Any
     name = entry.get("name", "<unnamed>")
     if missing := [key for key in ("name", "path") if entry.get(key) in (None, "")]:
         raise UsageError(f"--eval-config: dataset {name}: {missing[0]} is missing")
-    return EvalDatasetConfig(**{**_from_args(args), **defaults, **_values(f"dataset {name}", entry)})
+    values = {**_from_args(args), **defaults, **_values(f"dataset {name}", entry)}
+    return EvalDatasetConfig(**values | {"path": absolute_if_there(values["path"], f"eval dataset {name}")})
 
 
 def _values(where: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ counting tokens take longer: only as many prompts get that as it takes to know t
 that one prompt is short enough.
 """
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.arguments.rewards import bad_reward_type
 from slime.arguments.rollout import SFT_ROLLOUT_FUNCTION
+from slime.arguments.working_directory import is_elsewhere
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +66,7 @@ def has_tokenizer(path: str) -> bool:
 
 def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     """The first record that cannot be used, or what is wrong with all of them."""
+    yield from _elsewhere(records)
     from slime.utils.data import DataError, RecordKeys, read_rows  # imports transformers and pyarrow
 
     count, fits, teaches = 0, records.longest is None, not records.conversations
@@ -92,6 +96,22 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     if not teaches:
         wanted = f"no message of an assistant in field {records.keys[0]!r} of {count} records"
         yield f"{records.where}: {records.path}: {wanted}, so there is nothing to learn"
+
+
+def _elsewhere(records: Records) -> Iterator[str]:
+    """Of a file that names sources, those that the processes of the run would look for elsewhere."""
+    from slime.utils.data import DataError
+    from slime.utils.data_sources import find_sources
+
+    if not is_elsewhere():
+        return
+    with suppress(DataError):  # told when it is read
+        for source in find_sources(records.path):
+            if source.name is not None and not os.path.isabs(source.path):
+                yield (
+                    f"{records.where} {records.path}: source {source.name!r} has path {source.path}, which "
+                    "is another file in processes of the cluster at RAY_ADDRESS (wanted: an absolute path)"
+                )
 
 
 def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, flag, flags_of
 from slime.arguments.values import describe, typed
+from slime.arguments.working_directory import absolute_if_there
 from slime.arguments.yaml_file import read_yaml
 
 WorkerType = Literal["regular", "prefill", "decode", "placeholder", "encoder"]
@@ -70,12 +71,14 @@ class ModelConfig:
             UsageError: its groups have different paths.
         """
         size = self.num_gpus_per_engine or args.rollout_num_gpus_per_engine
-        default = self.model_path or args.hf_checkpoint
+        default = absolute_if_there(
+            self.model_path or args.hf_checkpoint, f"--sglang-config: model {self.name}"
+        )
         groups = [
             replace(
                 group,
                 num_gpus_per_engine=group.num_gpus_per_engine or size,
-                overrides={"model_path": default, **group.overrides},
+                overrides={"model_path": default, **self._own_overrides(group)},
             )
             for group in self.server_groups
         ]
@@ -90,6 +93,13 @@ class ModelConfig:
         return replace(
             self, model_path=path, update_weights=updates, num_gpus_per_engine=size, server_groups=groups
         )
+
+    def _own_overrides(self, group: ServerGroupConfig) -> dict[str, Any]:
+        path = group.overrides.get("model_path")
+        return group.overrides | ({"model_path": self._there(path)} if isinstance(path, str) else {})
+
+    def _there(self, path: str) -> str:
+        return absolute_if_there(path, f"--sglang-config: model {self.name}")
 
     @property
     def has_pd_disaggregation(self) -> bool:

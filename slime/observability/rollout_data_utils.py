@@ -10,18 +10,29 @@ from pathlib import Path
 import torch
 
 from slime.arguments.views import TrackingView
-from slime.utils.types import Sample
+from slime.utils.plain_file import NotPlainError, place, write_plain
+from slime.utils.types import Sample, name_samples
 
 
 def save_debug_rollout_data(
     args: TrackingView, rollout_id: int, samples: Sequence[Sample], *, evaluation: bool
 ) -> None:
-    """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``."""
+    """Writes one rollout to the ``{rollout_id}`` template; evaluations go to ``eval_<id>``.
+
+    Raises:
+        ValueError: user code has put something into a sample that the recording would not give back.
+    """
     if not args.save_debug_rollout_data:
         return
     path = recording_path(args.save_debug_rollout_data, rollout_id, evaluation=evaluation)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
+    try:
+        write_plain({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
+    except NotPlainError as error:
+        _, position, *keys = error.keys
+        raise ValueError(
+            f"--save-debug-rollout-data {path}: {name_samples(samples[position])}: {place(tuple(keys))} is "
+            f"{error.found}, which no recording gives back (wanted: plain data and tensors)"
+        ) from None
 
 
 def recording_path(template: str, rollout_id: int, *, evaluation: bool) -> Path:

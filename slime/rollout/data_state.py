@@ -1,12 +1,11 @@
 """The file with the state of a data source: plain data and tensors, whole or not there."""
 
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.utils.plain_file import NotPlainError, place, write_plain
 from slime.utils.types import Sample
 
 
@@ -21,12 +20,13 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     Raises:
         ValueError: it holds more than plain data and tensors.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A reader must never see half a file, even if the run is killed while it writes.
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    _check_loadable(partial)
-    os.replace(partial, path)
+    try:
+        write_plain(state, path)
+    except NotPlainError as error:
+        raise ValueError(
+            f"{path}: buffered samples or metadata hold more than plain data and tensors: "
+            f"{place(error.keys)} is {error.found}"
+        ) from None
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -41,13 +41,3 @@ def to_plain(group: Any) -> Any:
 def from_plain(plain: Any) -> Any:
     """Inverse of ``to_plain``."""
     return [from_plain(item) for item in plain] if isinstance(plain, list) else Sample.from_dict(plain)
-
-
-def _check_loadable(path: Path) -> None:
-    """Find out now, not at the restart, that user code put something into a sample that cannot come back."""
-    try:
-        torch.load(path, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path}: buffered samples or metadata hold more than plain data and tensors ({error})"
-        ) from error

@@ -30,6 +30,7 @@ from slime.rollout.filter_hub.base_types import (
 )
 from slime.rollout.generate_state import GenerateState, Task
 from slime.rollout.generation import (
+    check_given_up,
     generate,
     generate_and_rm,
     generate_and_rm_group,
@@ -61,8 +62,6 @@ logger = logging.getLogger(__name__)
 # A multi-turn function may send its next request after an abort; the next one catches it.
 _FIRST_ABORT_INTERVAL_S = 0.1
 _LAST_ABORT_INTERVAL_S = 3.0
-# Times the groups that are under way: beyond bad luck, and long before all data was asked for in vain.
-_MOST_GIVEN_UP = 20
 
 
 def generate_rollout(
@@ -224,11 +223,7 @@ class _Collection:
             logger.warning("%s: a generate function aborted one of them", name_samples(flatten(group)))
         self.given_up += 1
         self._given_up_in_a_row += 1
-        if self._given_up_in_a_row >= _MOST_GIVEN_UP * self.args.over_sampling_batch_size:
-            raise RolloutError(
-                f"{self._given_up_in_a_row} groups in a row had a sample that its generate function aborted, "
-                f"the last one {name_samples(flatten(group))}: the batch would never be full"
-            )
+        check_given_up(self._given_up_in_a_row, self.args.over_sampling_batch_size, group)
         if self.args.partial_rollout and can_go_on(group):
             self.spare.append((taken, group))
         else:

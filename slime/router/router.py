@@ -96,21 +96,30 @@ def run_router(args: Any) -> None:
     router = SlimeRouter(args)
     settings = router.settings
     if settings.middleware_paths:
-        uvicorn.run(
-            router.app,
-            host=settings.host,
-            port=settings.port,
-            access_log=False,
-            log_level="warning",
-            backlog=BACKLOG,
-            lifespan="on",
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
+        uvicorn.run(router.app, **server_options(settings))
     elif settings.processes > 1:
         asyncio.run(run_parent(settings))
     else:
         asyncio.run(_serve(router))
+
+
+def server_options(settings: RouterSettings) -> dict[str, Any]:
+    """Of uvicorn.
+
+    It parses by h11: with httptools it ends at the head of a request that wishes for another protocol, as
+    clients do that know HTTP/2, and takes its body for the next request.
+    """
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "access_log": False,
+        "log_level": "warning",
+        "backlog": BACKLOG,
+        "lifespan": "on",
+        "http": "h11",
+        "ws": "none",
+        "timeout_graceful_shutdown": 1,
+    }
 
 
 async def _serve(router: SlimeRouter) -> None:

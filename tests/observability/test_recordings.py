@@ -1,8 +1,12 @@
-"""Recorded rollouts are found again under the name that their template gives."""
+"""Recorded rollouts are found again, under the name that their template gives and with what was in them."""
 
+import threading
 from argparse import Namespace
+from enum import Enum
+from pathlib import Path
 
 import pytest
+import torch
 
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.utils.types import Sample
@@ -23,3 +27,57 @@ def test_a_width_in_the_name_holds_for_rollouts_and_evaluations(tmp_path, templa
     save_debug_rollout_data(args, 3, [Sample(prompt="b")], evaluation=True)
     assert {file.name for file in tmp_path.iterdir()} == files
     assert load_debug_rollout_data(args, 3)[0].prompt == "a"
+
+
+class Verdict(Enum):
+    RIGHT = "right"
+
+
+@pytest.mark.parametrize(
+    ("odd", "found"),
+    [
+        (Verdict.RIGHT, r"\S+test_recordings\.Verdict"),
+        (threading.Lock(), "_thread.lock"),
+        (range(2), "range"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        (lambda odd: {"metadata": {"tries": [{"verdict": odd}]}}, r"metadata\['tries'\]\[0\]\['verdict'\]"),
+        (lambda odd: {"label": odd}, "label"),
+    ],
+)
+def test_what_would_not_come_back_is_refused_when_it_is_written(tmp_path, odd, found, values, place):
+    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    samples = [Sample(index=4, group_index=2), Sample(index=5, group_index=2, **values(odd))]
+    named = rf"--save-debug-rollout-data \S+/3\.pt: sample 5 of group 2: {place} is {found}, which no"
+    with pytest.raises(ValueError, match=named):
+        save_debug_rollout_data(args, 3, samples, evaluation=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_plain_metadata_and_tensors_come_back(tmp_path):
+    path = f"{tmp_path}/{{rollout_id}}.pt"
+    args = Namespace(
+        save_debug_rollout_data=path, load_debug_rollout_data=path, load_debug_rollout_data_subsample=None
+    )
+    metadata = {"plain": [1, (2.5, None), {"a": {True}}, b"b"], "tensor": torch.arange(3)}
+    save_debug_rollout_data(args, 0, [Sample(metadata=metadata)], evaluation=False)
+    (sample,) = load_debug_rollout_data(args, 0)
+    assert sample.metadata["plain"] == metadata["plain"]
+    assert sample.metadata["tensor"].tolist() == [0, 1, 2]
+
+
+def test_an_error_of_the_disk_is_not_blamed_on_the_samples(tmp_path, monkeypatch):
+    save = torch.save
+
+    def save_in_memory_only(data, file):
+        if isinstance(file, Path):
+            raise RuntimeError("no space left")
+        save(data, file)
+
+    monkeypatch.setattr("torch.save", save_in_memory_only)
+    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    with pytest.raises(RuntimeError, match="no space left"):
+        save_debug_rollout_data(args, 0, [Sample()], evaluation=False)

@@ -151,6 +151,10 @@ async def giving_up_generate(args, sample, sampling_params):
     return await stock_generate(args, sample, sampling_params)
 
 
+async def giving_up_every_other(args, sample, sampling_params):
+    return await (always_aborted if sample.index % 2 else stock_generate)(args, sample, sampling_params)
+
+
 async def interrupted_generate(args, sample, sampling_params):
     """A token now and then, until a weight update aborts it; by the sample's index some take long."""
     chance = random.Random(sample.index)

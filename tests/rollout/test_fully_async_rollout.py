@@ -158,19 +158,22 @@ def test_a_group_that_began_before_the_pause_of_an_update_goes_on(engine, async_
 
 def test_requests_wait_for_the_end_of_the_update(engine, async_args, make_source, updates):
     args = async_args()
+    engine.answer = lambda conversation: "abcd"
     engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     generate_rollout_fully_async(args, 0, source)
     slow.wait_alone()
     clock.begin_update()
-    engine.delay = lambda conversation: 0.0
+    asked = len(engine.seen("generate"))
+    engine.delay = lambda conversation: NEVER  # of what may be asked too early: the abort is over by then
     engine.aborts += 1
-    wait_until(lambda: clock._waiting and engine.running == 0)
-    before = len(engine.seen("generate"))
-    engine.weight_version = "2"
+    wait_until(lambda: clock._waiting or len(engine.seen("generate")) > asked)
+    assert len(engine.seen("generate")) == asked
+    engine.delay, engine.weight_version = lambda conversation: 0.0, "2"
     clock.end_update(2)
-    wait_until(lambda: len(engine.seen("generate")) > before and engine.running == 0)
-    assert engine.seen("generate")[before]["weight_version"] == "2"
+    wait_until(lambda: any(work.first_index == 0 for work in worker()._done))
+    (sample,) = next(work.result for work in worker()._done if work.first_index == 0)
+    assert sample.version_spans == [("1", 2), ("2", 3)]
 
 
 def test_what_is_too_old_is_generated_again(engine, async_args, make_source, updates):
@@ -315,6 +318,24 @@ def test_a_failure_between_rollouts_ends_the_next_one(engine, async_args, make_s
     with pytest.raises(RolloutError, match=r"failing_generate failed on sample 3 of group 3: LookupError"):
         for i in range(5):
             generate_rollout_fully_async(args, i, source)
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_function_that_gives_up_every_group_ends_the_rollout(engine, async_args, make_source, staleness):
+    args = async_args(custom_generate_function_path=PLUGINS + "always_aborted", max_staleness=staleness)
+    source = make_source(args)
+    with pytest.raises(RolloutError, match=r"^80 groups in a row had a sample that its generate function ab"):
+        generate_rollout_fully_async(args, 0, source)
+    assert source.ledger.dropped == {"aborted": 79}
+
+
+def test_a_function_that_gives_up_now_and_then_ends_nothing(engine, async_args, make_source, monkeypatch):
+    monkeypatch.setattr("slime.rollout.generation.MOST_GIVEN_UP", 2)
+    one_by_one = {"sglang_server_concurrency": 1, "rollout_batch_size": 1}
+    args = async_args(custom_generate_function_path=PLUGINS + "giving_up_every_other", **one_by_one)
+    source = make_source(args)
+    taken = [numbers(generate_rollout_fully_async(args, i, source)) for i in range(4)]
+    assert taken == [[0], [2], [4], [6]]
 
 
 def test_a_rollout_that_takes_too_long_says_what_it_waited_for(engine, async_args, make_source):

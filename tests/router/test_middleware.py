@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import socket
+import threading
+import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
@@ -17,7 +21,7 @@ from slime.rollout import text_generation
 from slime.rollout.base_types import RolloutError
 from slime.router.middleware_hub import radix_tree_middleware
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
-from slime.router.router import SlimeRouter
+from slime.router.router import SlimeRouter, server_options
 from slime.utils.types import Sample
 from tests.router.bpe import byte_level
 from tests.router.conftest import router_args
@@ -109,6 +113,43 @@ async def test_a_users_middleware_works_unchanged_and_the_last_is_outermost(star
         assert answer.json()["output_ids"] == [2, 1]
         assert answer.headers["X-Model"] == "the model"
         assert ORDER == ["Outer", "Stamping"]
+
+
+@contextmanager
+def under_uvicorn(*paths: str, **changes: Any) -> Iterator[int]:
+    """The port of a router that serves as its process does, in a thread of this one."""
+    router = SlimeRouter(router_args(slime_router_middleware_paths=list(paths), **changes))
+    server = uvicorn.Server(uvicorn.Config(router.app, **server_options(router.settings) | {"port": 0}))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_another_protocol_may_be_wished_for_in_vain(start_engine, protocol) -> None:
+    """RFC 9110, section 7.8: the body is part of the request, and what follows it is the next one."""
+    with under_uvicorn(f"{__name__}.Stamping", hf_checkpoint="m") as port:
+        engine = start_engine()
+        answer = httpx.post(f"http://127.0.0.1:{port}/workers", json={"url": engine.url})
+        assert answer.status_code == 202
+        wish = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n"
+        body = b'{"input_ids": [1, 2]}'
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            head = (
+                b"POST /generate HTTP/1.1\r\nHost: r\r\n" + wish + b"Content-Length: %d\r\n\r\n" % len(body)
+            )
+            client.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")
+            received = b"".join(iter(lambda: client.recv(65536), b""))
+        assert received.count(b"HTTP/1.1 200 OK\r\n") == 2
+        (call,) = (call for call in engine.calls if call.path == "generate")
+        assert call.body == {"input_ids": [1, 2]} and "upgrade" not in call.headers
 
 
 async def test_nobody_without_the_key_gets_to_the_middleware(start_engine) -> None:
