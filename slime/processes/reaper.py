@@ -81,8 +81,10 @@ def watch(driver: int) -> tuple[Known, set[int]]:
 
 
 def reap(known: Known) -> None:
-    """Kills what does not end by itself."""
-    time.sleep(GRACE_S)
+    """Kills what does not end by itself; returns at once when nothing is left."""
+    deadline = time.monotonic() + GRACE_S
+    while (known := living(known)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     deadline = time.monotonic() + PATIENCE_S
     while (known := living(known)) and time.monotonic() < deadline:
         for pid in known:

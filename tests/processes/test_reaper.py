@@ -3,9 +3,11 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 
 import pytest
 
+from slime.processes import reaper
 from slime.processes.reaper import POLL_S, SHARED_MEMORY, living, read_processes, sweep
 
 # A child that has forgotten where it comes from: no environment, a session of its own, its parent gone.
@@ -66,3 +68,31 @@ def test_a_later_process_with_a_known_id_is_not_the_known_one():
     start = read_processes()[os.getppid()][1]
     assert os.getppid() in living({os.getppid(): start}) or os.getppid() == 1
     assert living({os.getppid(): start + 1}) == {}
+
+
+def test_what_ends_by_itself_is_not_killed_and_the_grace_ends_with_it(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    known, pauses = living({child.pid: read_processes()[child.pid][1]}), []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            child.communicate("go on\n")
+
+    monkeypatch.setattr(reaper, "time", Namespace(sleep=pause, monotonic=lambda: sum(pauses)))
+    reaper.reap(known)
+    assert child.returncode == 0
+    assert len(pauses) == 2 and sum(pauses) < reaper.GRACE_S
+
+
+def test_what_does_not_end_by_itself_is_killed_after_the_grace(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    known, pauses = living({child.pid: read_processes()[child.pid][1]}), []
+
+    def pause(seconds: float) -> None:
+        assert child.poll() is None or sum(pauses) >= reaper.GRACE_S
+        pauses.append(seconds)
+
+    monkeypatch.setattr(reaper, "time", Namespace(sleep=pause, monotonic=lambda: sum(pauses)))
+    reaper.reap(known)
+    assert child.wait() == -signal.SIGKILL and sum(pauses) >= reaper.GRACE_S
