@@ -36,8 +36,6 @@ def named_weights(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch
         for local_name, module in chunk.named_modules():
             bias = getattr(module, "expert_bias", None)
             if bias is not None:
-                # Float16Module has rounded it; the router undoes that, but only in its forward pass.
-                module._maintain_float32_expert_bias()
                 yield _global_name(f"{strip_param_name_prefix(local_name)}.expert_bias", offset, None), bias
 
 
