@@ -152,8 +152,7 @@ class TrajectoryManager:
     def _align(self, chain: Chain, prompt_ids: Sequence[int]) -> DriftKind:
         """Makes the chain hold the prompt, if they are close enough."""
         held = chain.tokens
-        common = next((i for i, (a, b) in enumerate(zip(held, prompt_ids, strict=False)) if a != b), None)
-        common = min(len(held), len(prompt_ids)) if common is None else common
+        common = shared_length(held, prompt_ids)
         kind = DriftKind.CLEAN if common == len(held) else DriftKind.REALIGN
         if kind is DriftKind.REALIGN:
             if len(held) - common > self._threshold or common < len(chain.pieces[0].ids):
@@ -234,6 +233,12 @@ def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:
     with suppress(ValueError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     return function.get("name", ""), arguments
+
+
+def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long the beginning is that both have."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def flatten_content(c: Any) -> str:

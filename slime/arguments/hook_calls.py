@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 @dataclass(frozen=True)
 class HookCall:
@@ -26,7 +28,8 @@ class HookCall:
             signature = inspect.signature(function)
         except (ValueError, TypeError):  # of a builtin
             return None
-        given = [*self.keywords, *(name for name in self.optional if name in signature.parameters)]
+        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+        given = [*self.keywords, *(name for name in self.optional if kinds.get(name) in _BY_NAME)]
         try:
             signature.bind(*self.positional, **dict.fromkeys(given))
         except TypeError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from copy import copy
 
 import httpx
 import pytest
@@ -99,6 +100,25 @@ async def test_rendered_as_text_it_reads_as_the_template_has_it(serve, engine, t
     assert tokenizer.decode(engine.seen("generate")[1]["input_ids"]) == wanted
 
 
+async def test_a_template_that_does_not_end_the_last_message_repeats_no_answer(serve, engine, tokenizer):
+    """That of Qwen1.5: the last end in what it makes of a conversation is that of the question."""
+    adapter, client = serve()
+    own = copy(tokenizer)
+    own.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if add_generation_prompt or not loop.last %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    adapter._tokenizer = own
+    message = (await ask(client, [USER]))["choices"][0]["message"]
+    messages = [USER, message, {"role": "user", "content": "and?"}]
+    await ask(client, messages)
+    wanted = own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(engine.seen("generate")[1]["input_ids"]) == wanted
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sum(sample.loss_mask) == 2 * len(tokenizer("ok" + EOS, add_special_tokens=False)["input_ids"])
+
+
 async def test_another_conversation_is_another_sample(serve):
     adapter, client = serve()
     await ask(client, [USER])
@@ -138,6 +158,10 @@ async def test_events_say_the_same(serve, engine):
         ({"messages": []}, 400),
         ({}, 400),
         ({"messages": ["x"]}, 400),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]},
+            400,
+        ),
         ([], 400),
         ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400),
     ],

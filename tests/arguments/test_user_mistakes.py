@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from slime.arguments.hook_calls import HOOK_CALLS
+from slime.rollout.base_types import accepted
 from tests.plugin_contracts.contracts import CONTRACTS
 
 
@@ -129,6 +130,20 @@ def test_a_function_that_cannot_take_the_call(words, refusal, tmp_path, monkeypa
     assert (
         message.startswith(f"--{flag.replace('_', '-')} {module}.f: its parameters are ") and said in message
     )
+
+
+async def by_position(args, sample, params, evaluation=False, /):
+    """Never told by name."""
+
+
+async def any_more(args, sample, params, *evaluation):
+    """Of these there are none."""
+
+
+@pytest.mark.parametrize("function", [by_position, any_more])
+def test_what_is_given_by_name_only_to_who_can_take_it_refuses_nobody(function):
+    assert HOOK_CALLS["custom_generate_function_path"].why_refused(function) is None
+    function(1, 2, 3, **accepted(function, {"evaluation": True})).close()
 
 
 def test_a_reward_of_an_eval_dataset_that_cannot_take_the_call(words, refusal, tmp_path, data):

@@ -11,7 +11,7 @@ from aiohttp import web
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
-from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
+from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content, shared_length
 from slime.utils.http_utils import HttpStatusError, post
 from slime.utils.types import Sample
 
@@ -251,22 +251,26 @@ class BaseAdapter(ABC):
         chain = self.trajectories.continued(sid, messages)
         if chain is not None:
             before = self._render(messages[: len(chain.messages)], tools, generation=False)
-            tail = self._tail_of_turn(before, chain.tokens)
+            asked = self._render(messages[: len(chain.messages) - 1], tools, generation=True)
+            tail = self._tail_of_turn(before, shared_length(asked, before), chain.tokens)
             if tail is not None and whole.startswith(before):
                 return chain.tokens + self._encode(tail + whole[len(before) :])
         return self._encode(whole)
 
-    def _tail_of_turn(self, rendered: str, held: Sequence[int]) -> str | None:
-        """What the template puts after the last token of an answer; None if that cannot be told."""
+    def _tail_of_turn(self, rendered: str, answer_at: int, held: Sequence[int]) -> str | None:
+        """What the template puts after the last token of an answer; None if that cannot be told.
+
+        A template may not end the last message: its last end is that of a question, before ``answer_at``.
+        """
         end = self._tokenizer.eos_token
         at = rendered.rfind(end) if end else -1
-        if at < 0:
+        if at < answer_at:
             return None
         ended = held[-1] == self._tokenizer.eos_token_id
         return rendered[at + len(end) if ended else at :]
 
     def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, generation: bool) -> str:
-        plain = [{**message, "content": flatten_content(message.get("content"))} for message in messages]
+        plain = [{**message, "content": _text(message.get("content"))} for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
                 plain, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=generation
@@ -282,6 +286,14 @@ class BaseAdapter(ABC):
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "default", "object": "model"}]})
+
+
+def _text(content: Any) -> str:
+    """Of a message; what is no text, an image for instance, would be missing in what the model reads."""
+    for part in content if isinstance(content, list | tuple) else ():
+        if not isinstance(part, str) and not isinstance(part.get("text"), str):
+            raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
+    return flatten_content(content)
 
 
 def _sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
