@@ -126,7 +126,7 @@ def test_other_pauses_let_running_requests_finish_later(engine, mode):
     with engine.paused(mode), pytest.raises(TimeoutError):
         running.result(0.5)
     answer = ended(engine, running)
-    assert len(answer["output_ids"]) > BESIDE
+    assert len(answer["output_ids"]) > BESIDE // 2
     engine.assert_logprobs(PROMPT, answer)
 
 
