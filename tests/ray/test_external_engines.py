@@ -42,7 +42,7 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         use_fault_tolerance=True,
         offload_rollout=False,
         check_weight_update_equal=False,
-        engine_startup_timeout=150,
+        engine_startup_timeout=600,
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=5.0,
         rollout_health_check_first_wait=0.0,
@@ -50,7 +50,7 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     source = ExternalEngines([endpoint(server) for server in servers])
     where = {"host": "127.0.0.1", "port": free_port(), "prometheus_port": free_port()}
-    flags = Namespace(engine_startup_timeout=150.0, use_slime_router=False)
+    flags = Namespace(engine_startup_timeout=600.0, use_slime_router=False)
     router = lambda: start_router(flags, **where, log_path=tmp_path / "router.log")
     fleet = Fleet(args, [ServedModel("default", [EngineGroup(source)], router)])
     try:

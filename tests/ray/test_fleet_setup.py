@@ -140,7 +140,7 @@ def test_external_engines_make_one_model_that_is_updated_and_never_started() -> 
         (model,) = fleet_of(args, SLOTS, 0).models.values()
         for one in model._groups:
             one.launch()
-        model.wait_ready(10)
+        model.wait_ready(120)
         assert model.takes_updates
         found = [(one.url, one.endpoint.num_gpus, one.is_colocated) for one in model.living]
         assert found == [(url, 2, False) for url in addresses]

@@ -13,8 +13,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_server(checkpoint):
-    flags = ("--enable-memory-saver", "--max-running-requests", "16")
-    server = Server(checkpoint[0], *flags, env={"SGLANG_HEALTH_CHECK_TIMEOUT": "1"})
+    flags = ("--enable-memory-saver", "--max-running-requests", "16", "--random-seed", "7")
+    server = Server(checkpoint[0], *flags)
     try:
         yield server.wait_ready()
     finally:

@@ -144,6 +144,6 @@ def test_a_model_that_cannot_be_served_is_one_line_on_stderr(tmp_path, change):
         raw.pop("rope_parameters", None)
         config.write_text(json.dumps({**raw, **change}))
     command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")

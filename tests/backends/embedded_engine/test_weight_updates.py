@@ -14,6 +14,7 @@ import torch.distributed as dist
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata, serialize_tensors
 from tests.engines.embedded import (
+    ENDLESS,
     LONG,
     Server,
     free_port,
@@ -29,7 +30,7 @@ PROMPT = [5, 6, 7, 8]
 def server(tmp_path_factory):
     path = tmp_path_factory.mktemp("updated")
     make_checkpoint(path)
-    server = Server(path)
+    server = Server(path, "--random-seed", "7")
     try:
         yield server.wait_ready()
     finally:
@@ -158,12 +159,17 @@ def test_nothing_is_computed_while_an_update_is_open(server):
     assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["after"]
 
 
+def used(server: Server) -> int:
+    """Tokens of requests that run."""
+    return server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"]
+
+
 def test_an_update_begins_when_what_runs_has_ended(server):
     answers: list[dict] = []
     sampling = {"max_new_tokens": LONG, "ignore_eos": True}
     running = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
     running.start()
-    while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
+    while used(server) < 20 and not answers:
         time.sleep(0.002)
     assert server.post("/begin_weight_update").status_code == 200
     running.join(60)
@@ -246,10 +252,12 @@ def test_responses_say_which_tokens_which_version_made(server):
     server.post("/update_weight_version", new_version="a")
     answers = []
     thread = threading.Thread(
-        target=lambda: answers.append(server.generate(PROMPT, {"max_new_tokens": LONG, "ignore_eos": True}))
+        target=lambda: answers.append(
+            server.generate(PROMPT, {"max_new_tokens": ENDLESS, "ignore_eos": True})
+        )
     )
     thread.start()
-    while server.client.get("/v1/loads").json()["loads"][0]["num_used_tokens"] < 20:
+    while used(server) < 20:
         time.sleep(0.002)
     server.post("/pause_generation", mode="in_place")
     text = serialize_tensors([("model.norm.weight", torch.full((64,), 0.5))], share=False)
@@ -260,9 +268,18 @@ def test_responses_say_which_tokens_which_version_made(server):
         weight_version="b",
         flush_cache=False,
     )
+    frozen = used(server)
     server.post("/continue_generation")
+    while used(server) < frozen + 20:
+        time.sleep(0.002)
+    server.post("/abort_request", abort_all=True)
     thread.join()
     first, second = answers[0]["meta_info"]["weight_versions"]
     assert (first["version"], first["start"]) == ("a", 0)
-    assert (second["version"], second["start"], second["end"]) == ("b", first["end"], LONG)
+    assert (second["version"], second["start"], second["end"]) == (
+        "b",
+        first["end"],
+        len(answers[0]["output_ids"]),
+    )
+    assert second["end"] > second["start"]
     assert answers[0]["meta_info"]["weight_version"] == "b"

@@ -50,7 +50,7 @@ def engine_args(checkpoint: Path) -> Namespace:
         rollout_num_gpus=1,
         rollout_num_gpus_per_engine=1,
         sglang_server_concurrency=64,
-        engine_startup_timeout=150.0,
+        engine_startup_timeout=600.0,
         offload_rollout=True,
         fp16=False,
         fp32=True,

@@ -23,7 +23,7 @@ KEY = "a key of this run"
 def engine(tiny_checkpoint, tmp_path_factory):
     """An engine that asks for a key."""
     engine = start_embedded(engine_args(tiny_checkpoint), tmp_path_factory.mktemp("keyed"), api_key=KEY)
-    engine.wait_ready(120)
+    engine.wait_ready(600)
     yield engine
     engine.shutdown()
 
@@ -90,7 +90,7 @@ def test_the_control_plane_asks_for_the_key(engine):
 
 def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path):
     engine = start_embedded(engine_args(tiny_checkpoint), tmp_path)
-    engine.wait_ready(120)
+    engine.wait_ready(600)
     (server,) = psutil.Process(engine.process.pid).children()
     os.kill(server.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
@@ -104,5 +104,5 @@ def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path
 def test_a_missing_checkpoint_fails_the_start_with_its_name(tmp_path):
     engine = start_embedded(engine_args(tmp_path / "no_such_model"), tmp_path)
     with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status.*no_such_model"):
-        engine.wait_ready(120)
+        engine.wait_ready(600)
     engine.shutdown()

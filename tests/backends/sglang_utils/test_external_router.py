@@ -17,7 +17,7 @@ def start(tmp_path):
 
     def start_one(**options) -> RouterProcess:
         router = start_router(
-            Namespace(engine_startup_timeout=150.0, use_slime_router=False, **options),
+            Namespace(engine_startup_timeout=600.0, use_slime_router=False, **options),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),
@@ -41,7 +41,7 @@ def engines():
 
 def joined(router: RouterProcess, known: list[str]) -> ExternalRouter:
     ours = ExternalRouter("127.0.0.1", int(router.url.rpartition(":")[2]))
-    ours.join(known, timeout=60)
+    ours.join(known, timeout=600)
     return ours
 
 

@@ -1,8 +1,9 @@
 import asyncio
-import time
+from types import SimpleNamespace
 
 import pytest
 
+from slime.backends.sglang_utils import server_control
 from slime.backends.sglang_utils.server_control import (
     abort_server_until_idle,
     abort_servers_until_idle,
@@ -20,12 +21,17 @@ def test_running_and_waiting_requests_of_all_ranks_count():
     assert num_requests_from_load({"loads": loads}) == 9
 
 
-def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine):
+def test_aborts_are_repeated_until_the_engine_is_idle(fake_engine, monkeypatch):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(server_control, "asyncio", SimpleNamespace(sleep=sleep, timeout=asyncio.timeout))
     fake_engine.pretended = 3
-    started = time.monotonic()
-    asyncio.run(abort_server_until_idle(fake_engine.url))
+    asyncio.run(abort_server_until_idle(fake_engine.url, retry_interval=0.07))
     assert fake_engine.seen("abort_request") == [{"abort_all": True}] * 3
-    assert time.monotonic() - started < 3
+    assert pauses == [0.05, 0.07]
 
 
 def test_a_dead_engine_is_given_up_and_does_not_hold_up_the_others(fake_engine, caplog):

@@ -242,21 +242,21 @@ def engine(tmp_path):
 def test_an_engine_lives_from_launch_to_shutdown(engine):
     assert not engine.is_alive()
     engine.launch()
-    engine.wait_ready(120)
+    engine.wait_ready(600)
     assert engine.is_alive() and engine.failure_reason() is None
     assert engine.client.weight_version() == "default"
     engine.shutdown()
     assert not engine.is_alive()
     assert not engine.client.health()
     engine.launch()
-    engine.wait_ready(120)
+    engine.wait_ready(600)
 
 
 def test_an_engine_that_ends_at_start_is_explained_by_its_log(engine):
     engine.code = "import sys; sys.exit('no such model')"
     engine.launch()
     with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status 1.*no such model"):
-        engine.wait_ready(120)
+        engine.wait_ready(600)
 
 
 def test_an_engine_that_never_serves_is_given_up(engine):
@@ -273,7 +273,7 @@ def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_pat
     engine = FakeServerEngine(make_args(), placement, tmp_path)
     engine.code = "import time; time.sleep(600)"
     engine.launch()
-    engine.wait_ready(60)
+    engine.wait_ready(600)
     engine.shutdown()
 
 
