@@ -1,5 +1,7 @@
 """Imports inside functions of plug-ins are looked at before anything starts."""
 
+import importlib
+
 import pytest
 
 from slime.arguments.user_code import why_unusable
@@ -18,6 +20,7 @@ def plug(tmp_path, monkeypatch):
         package.mkdir()
         for name, text in {"plug": source, "__init__": "", **others}.items():
             (package / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()  # a directory may change twice within a tick of its clock
         return why_unusable(f"{package.name}.plug.reward")
 
     return check

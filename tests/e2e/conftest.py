@@ -16,6 +16,7 @@ import pytest
 
 from examples.calculator_tool.make_data import main as make_data
 from slime.processes.reaper import Known, living, sweep
+from tests.e2e.plugins import GATE
 from tools.make_tiny_model import main as make_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ class Run:
         """Metrics by step; several rows of a step are merged, later ones win."""
         merged: dict[int, dict[str, float]] = {}
         if self.metrics.exists():
-            for line in self.metrics.read_text().splitlines():
+            for line in self.metrics.read_text().split("\n")[:-1]:  # the last one may be half written
                 row = json.loads(line)
                 if row["axis"] == axis:
                     merged.setdefault(row["step"], {}).update(row)
@@ -153,6 +154,18 @@ def start(tmp_path: Path):
         run.expect_no_processes()
         # The run's reaper would, two seconds later; it was just killed.
         sweep(run.pids)
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``gate(64)`` makes the file for which `waiting_reward` lets samples from that number on wait."""
+
+    def gate_before(sample: int) -> Path:
+        path = tmp_path / "gate"
+        monkeypatch.setenv(GATE, f"{sample}:{path}")
+        return path
+
+    return gate_before
 
 
 @pytest.fixture(scope="session")

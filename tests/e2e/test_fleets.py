@@ -108,8 +108,8 @@ def someone_elses(model: Path, tmp_path: Path):
     try:
         yield [server.wait_ready() for server in servers], router, port
     finally:
-        router.terminate()
-        router.wait(20)
+        router.kill()
+        router.wait()
         for server in servers:
             server.stop()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.test_resume import numbers
+from tests.e2e.test_resume import WAITING, numbers
 
 pytestmark = pytest.mark.e2e
 
@@ -29,14 +29,16 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
-    start, rl_flags, model, data, tmp_path
+    start, gate, rl_flags, model, data, tmp_path
 ) -> None:
     def flags(save: Path) -> list[object]:
         saving = ["--save", save, "--load", save, "--save-hf", save / "hf-{rollout_id}", "--num-rollout", 4]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
         layout = ["--colocate", "--num-critic-only-steps", 1, "--rollout-shuffle"]
-        return [*rl_flags, *PPO, *saving, *evaluating, *layout]
+        return [*rl_flags, *PPO, *saving, *evaluating, *layout, *WAITING]
 
+    last_rollout = gate(48)
+    last_rollout.touch()
     whole = start(flags(tmp_path / "whole")).expect_success()
     rows = whole.rows("train")
     assert "train/loss" not in rows[0] and "train/loss" in rows[1]
@@ -48,6 +50,7 @@ def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
     assert not all(torch.equal(trained[name], given[name]) for name in warm)
 
     metrics = tmp_path / "killed.jsonl"
+    last_rollout.unlink()
     killed = start(flags(tmp_path / "killed"), metrics=metrics)
     marker = tmp_path / "killed" / "critic" / "latest_checkpointed_iteration.txt"
     # Killed when the critic's second checkpoint is there; the actor's may be or not.
@@ -55,6 +58,7 @@ def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
     killed.kill()
     killed.expect_no_processes()
     assert len(killed.rows("train")) < 4, "the run was over before it was killed"
+    last_rollout.touch()
     resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
     for axis in ("train", "rollout", "eval"):
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime.utils.types import Sample
-from tests.e2e.plugins import token_parity_reward
+from tests.e2e.plugins import waiting_reward
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
         pid = max(_engines())
         note.write_text(str(pid))
         os.kill(pid, signal.SIGKILL)
-    return await token_parity_reward(args, sample, **kwargs)
+    return await waiting_reward(args, sample, **kwargs)
 
 
 def deadly_updates(args: Namespace) -> None:
@@ -77,16 +77,18 @@ UPDATING = [
     ids=["colocated, while generating", "disaggregated, during an update", "colocated, during an update"],
 )
 def test_a_killed_engine_is_replaced_and_updated(
-    layout: list[object], killer, start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: list[object], killer, start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = tmp_path / "victim"
+    note, last_rollout = tmp_path / "victim", gate(64)
     monkeypatch.setenv(VICTIM, str(note))
     flags = ["--use-fault-tolerance", "--rollout-num-gpus", 2, "--num-rollout", 5]
+    flags += ["--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
     run = start([*rl_flags, *flags, *layout, *killer])
     run.wait_for(note.exists, "the death of an engine")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it")
     assert len(_engines()) == 2
     assert int(note.read_text()) not in _engines()
+    last_rollout.touch()
     run.expect_success()
     assert len(run.rows("train")) == 5
     run.expect_no_processes()

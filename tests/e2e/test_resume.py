@@ -12,6 +12,7 @@ LAYOUTS = {
         *("--train-backend", "fsdp", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
     ],
 }
+WAITING = ["--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
 VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens")
 
 
@@ -25,25 +26,29 @@ def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
-    layout: str, start, rl_flags, data, tmp_path: Path
+    layout: str, start, gate, rl_flags, data, tmp_path: Path
 ) -> None:
     def flags(save: Path) -> list[object]:
         layout_flags = [*LAYOUTS[layout], "--colocate", "--rollout-shuffle"]
         saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
-        return [*rl_flags, *layout_flags, *saving, *evaluating]
+        return [*rl_flags, *layout_flags, *saving, *evaluating, *WAITING]
 
+    last_rollout = gate(48)
+    last_rollout.touch()
     whole = start(flags(tmp_path / "whole")).expect_success()
 
     metrics = tmp_path / "killed.jsonl"
+    last_rollout.unlink()
     killed = start(flags(tmp_path / "killed"), metrics=metrics)
     marker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
-    # Killed right after a checkpoint, before the evaluation that is due then.
+    # Killed soon after a checkpoint, as a rule before the evaluation that is due then.
     killed.wait_for(lambda: marker.exists() and int(marker.read_text()) >= 1, "the second checkpoint")
     killed.kill()
     killed.expect_no_processes()
     assert len(killed.rows("train")) < 4, "the run was over before it was killed"
 
+    last_rollout.touch()
     resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
     for axis in ("train", "rollout", "eval"):
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))

@@ -22,16 +22,17 @@ SAME = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
 
 
 def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_though_an_engine_dies(
-    start, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling depends on the sample alone, so a request that is asked again has the same answer."""
     stock = start([*rl_flags, *TWO_ENGINES]).expect_success()
-    note = tmp_path / "victim"
+    note, last_rollout = tmp_path / "victim", gate(48)
     monkeypatch.setenv(VICTIM, str(note))
     run = start([*rl_flags, *TWO_ENGINES, *THROUGH_TEXT, *DEADLY])
     run.wait_for(lambda: any("slime.router" in command for command in run.processes().values()), "a router")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after the death of an engine")
     assert len(_engines()) == 2
+    last_rollout.touch()
     run.expect_success()
     assert note.exists() and int(note.read_text()) not in _engines()
     ours, theirs = run.rows("train"), stock.rows("train")

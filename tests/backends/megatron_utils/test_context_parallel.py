@@ -191,7 +191,8 @@ def _check(variant, world_size, layout, checkpoint, alone):
     two, weights = _trained(trainer_args(checkpoint, **{**flags, **layout}), world_size, batch)
     assert [*one["train"][0]] == [*two["train"][0]]
     for alone, shared in zip([*one["train"], one["rollout"]], [*two["train"], two["rollout"]], strict=True):
-        assert shared == pytest.approx(alone, rel=1e-5, abs=1e-7, nan_ok=True)
+        # Small ones are means of numbers of either sign, each with the rounding errors of its own size.
+        assert shared == pytest.approx(alone, rel=1e-5, abs=1e-6, nan_ok=True)
     for name, weight in weights.items():
         torch.testing.assert_close(
             weight, expected[name], rtol=0, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
