@@ -45,9 +45,11 @@ class DerivedBatches:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """A limit that another one decides."""
-    limit = args.log_probs_max_tokens_per_gpu
-    if limit is not None and limit != args.max_tokens_per_gpu:
+    """A limit that nothing is held to, and one that another decides."""
+    tokens, limit = args.max_tokens_per_gpu, args.log_probs_max_tokens_per_gpu
+    if tokens is not None and not args.use_dynamic_batch_size:
+        yield f"--max-tokens-per-gpu {tokens}: has no effect without --use-dynamic-batch-size"
+    if limit is not None and limit != tokens:
         yield (
             f"--log-probs-max-tokens-per-gpu {limit}: has no effect, log-probs are computed in the "
             "micro-batches of training (--max-tokens-per-gpu)"

@@ -75,6 +75,7 @@ def encoded_weights(raw: RawTensors, quantization: Quantization) -> Iterator[tup
     for name in raw.names():
         if quantization.kind == "int4" and name.endswith(_PACKED):
             weight = name.removesuffix(_PACKED)
+            _refuse_plain(raw, weight, name, there)
             yield weight, _Int4Weight(raw, weight, quantization.group)
         elif quantization.kind == "mxfp4" and name.endswith((_BLOCKS, _SCALES)):
             weight = name.removesuffix(_BLOCKS).removesuffix(_SCALES)
@@ -98,7 +99,13 @@ def _require_whole(raw: RawTensors, weight: str, name: str, there: set[str]) -> 
     for other in (f"{weight}{_BLOCKS}", f"{weight}{_SCALES}"):
         if other not in there:
             raise ValueError(f"{file}: {name} is there and no {other}")
+    _refuse_plain(raw, weight, name, there)
+
+
+def _refuse_plain(raw: RawTensors, weight: str, name: str, there: set[str]) -> None:
+    """Raises ValueError if the weight is there plain as well: nothing says which of the two it is."""
     if weight in there:
+        file = raw.path / raw.file_of(name)
         raise ValueError(f"{file}: has {name}, and {weight} as well (wanted: one of them)")
 
 
@@ -149,14 +156,26 @@ class _Fp8Weight:
 
 
 class _Int4Weight:
-    """One scale for each group of a row."""
+    """One scale for each group of a row.
+
+    Raises:
+        ValueError: its numbers are not in words of 32 bits.
+    """
 
     def __init__(self, raw: RawTensors, name: str, group: int | None) -> None:
         self._raw, self._name, self._group = raw, name, group
         self.stored = f"{name}{_PACKED}"
+        if (found := raw.dtype(self.stored)) != torch.int32:
+            raise ValueError(f"{raw.path}: {self.stored} is {found}, wanted torch.int32")
 
     def shape(self) -> tuple[int, int]:
-        rows, columns = (int(size) for size in self._raw.read(f"{self._name}_shape"))
+        """Raises ValueError if it is not that of a matrix, or of another one than is stored."""
+        sizes = self._raw.read(f"{self._name}_shape").tolist()
+        if not isinstance(sizes, list) or len(sizes) != 2:
+            raise ValueError(
+                f"{self._raw.path}: {self._name}_shape is {sizes!r:.80}, wanted rows and columns"
+            )
+        rows, columns = map(int, sizes)
         words = self._raw.shape(self.stored)
         if words != (rows, -(-columns // int4.PER_WORD)):
             raise ValueError(

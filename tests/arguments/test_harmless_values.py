@@ -140,7 +140,11 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
         (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
         (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),
         (
-            dict(max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32),
+            dict(max_tokens_per_gpu=64),
+            "--max-tokens-per-gpu 64: has no effect without --use-dynamic-batch-size",
+        ),
+        (
+            dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32),
             "--log-probs-max-tokens-per-gpu 32: has no effect",
         ),
     ],
@@ -157,6 +161,7 @@ def test_what_has_an_effect_gets_no_note(words, notes, own_checkpoint, tmp_path)
     assert notes(words(load=own_checkpoint, save=tmp_path / "out", save_interval=1)) == []
     assert notes(words(load=tmp_path / "run", save=tmp_path / "run", save_interval=1)) == []
     assert notes(words(over_sampling_batch_size=64, drop_surplus_groups=True)) == []
+    assert notes(words(use_dynamic_batch_size=True, max_tokens_per_gpu=64)) == []
     assert notes(words(n_samples_per_prompt=1, disable_rewards_normalization=True)) == []
     assert notes(words(advantage_estimator="grpo", gamma=1, kl_coef=0, lambd=1)) == []
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_resume import numbers
 from tools.make_tiny_model import main as make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -38,15 +39,21 @@ def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, mo
     run.expect_no_processes()
 
 
-def test_virtual_stages_send_their_weights_to_two_engines_and_save(start, rl_flags, tmp_path: Path) -> None:
-    """Disaggregated, with PP 2."""
+def test_virtual_stages_send_their_weights_to_two_engines_save_and_resume(
+    start, rl_flags, tmp_path: Path
+) -> None:
+    """Disaggregated, with PP 2; the second step is taken again, from the first one's checkpoint."""
     model = _tiny_model_of_four_layers(tmp_path / "model")
+    saved, recording = tmp_path / "saved", f"{tmp_path}/recorded/{{rollout_id}}.pt"
     stages = ["--pipeline-model-parallel-size", 2, "--num-virtual-stages-per-pipeline-rank", 2]
-    places = ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--save", tmp_path / "saved"]
-    run = start([*rl_flags, "--hf-checkpoint", model, *stages, *places, "--save-interval", 1, *CHECKS])
-    run.expect_success()
+    flags = [*rl_flags, "--hf-checkpoint", model, *stages, "--actor-num-gpus-per-node", 2]
+    saving = ["--save", saved, "--save-interval", 1, "--save-debug-rollout-data", recording]
+    run = start([*flags, "--rollout-num-gpus", 2, *saving, *CHECKS]).expect_success()
     _expect_agreement(run)
     run.expect_no_processes()
+    again = start([*flags, "--load", saved, "--ckpt-step", 0, "--load-debug-rollout-data", recording])
+    resumed = numbers(again.expect_success().rows("train"))
+    assert resumed == {1: numbers(run.rows("train"))[1]}
 
 
 def _tiny_model_of_four_layers(path: Path) -> Path:

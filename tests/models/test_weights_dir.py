@@ -154,6 +154,28 @@ def test_scales_that_do_not_fit_are_named(tmp_path, tensors, quantization, said)
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"a.weight": torch.ones(2, 16)}, "has a.weight_packed, and a.weight as well"),
+        ({"a.weight_packed": torch.zeros(2, 2, dtype=torch.int64)}, "is torch.int64, wanted torch.int32"),
+        ({"a.weight_shape": torch.tensor([2, 16, 1])}, r"a.weight_shape is \[2, 16, 1\], wanted rows"),
+        ({"a.weight_shape": torch.tensor(16)}, "a.weight_shape is 16, wanted rows and columns"),
+    ],
+)
+def test_packed_weights_that_are_not_whole_or_not_alone_are_named(tmp_path, changes, said):
+    tensors = {
+        "a.weight_packed": torch.zeros(2, 2, dtype=torch.int32),
+        "a.weight_scale": torch.ones(2, 2),
+        "a.weight_shape": torch.tensor([2, 16]),
+    }
+    with WeightsReader(checkpoint(tmp_path, tensors, compressed(INTEGERS))) as reader:
+        assert reader.read("a.weight").shape == (2, 16)
+    path = checkpoint(tmp_path, tensors | changes, compressed(INTEGERS))
+    with pytest.raises(ValueError, match=said), WeightsReader(path) as reader:
+        reader.read("a.weight")
+
+
+@pytest.mark.parametrize(
     ("name", "codes", "quantization"),
     [
         ("a.gate_up_proj", float8(2, 4, 4), BLOCKS),  # of all experts of a layer
