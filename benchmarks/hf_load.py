@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +179,14 @@ def run(gigabytes: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     found = run(options.gigabytes, options.repeats)
     print(json.dumps(found, indent=2))
     options.output.write_text(json.dumps(found, indent=2) + "\n")

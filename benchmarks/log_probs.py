@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def measure(vocabulary: int, rows: int, parts: int, repeats: int) -> dict[str, A
     }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -147,7 +148,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     elements = options.rows * max(VOCABULARIES)
     results = {
         f"vocabulary {vocabulary}, TP {parts}": measure(

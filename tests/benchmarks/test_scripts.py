@@ -20,14 +20,12 @@ SCRIPTS = {
     "data_loading": ["--gigabytes", "0.001", "--batch", "2", "--batches", "2"],
     "gae": ["--batch", "2", "--length", "300", "--repeats", "1"],
     "weight_sync": ["--sizes", "10M", "--repeats", "1"],
-    "log_probs": ["--rows", "8", "--repeats", "1"],
     "math_grading": ["--labels", "5", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
     "rollout_driver": ["--samples", "64", "128", "--rounds", "1"],
-    "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "gpu_trainer": [
@@ -39,14 +37,19 @@ SCRIPTS = {
         *("--samples", "2", "--new-tokens", "8"),
     ],
 }
-# These need no process of their own, whose start would take the most of the time.
+# These need no process of their own, whose start would take the most of the time; their ranks are forked.
 MODULES = {
     "generic_executor": ["--families", "qwen2_moe", "--rounds", "1", "--new-tokens", "4"],
+    "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
+    "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop")
 # Seconds of their time are imports; they start no processes of multiprocessing, which forked ones may not.
-FORKED = ("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync")
+FORKED = (
+    *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "engine_throughput", "math_grading"),
+    *("gpu_trainer", "convert_30b"),
+)
 
 
 @pytest.mark.slow

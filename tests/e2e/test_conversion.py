@@ -1,19 +1,18 @@
 """A converted checkpoint begins a run, as policy and as reference, with flags that launch scripts have."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.e2e.conftest import ROOT
+from tests.forking import ForkedScript
 
 pytestmark = pytest.mark.e2e
 
 
 def test_a_run_begins_with_what_the_converter_wrote(start, rl_flags, model, tmp_path) -> None:
     converted = tmp_path / "tiny_torch_dist"
-    convert = ["tools/convert_hf_to_torch_dist.py", "--hf-checkpoint", str(model), "--save", str(converted)]
-    subprocess.run([sys.executable, *convert], cwd=ROOT, check=True)
+    words, log = ["--hf-checkpoint", str(model), "--save", str(converted)], tmp_path / "log"
+    tool = ForkedScript(ROOT / "tools/convert_hf_to_torch_dist.py", words, log, cwd=ROOT)
+    assert tool.wait(600) == 0, log.read_text()
     weights = ("--load", converted, "--ref-load", converted, "--save", tmp_path / "run", "--save-interval", 1)
     three = (
         "--optimizer-cpu-offload",

@@ -1,4 +1,7 @@
-"""The merged directory holds the weights that two ranks have saved."""
+"""The merged directory holds the weights that two ranks have saved.
+
+One is merged by the command as it is called; the others' processes are forked, without seconds of imports.
+"""
 
 import json
 import subprocess
@@ -11,6 +14,7 @@ from safetensors.torch import load_file
 
 from slime.ray.train_worker import TrainWorker
 from tests.backends.fsdp_harness import fsdp_args, weights_of
+from tests.forking import ForkedScript
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
@@ -35,16 +39,24 @@ def saved(tmp_path_factory):
     return root / "saved", origin, run_ranks(_save, 2, args, random_rollout(256))[0]
 
 
-def convert(*words):
+def called(*words):
+    """Exit status, and what it said on standard error."""
     command = [sys.executable, "tools/convert_fsdp_to_hf.py", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stderr
+
+
+def forked(log, *words):
+    """The same; ``log`` is a file for it."""
+    status = ForkedScript(ROOT / "tools/convert_fsdp_to_hf.py", [*map(str, words)], log, cwd=ROOT).wait(600)
+    return status, log.read_text()
 
 
 def test_a_checkpoint_becomes_a_hugging_face_directory(saved, tmp_path):
     source, origin, weights = saved
     out = tmp_path / "out"
-    done = convert("--input-dir", source, "--output-dir", out, "--origin-hf-dir", origin)
-    assert done.returncode == 0, done.stderr
+    status, said = called("--input-dir", source, "--output-dir", out, "--origin-hf-dir", origin)
+    assert status == 0, said
     assert (out / "tokenizer.json").read_text() == "{}"
     found = load_file(out / "model.safetensors")
     assert found.keys() == weights.keys()
@@ -53,15 +65,18 @@ def test_a_checkpoint_becomes_a_hugging_face_directory(saved, tmp_path):
 
 def test_another_format_is_asked_for_by_name(saved, tmp_path):
     source, origin, weights = saved
-    words = ["--input-dir", source / "iter_0000007", "--output-dir", tmp_path, "--origin-hf-dir", origin]
-    done = convert(*words, "--dtype", "bfloat16")
-    assert done.returncode == 0, done.stderr
-    found = load_file(tmp_path / "model.safetensors")
+    out = tmp_path / "out"
+    out.mkdir()
+    words = ["--input-dir", source / "iter_0000007", "--output-dir", out, "--origin-hf-dir", origin]
+    status, said = forked(tmp_path / "log", *words, "--dtype", "bfloat16")
+    assert status == 0, said
+    found = load_file(out / "model.safetensors")
     assert all(torch.equal(found[name], weights[name].bfloat16()) for name in weights)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_what_is_no_checkpoint_is_refused_in_a_line(saved, tmp_path):
     _, origin, _ = saved
-    done = convert("--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--origin-hf-dir", origin)
-    assert done.returncode == 2 and "metadata.json" in done.stderr.splitlines()[-1]
+    words = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--origin-hf-dir", origin]
+    status, said = forked(tmp_path / "log", *words)
+    assert status == 2 and "metadata.json" in said.splitlines()[-1]
