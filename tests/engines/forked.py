@@ -59,10 +59,10 @@ class ForkedEngine:
     """One engine process; its handle for the fleet, as ``SpawnedEngine`` is.
 
     Args:
-        blows: the directory of ``Blow``.
+        blows: the directory of ``Blow``, if it obeys one.
     """
 
-    def __init__(self, rank: int, model_path: str, log: Path, blows: Path, *more: str) -> None:
+    def __init__(self, rank: int, model_path: str, log: Path, *more: str, blows: Path | None = None) -> None:
         self.rank, port = rank, free_port()
         self.endpoint = EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, None)
         self.client = EngineClient(self.endpoint)
@@ -94,14 +94,15 @@ class ForkedEngine:
             self.process.join()
 
 
-def _serve(flags: list[str], log: str, blows: Path) -> None:
+def _serve(flags: list[str], log: str, blows: Path | None) -> None:
     stream = os.open(log, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
     sys.argv = ["embedded_engine", *flags]
     from slime.backends.embedded_engine.__main__ import main
 
-    _let_strike(Blow(blows))
+    if blows is not None:
+        _let_strike(Blow(blows))
     main()
 
 

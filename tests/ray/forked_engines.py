@@ -36,7 +36,7 @@ class ForkedEngines:
 
     def launch(self, place: int, rank: int) -> ForkedEngine:
         log = self.log_dir / f"engine_{len(self.launched)}.log"
-        self.launched.append(ForkedEngine(rank, self._model_path, log, self.log_dir))
+        self.launched.append(ForkedEngine(rank, self._model_path, log, blows=self.log_dir))
         return self.launched[-1]
 
     def wait_ready(self, handles: Sequence[ForkedEngine], timeout: float) -> list[EngineEndpoint]:
