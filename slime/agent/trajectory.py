@@ -3,7 +3,7 @@
 An agent that is no code of ours sends whole conversations, each with everything that was said before. A turn
 whose conversation goes on where an earlier one ended belongs to the same chain; any other begins a chain of
 its own: a second try, a helper of the agent, a history that was summarised. Each chain becomes a sample, and
-each turn is trained on in one of them.
+each turn is trained on in one of them, but for what a later request puts in other words near its end.
 """
 
 import json

@@ -119,6 +119,52 @@ async def test_a_template_that_does_not_end_the_last_message_repeats_no_answer(s
     assert sum(sample.loss_mask) == 2 * len(tokenizer("ok" + EOS, add_special_tokens=False)["input_ids"])
 
 
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("parser", [None, "qwen3"])
+async def test_a_template_that_forgets_thoughts_costs_no_turn_its_training(serve, engine, tokenizer, parser):
+    """That of Qwen3; agents seldom send back what an answer has beside its text."""
+    adapter, client = serve(reasoning_parser=parser)
+    adapter._tokenizer = own = copy(tokenizer)
+    own.chat_template = THINKING
+    engine.answer = lambda conversation: "<think>hm</think>ok"
+    messages = [USER]
+    for _ in range(2):
+        message = (await ask(client, messages))["choices"][0]["message"]
+        message.pop("reasoning_content", None)
+        messages += [message, {"role": "user", "content": "and?"}]
+    await ask(client, messages)
+    asked = "<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+    wanted = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n" + f"<think>hm</think>ok{asked}" * 2
+    assert tokenizer.decode(engine.seen("generate")[2]["input_ids"]) == wanted
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    answer = tokenizer("<think>hm</think>ok" + EOS, add_special_tokens=False)["input_ids"]
+    assert sum(sample.loss_mask) == 3 * len(answer)
+
+
+async def test_calls_may_stand_in_the_place_of_text(serve, engine, tokenizer):
+    """As in the template of Llama 3.1."""
+    adapter, client = serve()
+    adapter._tokenizer = own = copy(tokenizer)
+    own.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    engine.answer = lambda conversation: "done" if "42" in conversation else CALL
+    message = (await ask(client, [USER], tools=TOOLS))["choices"][0]["message"]
+    answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "42"}
+    await ask(client, [USER, message, answer], tools=TOOLS)
+    tail = f"{CALL}<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(engine.seen("generate")[1]["input_ids"]).endswith(tail)
+
+
 async def test_another_conversation_is_another_sample(serve):
     adapter, client = serve()
     await ask(client, [USER])

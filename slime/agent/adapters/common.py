@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ from aiohttp import web
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
-from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content, shared_length
+from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
 from slime.utils.http_utils import HttpStatusError, post
 from slime.utils.types import Sample
 
@@ -247,33 +249,41 @@ class BaseAdapter(ABC):
         self, sid: str, messages: Messages, tools: Sequence[Mapping[str, Any]] | None
     ) -> list[int]:
         """The conversation as tokens; of one that goes on, those that are held and only then new ones."""
-        whole = self._render(messages, tools, generation=True)
+        whole = self._render(messages, tools)
         chain = self.trajectories.continued(sid, messages)
         if chain is not None:
-            before = self._render(messages[: len(chain.messages)], tools, generation=False)
-            asked = self._render(messages[: len(chain.messages) - 1], tools, generation=True)
-            tail = self._tail_of_turn(before, shared_length(asked, before), chain.tokens)
-            if tail is not None and whole.startswith(before):
-                return chain.tokens + self._encode(tail + whole[len(before) :])
+            ended = chain.tokens[-1] == self._tokenizer.eos_token_id
+            after = self._after_answer(messages, len(chain.messages) - 1, tools, ended)
+            if after is not None:
+                return chain.tokens + self._encode(after)
         return self._encode(whole)
 
-    def _tail_of_turn(self, rendered: str, answer_at: int, held: Sequence[int]) -> str | None:
-        """What the template puts after the last token of an answer; None if that cannot be told.
+    def _after_answer(
+        self, messages: Messages, at: int, tools: Sequence[Mapping[str, Any]] | None, ended: bool
+    ) -> str | None:
+        """What the template puts after the answer at this place; None if that cannot be told.
 
-        A template may not end the last message: its last end is that of a question, before ``answer_at``.
+        Whatever it makes of the answer itself: some leave its thoughts out once there is another question.
+
+        Args:
+            ended: the answer has the token that ends it.
         """
-        end = self._tokenizer.eos_token
-        at = rendered.rfind(end) if end else -1
-        if at < answer_at:
-            return None
-        ended = held[-1] == self._tokenizer.eos_token_id
-        return rendered[at + len(end) if ended else at :]
+        mark, end = uuid.uuid4().hex, self._tokenizer.eos_token
+        marked = {"role": messages[at]["role"], "content": mark}
+        calls = {key: messages[at][key] for key in ("tool_calls",) if key in messages[at]}
+        for answer in ({**marked, **calls}, marked):  # some write calls in the place of text
+            with suppress(Refused):
+                text = self._render([*messages[:at], answer, *messages[at + 1 :]], tools)
+                _, found, after = text.rpartition(mark)
+                if found and end and end in after:
+                    return after.partition(end)[2] if ended else after[after.index(end) :]
+        return None
 
-    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, generation: bool) -> str:
+    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> str:
         plain = [{**message, "content": _text(message.get("content"))} for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                plain, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=generation
+                plain, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # templates are programs of third parties, messages those of an agent
             raise Refused(400, f"the chat template fails on these messages: {error}") from error
