@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from slime.arguments import validated_args
+from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout import generation, sglang_rollout
@@ -212,14 +213,14 @@ def struck_while_aborting(
     manager: RolloutManager, blow: Blow, signum: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second rollout. Its surplus groups would go on and on: engines are busy when the batch is full."""
-    abort, params_of = sglang_rollout.abort_servers_until_idle, generation.params_for_sample
+    abort, params_of = sglang_rollout.abort, generation.params_for_sample
 
-    async def strike_first(urls: Iterable[str]) -> None:
-        if blow.struck is None:
-            blow.order(signum)
+    async def strike_first(args: RolloutView, rollout_id: int) -> list[list[Any]]:
+        """Before anybody is told of the abort: streams end by themselves then."""
+        blow.order(signum)
         while blow.struck is None:
             await asyncio.sleep(0.01)
-        await abort(urls)
+        return await abort(args, rollout_id)
 
     def endless(args: Namespace, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
         surplus = (sample.group_index or 0) >= 2 * BATCH
