@@ -124,7 +124,8 @@ def test_what_is_rounded_does_not_come_back_equal(altered_checkpoint, described,
 def test_sglang_replaces_packed_experts_alone(altered_checkpoint, packed):
     path = altered_checkpoint(quantization_config=GROUPS)
     name = f"model.layers.0.{packed}.weight"
-    save_file({f"{name}_packed": torch.empty(0), f"{name}_scale": torch.empty(0)}, path / "model.safetensors")
+    words = torch.empty(0, dtype=torch.int32)
+    save_file({f"{name}_packed": words, f"{name}_scale": torch.empty(0)}, path / "model.safetensors")
     args = {"hf_checkpoint": str(path), "debug_rollout_only": False, "rollout_external": False}
     args |= {"served_models": [served(path)]}
     messages = list(packed_beyond_experts(Namespace(**args, rollout_engine="sglang")))
