@@ -29,7 +29,7 @@ def test_tensors_are_those_of_the_checkpoint(architecture, computed):
         for bucket in result["buckets"]:
             # A layer of experts stays together, for a conversion may join its tensors.
             fits = sum(tensor.nbytes for _, tensor in bucket) <= BUCKET
-            assert fits or len(bucket) == 1 or architecture == "Qwen3Moe"
+            assert fits or len(bucket) == 1 or architecture in ("Qwen3Moe", "Mixtral")
 
 
 def _exported(rank, args):
