@@ -152,7 +152,7 @@ class TrajectoryManager:
     def _align(self, chain: Chain, prompt_ids: Sequence[int]) -> DriftKind:
         """Makes the chain hold the prompt, if they are close enough."""
         held = chain.tokens
-        common = shared_length(held, prompt_ids)
+        common = _shared_length(held, prompt_ids)
         kind = DriftKind.CLEAN if common == len(held) else DriftKind.REALIGN
         if kind is DriftKind.REALIGN:
             if len(held) - common > self._threshold or common < len(chain.pieces[0].ids):
@@ -235,7 +235,7 @@ def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:
     return function.get("name", ""), arguments
 
 
-def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How long the beginning is that both have."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
