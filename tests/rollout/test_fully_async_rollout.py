@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slime.arguments.eval_datasets import EvalDatasetConfig
 from slime.rollout import fully_async_rollout
+from slime.rollout.async_worker import _on_loop
 from slime.rollout.base_types import RolloutError
 from slime.rollout.fully_async_rollout import (
     AsyncRolloutWorker,
@@ -92,6 +93,18 @@ class OnlySlow:
         """Until nothing else runs either: an abort would end that too."""
         self.wait()
         wait_until(lambda: len(worker()._running) == len(self.counts) and worker()._room() <= 0)
+
+
+def wait_for_all_but_one(count):
+    """Until so many groups wait, one runs, and the rollout has seen that: seen later, they are too old."""
+    at_rest = worker()
+    wait_until(
+        lambda: _on_loop(
+            lambda: (
+                len(at_rest._done) == count and len(at_rest._running) == 1 and not at_rest._arrived.is_set()
+            )
+        )
+    )
 
 
 def test_rollouts_take_what_is_finished_and_nothing_twice(engine, async_args, make_source):
@@ -182,7 +195,7 @@ def test_what_is_too_old_is_generated_again(engine, async_args, make_source, upd
     engine.delay = slow = OnlySlow(0)
     source = make_source(args)
     collecting = Rollout(args, 0, source)
-    wait_until(lambda: worker().queue_size() == 2)
+    wait_for_all_but_one(2)
     slow.wait()
     engine.delay = lambda conversation: 0.0  # of what begins again, which may be at once
     updates.update()
@@ -201,7 +214,7 @@ def test_a_group_that_never_finishes_in_time_is_dropped(engine, async_args, make
     source = make_source(args)
     collecting = Rollout(args, 0, source)
     for _ in range(2):
-        wait_until(lambda: worker().queue_size() == 2)
+        wait_for_all_but_one(2)
         slow.wait()
         engine.delay = slow = OnlySlow(0)
         updates.update()
