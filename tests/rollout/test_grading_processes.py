@@ -226,7 +226,7 @@ async def test_the_event_loop_goes_on_while_graders_hang(make_args, impatient_po
         await asyncio.sleep(0)
         turns += 1
     assert await hanging == [None] * 4
-    assert turns > 1000
+    assert turns > 50  # a loop that waited for one of them would count a few
 
 
 async def silent_judge(args, samples, **kwargs):
