@@ -31,7 +31,7 @@ from slime.utils.http_client import KEEPALIVE_S
 from slime.utils.http_utils import bearer_header, http_url
 
 REGISTER_TIMEOUT_S = 60.0
-REQUEST_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 60.0
 SHUTDOWN_GRACE_S = 1.0
 STOCK_REQUEST_TIMEOUT_S = 1800
 
