@@ -1,5 +1,6 @@
 """The metrics file: one JSON object per line, complete after every line."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ class JsonlWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_torn_line(path)
         self.path = path
         self._file = path.open("ab")
 
@@ -37,6 +39,12 @@ class JsonlWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """A killed process may have left half a row, which the next row would make a broken line of."""
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def read_metrics(path: Path) -> dict[str, dict[int, dict[str, Any]]]:

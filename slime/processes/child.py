@@ -45,6 +45,7 @@ class ManagedProcess:
         self.log_path = Path(log_path)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._stop_clock = StopClock()
+        self._supervisor_was_killed = False
         # -I keeps the script's folder out of sys.path, where it would come before the standard library.
         command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), *argv]
         with self.log_path.open("ab") as log:
@@ -65,7 +66,9 @@ class ManagedProcess:
     def poll(self) -> int | None:
         """The exit status once the whole tree is gone, else None; negative is the signal that killed it."""
         returncode = self._supervisor.poll()
-        if returncode == -signal.SIGKILL:
+        if returncode == -signal.SIGKILL and not self._supervisor_was_killed:
+            # Once: its process id is free from now on, and may become that of another group.
+            self._supervisor_was_killed = True
             self._kill_group()
         return returncode
 

@@ -57,3 +57,13 @@ def test_a_torn_last_line_is_skipped_and_a_broken_one_is_named(tmp_path):
     path.write_text(complete + "nonsense\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not a JSON object"):
         read_metrics(path)
+
+
+def test_a_resumed_run_goes_on_after_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for torn in ("", '{"axis": "tra', "{"):
+        with path.open("a") as file:
+            file.write(torn)
+        write(path, ("train", 0, {"a": 1}))
+    assert len(path.read_text().splitlines()) == 3
+    assert read_metrics(path)["train"][0]["a"] == 1

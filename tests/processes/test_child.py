@@ -27,7 +27,7 @@ time.sleep(600)
 """
 IGNORES_SIGTERM = """
 import signal, time
-signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("armed", flush=True)
 while True:
     time.sleep(1)
@@ -124,7 +124,6 @@ def test_terminate_kills_what_ignores_sigterm_after_the_grace_period(tmp_path):
     process.terminate(grace_s=1.0)
     assert time.monotonic() - started > 0.9
     assert process.poll() == -signal.SIGKILL
-    assert "not yet" in process.log_tail()
     process.terminate()
 
 
@@ -204,6 +203,17 @@ def test_the_command_dies_when_the_supervisor_is_killed(tmp_path):
         assert process.wait(90) == -signal.SIGKILL
     finally:
         os.kill(daemon, signal.SIGKILL)
+
+
+def test_the_group_of_a_killed_process_is_killed_once(tmp_path, monkeypatch):
+    """Its number may be another group's a while later."""
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda group, signum: killed.append((group, signum)))
+    process = start("import os; os.kill(os.getpid(), 9)", tmp_path)
+    assert process.wait(90) == -signal.SIGKILL
+    assert [process.poll() for _ in range(3)] == [-signal.SIGKILL] * 3
+    assert "killed by SIGKILL" in process.failure_reason()
+    assert killed == [(process.pid, signal.SIGKILL)]
 
 
 def test_starting_costs_little(tmp_path):

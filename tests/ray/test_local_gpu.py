@@ -58,5 +58,5 @@ print(sorted(ray.get([rank.number.remote() for rank in ranks])))
 @pytest.mark.cluster
 def test_ranks_of_a_node_that_shows_some_gpus_count_those(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    found = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=180)
+    found = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=600)
     assert found.stdout.splitlines()[-1:] == ["[(0, '4,5'), (1, '4,5')]"], found.stderr
