@@ -103,7 +103,7 @@ def test_the_prompt_comes_with_the_first_chunk_only(engine):
     first, *rest = [chunk["choices"][0] for chunk in chunks_of(answer)]
     assert first["prompt_token_ids"] == PROMPT
     assert not any("prompt_token_ids" in choice for choice in rest)
-    assert len(sum([choice["token_ids"] for choice in (first, *rest)], [])) == GREEDY["max_tokens"]
+    assert sum(len(choice["token_ids"]) for choice in (first, *rest)) == GREEDY["max_tokens"]
 
 
 def test_a_chat_has_a_place_for_reasoning_whole_or_in_chunks(engine):
