@@ -37,6 +37,7 @@ def test_several_prompts_and_samples_give_a_choice_each(shared_server):
         "total_tokens": 15,
         "prompt_tokens_details": None,
         "reasoning_tokens": 0,
+        "completion_tokens_details": None,
     }
 
 
@@ -120,8 +121,10 @@ def test_an_unknown_role_is_refused_and_case_does_not_matter(shared_server):
     assert ids_of(shared_server, shouted) == ids_of(shared_server, system)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_min_tokens_and_ids_are_honoured(shared_server, path):
+@pytest.mark.parametrize(
+    ("path", "ids"), [("/v1/completions", "token_ids"), ("/v1/chat/completions", "response_token_ids")]
+)
+def test_min_tokens_and_ids_are_honoured(shared_server, path, ids):
     prompt = {"prompt": "hello"} if path == "/v1/completions" else {"messages": CHAT}
     eos = {"temperature": 0, "logit_bias": {"258": 100.0}, "max_tokens": 9}
     short, long = (
@@ -130,13 +133,14 @@ def test_min_tokens_and_ids_are_honoured(shared_server, path):
     )
     assert short["usage"]["completion_tokens"] == 1 and long["usage"]["completion_tokens"] == 6
     choice = long["choices"][0]
-    assert len(choice["token_ids"]) == 6 and choice["token_ids"][-1] == 258
+    assert len(choice[ids]) == 6 and choice[ids][-1] == 258
     assert len(choice["prompt_token_ids"]) == long["usage"]["prompt_tokens"]
     streamed = shared_server.post(path, **prompt, **eos, min_tokens=5, return_token_ids=True, stream=True)
     if path == "/v1/completions":
         chunks = [chunk["choices"][0] for chunk in events(streamed)]
-        assert [token for chunk in chunks for token in chunk["token_ids"]] == choice["token_ids"]
-        assert chunks[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        assert [token for chunk in chunks for token in chunk[ids]] == choice[ids]
+        assert chunks[0].pop("prompt_token_ids") == choice["prompt_token_ids"]
+        assert not any("prompt_token_ids" in chunk for chunk in chunks)
     else:
         assert streamed.status_code == 400 and "streaming" in streamed.json()["message"]
 

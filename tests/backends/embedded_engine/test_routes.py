@@ -128,6 +128,9 @@ def test_who_does_not_record_routes_says_so(served, tmp_path):
     _, state = served
     with pytest.raises(BadRequest, match="routed_experts_start_len -1: wanted 0 or more"):
         requested(state, IDS, routed_experts_start_len=-1)
+    requested(state, IDS, routed_experts_start_len=len(IDS))
+    with pytest.raises(BadRequest, match="routed_experts_start_len 31: wanted at most 30"):
+        requested(state, IDS, routed_experts_start_len=len(IDS) + 1)
     make_checkpoint(tmp_path, "qwen3")
     flags = dict(model_path=str(tmp_path), skip_tokenizer_init=True)
     with pytest.raises(BadRequest, match=r"wanted: a server with --enable-return-routed-experts"):

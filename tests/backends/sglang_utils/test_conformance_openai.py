@@ -1,6 +1,7 @@
 """Errors, chat and completions as users rely on them, against the embedded engine and real SGLang."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,13 @@ def chat_ids(engine, messages, **body) -> list[int]:
     answer = chat(engine, messages, return_prompt_token_ids=True, **body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["prompt_token_ids"]
+
+
+def chunks_of(answer) -> list[dict[str, Any]]:
+    """The events of a stream, which is held to end well."""
+    *lines, done = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
 def test_a_wrong_value_a_wrong_type_and_an_unknown_name_have_shapes_of_their_own(engine):
@@ -83,7 +91,30 @@ def test_min_tokens_and_ids(engine):
     (choice,) = answer["choices"]
     assert len(choice["token_ids"]) == answer["usage"]["completion_tokens"] == 4
     assert choice["prompt_token_ids"] == PROMPT
+    (said,) = chat(engine, CHAT, min_tokens=4, return_token_ids=True).json()["choices"]
+    assert len(said["response_token_ids"]) == 4 and said["prompt_token_ids"] == chat_ids(engine, CHAT)
+    assert "token_ids" not in said
     assert chat(engine, CHAT, stream=True, return_token_ids=True).status_code == 400
+
+
+def test_the_prompt_comes_with_the_first_chunk_only(engine):
+    body = {"model": "any", "prompt": PROMPT, **GREEDY, "ignore_eos": True}
+    answer = engine.post("/v1/completions", **body, stream=True, return_token_ids=True)
+    first, *rest = [chunk["choices"][0] for chunk in chunks_of(answer)]
+    assert first["prompt_token_ids"] == PROMPT
+    assert not any("prompt_token_ids" in choice for choice in rest)
+    assert sum(len(choice["token_ids"]) for choice in (first, *rest)) == GREEDY["max_tokens"]
+
+
+def test_a_chat_has_a_place_for_reasoning_whole_or_in_chunks(engine):
+    answer = chat(engine, CHAT, ignore_eos=True).json()
+    assert answer["choices"][0]["message"]["reasoning_content"] is None
+    assert answer["usage"]["completion_tokens_details"] is None
+    chunks = chunks_of(chat(engine, CHAT, ignore_eos=True, stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert all(delta["reasoning_content"] is None for delta in deltas)
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert text == answer["choices"][0]["message"]["content"]
 
 
 def test_an_echo_has_the_log_probs_of_the_prompt(engine):

@@ -22,6 +22,7 @@ def usage(sequences: list[Sequence], prompts: int) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": None,
         "reasoning_tokens": 0,
+        "completion_tokens_details": None,
     }
 
 

@@ -36,6 +36,7 @@ class Dialect:
     name = "text_completion"
     chunk_name = "text_completion"
     id_prefix = "cmpl-"
+    ids_name = "token_ids"
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Dialect:
         """Ids that were asked for; those of the prompt only with the first of the response."""
         found: dict[str, Any] = {}
         if self._token_ids:
-            found["token_ids"] = sequence.output_ids[start:end]
-        if self._prompt_token_ids:
-            found["prompt_token_ids"] = sequence.prompt_ids if start == 0 else None
+            found[self.ids_name] = sequence.output_ids[start:end]
+        if self._prompt_token_ids and start == 0:
+            found["prompt_token_ids"] = sequence.prompt_ids
         return found
 
     def head(self, state: ServerState, chunk: bool, model: str | None) -> dict[str, Any]:
@@ -87,17 +88,16 @@ class ChatDialect(Dialect):
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
+    ids_name = "response_token_ids"
 
     def choice(
         self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
     ) -> dict[str, Any]:
         end = progress.end
         logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
-        message: dict[str, Any] = {"content": text}
+        message: dict[str, Any] = {"content": text, "reasoning_content": None}
         if not chunk or start == 0:
             message = {"role": "assistant", **message}
-        if not chunk:
-            message["reasoning_content"] = None
         key = "delta" if chunk else "message"
         ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
         return {"index": index, key: message, "logprobs": logprobs, **reason, **ids}

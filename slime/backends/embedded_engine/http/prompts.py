@@ -56,7 +56,7 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     fitted = [fit_to_context(state, *pair) for pair in zip(prompts, params, strict=True)]
     options = _logprob_options(state, body, [ids for ids, _ in fitted])
     rids = _rids(body.rid, count, single)
-    routes_from = _routes_from(state, body)
+    routes_from = _routes_from(state, body, min(len(ids) for ids, _ in fitted))
     sequences = []
     for (ids, param), option, rid in zip(fitted, options, rids, strict=True):
         for sample in range(param.n):
@@ -122,7 +122,8 @@ def _check_count(responses: int) -> None:
         raise BadRequest(f"n: {responses} responses in one request (wanted: at most {MAX_SEQUENCES})")
 
 
-def _routes_from(state: ServerState, body: GenerateBody) -> int | None:
+def _routes_from(state: ServerState, body: GenerateBody, shortest: int) -> int | None:
+    """The first token whose experts are told; no prompt has less than ``shortest``."""
     if not body.return_routed_experts:
         return None
     if not state.args.enable_return_routed_experts:
@@ -132,6 +133,8 @@ def _routes_from(state: ServerState, body: GenerateBody) -> int | None:
     start = body.routed_experts_start_len or 0
     if start < 0:
         raise BadRequest(f"routed_experts_start_len {start}: wanted 0 or more")
+    if start > shortest:
+        raise BadRequest(f"routed_experts_start_len {start}: wanted at most {shortest}, the prompt's length")
     return start
 
 
