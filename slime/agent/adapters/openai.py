@@ -101,6 +101,9 @@ def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None,
         raise ValueError("n other than 1: a session is one conversation")
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
     tools = None if body.get("tool_choice") == "none" else body.get("tools")
+    for tool in tools or ():
+        if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
+            raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
     return messages, tools or None, params
 
 
