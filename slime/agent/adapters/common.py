@@ -151,8 +151,10 @@ class BaseAdapter(ABC):
         return samples
 
     def drop_session(self, sid: str) -> None:
-        """Forgets a session with all that was said."""
-        self._sessions.pop(sid, None)
+        """Forgets a session with all that was said; turns under way are not recorded."""
+        session = self._sessions.pop(sid, None)
+        if session is not None:
+            session.closed = True
         self.trajectories.drop_session(sid)
 
     async def turn(
