@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
-from slime.agent.parsing import ParsedModelOutput
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -33,17 +32,6 @@ class OpenAIAdapter(BaseAdapter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/chat/completions", self._complete)
-
-    def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.text}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
-        if parsed.tool_calls:
-            message["tool_calls"] = [
-                {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": vars(call)}
-                for call in parsed.tool_calls
-            ]
-        return message
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
