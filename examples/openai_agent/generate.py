@@ -38,17 +38,24 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     longest = args.rollout_max_context_len or 0
     provider.adapter.open_session(sid, sampling_defaults=sampling_params, max_context_tokens=longest)
     try:
-        answer = await solve(provider.server.url, sid, sample.prompt)
-    except NoAnswer as error:
-        answer = ""
-        sample.metadata["no_answer"] = str(error)
-    samples = await provider.adapter.finish_session(
-        sid, base_sample=sample, reward=grade(answer, sample.label)
-    )
+        answer = await _answer_of(provider, sid, sample)
+        samples = await provider.adapter.finish_session(
+            sid, base_sample=sample, reward=grade(answer, sample.label)
+        )
+    finally:  # an agent may fail in other ways, or be cancelled; nobody would ask for its turns
+        provider.adapter.drop_session(sid)
     if not samples:  # not one turn: there is nothing to learn from
         sample.status = Sample.Status.ABORTED
         return sample
     return samples if len(samples) > 1 else samples[0]
+
+
+async def _answer_of(provider: Provider, sid: str, sample: Sample) -> str:
+    try:
+        return await solve(provider.server.url, sid, sample.prompt)
+    except NoAnswer as error:
+        sample.metadata["no_answer"] = str(error)
+        return ""
 
 
 def grade(answer: str, label: str) -> float:

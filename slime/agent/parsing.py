@@ -79,10 +79,16 @@ def parse_model_output(
 
 def _read_call(body: str, offered: set[str]) -> ToolCall | None:
     try:
-        call = json.loads(body)
+        call = json.loads(body, parse_constant=_refuse_constant)
         name, arguments = call["name"], call.get("arguments", {})
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)  # 1e999 is read as infinity
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if not isinstance(name, str) or name not in offered or not isinstance(arguments, dict):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, written)
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities, which Python reads though JSON has none."""
+    raise ValueError(f"{name} is no JSON")

@@ -11,8 +11,10 @@ from slime.arguments.checkpoint_files import is_release
 from slime.arguments.concern import Concern
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
-from slime.models import HfConfigError, read_shape
-from slime.models.any_decoder import transformers_config
+from slime.models import FAMILIES, HfConfigError, read_shape
+from slime.models.any_decoder import require_causal, transformers_config
+from slime.models.hf_config import HfConfig
+from slime.models.place import Place
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,16 @@ def unusable(args: Namespace) -> Iterator[str]:
     """A model that ``transformers`` does not compute, though a family here may."""
     if args.train_backend != "fsdp" or args.debug_rollout_only:
         return
+    path, trusted = args.hf_checkpoint, args.trust_remote_code
     try:
-        transformers_config(args.hf_checkpoint, args.trust_remote_code)
+        config = transformers_config(path, trusted)
+        family = FAMILIES.get(HfConfig.read(path).get("model_type"))
+        if family is not None and family.weights.place != Place():  # beside parts that do not train
+            config = config.get_text_config()
+        require_causal(config, path, trusted)
     except HfConfigError as error:
         wanted = "an architecture that transformers knows, or code in the checkpoint and --trust-remote-code"
-        yield f"--hf-checkpoint {args.hf_checkpoint}: --train-backend fsdp: {error} (wanted: {wanted})"
+        yield f"--hf-checkpoint {path}: --train-backend fsdp: {error} (wanted: {wanted})"
 
 
 CONCERN = Concern(

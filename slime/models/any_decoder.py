@@ -25,6 +25,20 @@ def transformers_config(path: str | Path, trust_remote_code: bool = False) -> "P
     return config
 
 
+def require_causal(config: "PretrainedConfig", path: str | Path, trust_remote_code: bool = False) -> None:
+    """Refuses what ``AutoModelForCausalLM`` would not build: an encoder, for instance, or a model of images.
+
+    Raises:
+        HfConfigError: neither ``transformers`` nor code that may run has a causal language model for it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
+        name = type(config).__name__
+        raise HfConfigError(f"{Path(path) / 'config.json'}: {name} is of no causal language model")
+
+
 def _unknown(path: str | Path, error: Exception) -> HfConfigError:
     reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
     return HfConfigError(f"{Path(path) / 'config.json'}: {reason}")

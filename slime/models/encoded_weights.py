@@ -124,12 +124,14 @@ class _Fp8Weight:
         return shape[0], shape[1]
 
     def part(self, box: Sequence[Span]) -> torch.Tensor:
+        """Raises ValueError if a scale is not finite."""
         rows, columns = box
         codes = self._raw.part(self._name, rows, columns)
         block = self._block()
         scale = self._raw.read(self._scale).view(fp8.scale_shape(self.shape(), block))
         touched = [_groups(span, size) for span, size in zip(box, block, strict=True)]
         part = scale[touched[0][0] : touched[0][1], touched[1][0] : touched[1][1]]
+        _require_finite(part, self._raw, self._scale)
         return fp8.dequantize(codes, part, block, rows, columns)
 
     def encoding(self) -> Encoding:
@@ -184,19 +186,19 @@ class _Int4Weight:
         return rows, columns
 
     def part(self, box: Sequence[Span]) -> torch.Tensor:
+        """Raises ValueError if a scale is not finite."""
         rows, columns = box
         width = self.shape()[1]
         group = self._group or width
-        scales = self._raw.shape(f"{self._name}_scale")
-        if scales != (self.shape()[0], -(-width // group)):
-            raise ValueError(
-                f"{self._raw.path}: {self._name}_scale is {list(scales)}, not one for {group} columns"
-            )
+        scales = f"{self._name}_scale"
+        if (found := self._raw.shape(scales)) != (self.shape()[0], -(-width // group)):
+            raise ValueError(f"{self._raw.path}: {scales} is {list(found)}, not one for {group} columns")
         first, last = _groups(columns, int4.PER_WORD)
         codes = int4.unpack(self._raw.part(self.stored, rows, (first, last)))
         start = columns[0] - first * int4.PER_WORD
         codes = codes[:, start : start + columns[1] - columns[0]]
-        scale = self._raw.part(f"{self._name}_scale", rows, _groups(columns, group))
+        scale = self._raw.part(scales, rows, _groups(columns, group))
+        _require_finite(scale, self._raw, scales)
         return int4.dequantize(codes, scale, group, columns[0])
 
     def encoding(self) -> Encoding:
@@ -252,6 +254,14 @@ class _Mxfp4Weight:
 
     def encoding(self) -> Encoding:
         return Mxfp4Encoding(self._name, self._shape)
+
+
+def _require_finite(scales: torch.Tensor, raw: RawTensors, name: str) -> None:
+    """Raises ValueError if a scale is not: every number of its block would be none either."""
+    wide = scales.float()  # not every format of scales has a test of its own
+    if not bool(torch.isfinite(wide).all()):
+        count = int((~torch.isfinite(wide)).sum())
+        raise ValueError(f"{raw.path / raw.file_of(name)}: {name} has {count} scales that are not finite")
 
 
 def _groups(span: Span, size: int) -> Span:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from slime.arguments.views import TrackingView
-from slime.utils.plain_file import NotPlainError, place, write_plain
+from slime.utils.plain_file import NotPlainError, place, reason, write_plain
 from slime.utils.types import Sample, name_samples
 
 
@@ -28,10 +28,11 @@ def save_debug_rollout_data(
     try:
         write_plain({"rollout_id": rollout_id, "samples": [sample.to_dict() for sample in samples]}, path)
     except NotPlainError as error:
-        _, position, *keys = error.keys
+        keys = error.keys
+        named = f"{name_samples(samples[keys[1]])}: {place(keys[2:])}" if len(keys) > 1 else place(keys)
         raise ValueError(
-            f"--save-debug-rollout-data {path}: {name_samples(samples[position])}: {place(tuple(keys))} is "
-            f"{error.found}, which no recording gives back (wanted: plain data and tensors)"
+            f"--save-debug-rollout-data {path}: {named} is {error.found}, which no recording gives back "
+            "(wanted: plain data and tensors)"
         ) from None
 
 
@@ -42,8 +43,21 @@ def recording_path(template: str, rollout_id: int, *, evaluation: bool) -> Path:
     return Path(template.format(rollout_id=rollout_id))
 
 
-def read_recording(path: Path) -> list[Sample]:
-    return [Sample.from_dict(sample) for sample in torch.load(path, weights_only=True)["samples"]]
+def read_recording(path: Path, flag: str) -> list[Sample]:
+    """The samples of the file that ``flag`` names.
+
+    Raises:
+        ValueError: it is none of ours, or of another version.
+    """
+    try:
+        return [Sample.from_dict(sample) for sample in torch.load(path, weights_only=True)["samples"]]
+    except OSError:
+        raise
+    except Exception as error:  # files of others may hold anything
+        raise ValueError(
+            f"{flag} {path}: is no recording that can be read: {type(error).__name__}: {reason(error)} "
+            "(wanted: one that --save-debug-rollout-data of this version wrote)"
+        ) from error
 
 
 def load_debug_rollout_data(args: TrackingView, rollout_id: int) -> list[Sample]:
@@ -51,12 +65,13 @@ def load_debug_rollout_data(args: TrackingView, rollout_id: int) -> list[Sample]
 
     Raises:
         FileNotFoundError: there is no recording of this rollout.
+        ValueError: see `read_recording`.
     """
     assert args.load_debug_rollout_data is not None
     path = recording_path(args.load_debug_rollout_data, rollout_id, evaluation=False)
     if not path.is_file():
         raise FileNotFoundError(f"--load-debug-rollout-data: no recording of rollout {rollout_id} at {path}")
-    samples = read_recording(path)
+    samples = read_recording(path, "--load-debug-rollout-data")
     ratio = args.load_debug_rollout_data_subsample
     if ratio is None:
         return samples

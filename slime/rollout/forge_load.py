@@ -61,7 +61,7 @@ def _first_of(template: str, rollout_ids: list[int], *, evaluation: bool) -> lis
     paths = [recording_path(template, rollout_id, evaluation=evaluation) for rollout_id in rollout_ids]
     for path in paths:
         if path.is_file():
-            return [_replayed(sample) for sample in read_recording(path)]
+            return [_replayed(sample) for sample in read_recording(path, "--load-forge-rollout-data")]
     tried = " or ".join(map(str, dict.fromkeys(paths)))
     raise RolloutError(f"--load-forge-rollout-data {template}: no recording at {tried}")
 

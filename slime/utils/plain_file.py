@@ -7,18 +7,22 @@ from typing import Any
 
 import torch
 
+_CONTAINERS = (dict, list, tuple)
+_LONGEST_REASON = 100
+
 
 class NotPlainError(ValueError):
     """Data that a file would not give back.
 
     Attributes:
         keys: where it is, from the outside in.
-        found: the type of what is there.
+        found: the type of what is there, and of a container with entries that would come back one by one why
+            they do not together.
     """
 
-    def __init__(self, path: Path, keys: tuple[Any, ...], found: type) -> None:
-        super().__init__(f"{path}: {place(keys)} is {_name(found)} (wanted: plain data and tensors)")
-        self.keys, self.found = keys, _name(found)
+    def __init__(self, path: Path, keys: tuple[Any, ...], found: str) -> None:
+        super().__init__(f"{path}: {place(keys)} is {found} (wanted: plain data and tensors)")
+        self.keys, self.found = keys, found
 
 
 def write_plain(data: dict[str, Any], path: Path) -> None:
@@ -39,8 +43,16 @@ def write_plain(data: dict[str, Any], path: Path) -> None:
         keys, found = _culprit(data)
         if not keys:  # a full disk, for instance
             raise
-        raise NotPlainError(path, keys, found) from error
+        together = f" with entries that do not go together ({reason(error)})" if found in _CONTAINERS else ""
+        raise NotPlainError(path, keys, _name(found) + together) from error
     os.replace(partial, path)
+
+
+def reason(error: Exception) -> str:
+    """Why torch wrote or read nothing, without its advice to trust the file."""
+    text = str(error)
+    first = (text.partition("WeightsUnpickler error: ")[2] or text).partition("\n")[0]
+    return first[:_LONGEST_REASON] or type(error).__name__
 
 
 def place(keys: tuple[Any, ...]) -> str:
@@ -61,7 +73,7 @@ def _survives(data: Any) -> bool:
 
 def _culprit(data: Any) -> tuple[tuple[Any, ...], type]:
     """The innermost entry that does not survive, and its type."""
-    entries = data.items() if type(data) is dict else enumerate(data) if type(data) in (list, tuple) else ()
+    entries = data.items() if type(data) is dict else enumerate(data) if type(data) in _CONTAINERS else ()
     for key, value in entries:
         if not _survives(value):
             keys, found = _culprit(value)

@@ -210,6 +210,10 @@ async def test_events_say_the_same(serve, engine):
         ),
         ([], 400),
         ({"messages": [{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, 400),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {"parameters": {}}}]}, 400),
+        ({"messages": [USER], "tools": [{"type": "function", "function": {"name": ["f"]}}]}, 400),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, 400),
+        ({"messages": [USER], "tools": ["f"]}, 400),
     ],
 )
 async def test_what_is_no_request_is_refused(serve, engine, body, status):
@@ -268,7 +272,8 @@ async def test_an_abort_gives_the_session_up(serve, engine):
     assert base.status is Sample.Status.ABORTED and not base.tokens
 
 
-async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine):
+@pytest.mark.parametrize("ended", ["finished", "dropped"])
+async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine, ended):
     adapter, client = serve()
     await ask(client, [USER])
     answer, may_go_on = engine.generate, threading.Event()
@@ -282,8 +287,11 @@ async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine):
     task = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
     while len(engine.seen("generate")) < 2:
         await asyncio.sleep(0.01)
-    made = await adapter.finish_session("s", base_sample=Sample(), wait_timeout=0.05)
-    assert len(made) == 1
+    if ended == "finished":
+        made = await adapter.finish_session("s", base_sample=Sample(), wait_timeout=0.05)
+        assert len(made) == 1
+    else:
+        adapter.drop_session("s")
     may_go_on.set()
     await task
     assert not adapter.trajectories.has_session("s")

@@ -26,6 +26,8 @@ def test_calls_are_taken_out_of_the_text():
     [
         *("{", "3", "[1]", '{"name": "h", "arguments": {}}', '{"name": "f", "arguments": "x"}'),
         *('{"arguments": {}}', '{"name": ["f"], "arguments": {}}', "[" * 100_000),
+        *(f'{{"name": "f", "arguments": {{"x": [{no}]}}}}' for no in ("NaN", "-Infinity", "1e999")),
+        '{"name": "f", "arguments": {}, "x": NaN}',
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text(body):

@@ -190,3 +190,20 @@ def test_an_architecture_that_transformers_does_not_know_is_refused(words, refus
     message = refusal(words(hf_checkpoint=path, train_backend="fsdp"))
     assert message.startswith(f"--hf-checkpoint {path}: ")
     assert "unheard_of" in message
+
+
+@pytest.mark.parametrize("model_type", ["t5", "distilbert"])
+def test_an_architecture_that_is_no_causal_language_model_is_refused(
+    words, refusal, altered_checkpoint, model_type
+):
+    """``AutoConfig`` knows it, ``AutoModelForCausalLM`` would say so only when the trainer builds it."""
+    path = altered_checkpoint(model_type=model_type, intermediate_size=512)
+    line = [*words(hf_checkpoint=path, train_backend="fsdp", colocate=None), "--debug-train-only"]
+    message = refusal(line)
+    assert message.startswith(f"--hf-checkpoint {path}: --train-backend fsdp: {path / 'config.json'}: ")
+    assert "Config is of no causal language model (wanted: an architecture that transformers knows" in message
+    config = json.loads((path / "config.json").read_text())
+    own_code = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
+    (path / "config.json").write_text(json.dumps(config | own_code))
+    assert "is of no causal language model" in refusal(line)
+    assert validated_args([*line, "--trust-remote-code"]).model_type == model_type

@@ -77,3 +77,18 @@ async def test_a_prompt_that_leaves_no_room_gives_the_sample_up(engine, agent_ar
     args = agent_args(rollout_max_context_len=3)
     sample = await generate(args, Sample(prompt=[{"role": "user", "content": "6*7"}], label="42"), {})
     assert sample.status is Sample.Status.ABORTED and "HTTP 400" in sample.metadata["no_answer"]
+
+
+async def test_an_agent_that_fails_leaves_no_session_behind(engine, agent_args, monkeypatch):
+    from examples.openai_agent import generate
+
+    async def fails(base_url, api_key, messages):
+        assert api_key in adapter._sessions
+        raise ConnectionError("cut")
+
+    args = agent_args()
+    adapter = generate.Provider(args).adapter
+    monkeypatch.setattr(generate, "solve", fails)
+    with pytest.raises(ConnectionError):
+        await generate.generate(args, Sample(prompt=[], label="42"), {})
+    assert not adapter._sessions

@@ -153,6 +153,24 @@ def test_scales_that_do_not_fit_are_named(tmp_path, tensors, quantization, said)
         reader.read("a.weight")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_scales_that_are_not_finite_are_named_with_their_file(tmp_path, kind, value):
+    scale = torch.ones(4, 3)
+    scale[2, 1] = value
+    if kind == "fp8":
+        name, tensors = "a.weight_scale_inv", {"a.weight": float8(16, 12), "a.weight_scale_inv": scale}
+    else:
+        name, tensors = "a.weight_scale", {"a.weight_packed": torch.zeros(4, 3, dtype=torch.int32)}
+        tensors |= {name: scale.bfloat16(), "a.weight_shape": torch.tensor([4, 24])}
+    path = checkpoint(tmp_path, tensors, BLOCKS if kind == "fp8" else compressed(INTEGERS))
+    with WeightsReader(path) as reader:
+        said = rf"model\.safetensors: {name} has 1 scales that are not finite"
+        with pytest.raises(ValueError, match=said):
+            reader.read("a.weight")
+        reader.read_part("a.weight", [slice(0, 2)])  # a part that it does not touch
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
+from slime.rollout.forge_load import generate_rollout as replay
 from slime.utils.types import Sample
 
 
@@ -55,6 +56,47 @@ def test_what_would_not_come_back_is_refused_when_it_is_written(tmp_path, odd, f
     with pytest.raises(ValueError, match=named):
         save_debug_rollout_data(args, 3, samples, evaluation=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_samples_that_would_come_back_one_by_one_are_told_why_they_do_not_together(tmp_path):
+    """torch writes no two views of the same memory with different types."""
+    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    whole = torch.arange(4, dtype=torch.int32)
+    parts = [{"a": whole}, {"b": whole.view(torch.float32)}]
+    apart = [Sample(index=i, metadata=part) for i, part in enumerate(parts)]
+    why = (
+        r"with entries that do not go together \(Cannot save multiple tensors .* different types\), which no"
+    )
+    named = rf"--save-debug-rollout-data \S+/3\.pt: samples is list {why}"
+    with pytest.raises(ValueError, match=named):
+        save_debug_rollout_data(args, 3, apart, evaluation=False)
+    one = Sample(index=7, group_index=2, metadata=parts[0] | parts[1])
+    with pytest.raises(ValueError, match=rf"sample 7 of group 2: metadata is dict {why}"):
+        save_debug_rollout_data(args, 3, [one], evaluation=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"rollout_id": 0}, "KeyError: 'samples'"),
+        ({"samples": [{"status": "lost"}]}, "ValueError: 'lost' is not a valid SampleStatus"),
+        ({"samples": [{"status": Verdict.RIGHT}]}, r"UnpicklingError: Unsupported global: GLOBAL \S+Verdict"),
+        (b"no such file", ""),
+    ],
+)
+def test_a_recording_of_another_version_is_named(tmp_path, content, why):
+    path = tmp_path / "0.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    template, said = f"{tmp_path}/{{rollout_id}}.pt", rf"{path}: is no recording that can be read: .*{why}"
+    args = Namespace(load_debug_rollout_data=template, load_debug_rollout_data_subsample=None)
+    with pytest.raises(ValueError, match=f"--load-debug-rollout-data {said}"):
+        load_debug_rollout_data(args, 0)
+    with pytest.raises(ValueError, match=f"--load-forge-rollout-data {said}"):
+        replay(Namespace(load_forge_rollout_data=template), 0, None)
 
 
 def test_plain_metadata_and_tensors_come_back(tmp_path):

@@ -7,8 +7,6 @@ _LATER = "belongs to a feature that is not here yet: "
 _OWN_WAY = "the trainer does this in another way, and plug-ins have no use for it: "
 
 GAPS = {
-    "slime.agent.adapters:AnthropicAdapter": _LATER + "agents that speak Anthropic's API",
-    "slime.agent.adapters:anthropic": _LATER + "agents that speak Anthropic's API",
     "slime.agent.harness:*": _LATER + "command-line agents in sandboxes",
     "slime.agent.parsing:parse_xml_tool_uses": _LATER + "calls of tools in XML",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",

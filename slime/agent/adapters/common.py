@@ -3,7 +3,6 @@
 import asyncio
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class Turn:
     completion_tokens: int
 
 
-class BaseAdapter(ABC):
+class BaseAdapter:
     """Sessions and their turns. A kind of API adds routes to ``app``, which is served by whoever makes it.
 
     Every request to the engine begins with the very tokens that it made in earlier turns of the conversation,
@@ -151,8 +150,10 @@ class BaseAdapter(ABC):
         return samples
 
     def drop_session(self, sid: str) -> None:
-        """Forgets a session with all that was said."""
-        self._sessions.pop(sid, None)
+        """Forgets a session with all that was said; turns under way are not recorded."""
+        session = self._sessions.pop(sid, None)
+        if session is not None:
+            session.closed = True
         self.trajectories.drop_session(sid)
 
     async def turn(
@@ -236,9 +237,17 @@ class BaseAdapter(ABC):
         if self._debug is not None:
             self._debug(sid, record)
 
-    @abstractmethod
     def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
-        """The answer as the agent will send it back among the messages of its next request."""
+        """The answer as a message of a chat, which the agent will send back in its next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.text}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.tool_calls:
+            message["tool_calls"] = [
+                {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": vars(call)}
+                for call in parsed.tool_calls
+            ]
+        return message
 
     def _text_of(self, ids: Sequence[int]) -> str:
         """Of an answer, without the token that ends it."""

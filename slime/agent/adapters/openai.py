@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
-from slime.agent.parsing import ParsedModelOutput
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -33,17 +32,6 @@ class OpenAIAdapter(BaseAdapter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/chat/completions", self._complete)
-
-    def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": parsed.text}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
-        if parsed.tool_calls:
-            message["tool_calls"] = [
-                {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": vars(call)}
-                for call in parsed.tool_calls
-            ]
-        return message
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -101,6 +89,9 @@ def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None,
         raise ValueError("n other than 1: a session is one conversation")
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
     tools = None if body.get("tool_choice") == "none" else body.get("tools")
+    for tool in tools or ():
+        if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
+            raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
     return messages, tools or None, params
 
 

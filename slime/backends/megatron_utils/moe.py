@@ -1,6 +1,6 @@
 """Mixtures of experts: megatron-core's layer, where packed batches of RL need it otherwise."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -173,6 +173,22 @@ def in_half(config: TransformerConfig, chunk: torch.nn.Module) -> Float16Module:
     for module, name, value in kept:
         setattr(module, name, value)
     return wrapped
+
+
+def kept_biases(model: Sequence[torch.nn.Module]) -> Callable[[], None]:
+    """Puts the biases of experts back to what they are now.
+
+    megatron-core moves them with the gradients, before it is known whether the step is skipped.
+    """
+    routers = [module for chunk in model for module in chunk.modules() if isinstance(module, TopKRouter)]
+    biases = [router.expert_bias for router in routers if router.expert_bias is not None]
+    before = [bias.clone() for bias in biases]
+
+    def restore() -> None:
+        for bias, value in zip(biases, before, strict=True):
+            bias.copy_(value)
+
+    return restore
 
 
 def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:

@@ -43,10 +43,24 @@ def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) ->
     of_flags = [
         {key: group[key] for key in _OF_FLAGS if key in group} for group in state.optimizer.param_groups
     ]
+    _share_smallest_scale(saved)
     state.optimizer.load_state_dict(saved)
     if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
         for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
             group.update(values)
+
+
+def _share_smallest_scale(saved: dict[str, Any]) -> None:
+    """Gives all parts of the optimizer, as those of experts, the loss scale of float16 that overflows least.
+
+    They share one. Parts of a checkpoint may differ: each had its own before, and the last would count.
+    """
+    parts = [part for part in saved.values() if isinstance(part, dict) and "grad_scaler" in part]
+    scalers = [part["grad_scaler"] for part in parts if "scale" in part["grad_scaler"]]
+    if scalers:
+        smallest = min(scalers, key=lambda scaler: float(scaler["scale"]))
+        for part in parts:
+            part["grad_scaler"] = smallest
 
 
 def load_schedule(state: TrainState, saved: dict[str, Any], root: str | Path) -> None:

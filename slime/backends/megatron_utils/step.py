@@ -20,7 +20,13 @@ from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
-from slime.backends.megatron_utils.moe import in_half, padding_mask, router_losses, router_metrics
+from slime.backends.megatron_utils.moe import (
+    in_half,
+    kept_biases,
+    padding_mask,
+    router_losses,
+    router_metrics,
+)
 from slime.backends.megatron_utils.mtp_step import MtpTraining
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
@@ -219,6 +225,7 @@ def train_one_step(
         chunk.zero_grad_buffer()
     state.optimizer.zero_grad()
     before_step()
+    restore_biases = kept_biases(state.model)
     settings = view(args, TrainingView)
 
     def forward_step(
@@ -235,11 +242,7 @@ def train_one_step(
     if state.replay:
         state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    succeeded, grad_norm, num_zeros = state.optimizer.step()
-    if succeeded:
-        state.scheduler.step(increment=step_global_batch_size)
-    elif refuses_nan(args):
-        raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
+    succeeded, grad_norm, num_zeros = _update(args, state, step_global_batch_size, restore_biases)
     further_losses = router_metrics(state.model, num_microbatches)
     further_losses |= state.mtp.metrics() if state.mtp else {}
     if not context.is_last_stage:
@@ -255,6 +258,20 @@ def train_one_step(
         metrics["num_zeros_in_grad"] = float(num_zeros)
     metrics.update(further_losses, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
+
+
+def _update(
+    args: Namespace, state: TrainState, step_global_batch_size: int, restore_biases: Callable[[], None]
+) -> tuple[bool, float | None, int | None]:
+    """Whether the optimizer has taken the step, the norm of its gradients and their zeros."""
+    succeeded, grad_norm, num_zeros = state.optimizer.step()
+    if succeeded:
+        state.scheduler.step(increment=step_global_batch_size)
+    elif refuses_nan(args):
+        raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
+    else:
+        restore_biases()
+    return succeeded, grad_norm, num_zeros
 
 
 def _router_loss_weight(

@@ -5,6 +5,7 @@ import torch
 
 from slime.ray.train_worker import TrainWorker
 from tests.backends.fsdp_harness import fsdp_args, weights_of
+from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -61,13 +62,19 @@ def _train(rank, args, rollouts):
     return {"steps": steps, "weights": weights}
 
 
-@pytest.mark.parametrize("make_args", [trainer_args, fsdp_args], ids=["megatron", "fsdp"])
-def test_a_step_with_nan_is_skipped_where_it_is_not_to_end_the_run(make_args, checkpoint):
+def _with_biases(path, **options):
+    """Of a model whose biases of experts move."""
+    tiny_family("glm4_moe", path)
+    return trainer_args(path, **ROUTER, moe_router_bias_update_rate=0.1, **options)
+
+
+@pytest.mark.parametrize("make_args", [trainer_args, fsdp_args, _with_biases])
+def test_a_step_with_nan_is_skipped_where_it_is_not_to_end_the_run(make_args, checkpoint, tmp_path):
     good = [random_rollout(256, seed=seed) for seed in range(2)]
     bad = random_rollout(256, seed=2)
     bad["rewards"][3] = 99.0  # on one of the ranks
     args = make_args(
-        checkpoint,
+        tmp_path if make_args is _with_biases else checkpoint,
         loss_type="custom_loss",
         custom_loss_function_path=f"{__name__}.{_sometimes_nan.__name__}",
         no_check_for_nan_in_loss_and_grad=True,
@@ -78,7 +85,10 @@ def test_a_step_with_nan_is_skipped_where_it_is_not_to_end_the_run(make_args, ch
     assert [step["train/skipped"] for step in steps] == [0, 1, 0]
     assert "train/grad_norm" not in steps[1] and steps[2]["train/grad_norm"] > 0
     assert steps[2]["train/lr-pg_0"] == steps[1]["train/lr-pg_0"] < steps[0]["train/lr-pg_0"]
-    _, first, second, third = results[0]["weights"]
+    start, first, second, third = results[0]["weights"]
+    biases = [name for name in start if name.endswith("e_score_correction_bias")]
+    assert bool(biases) == (make_args is _with_biases)
+    assert not any(torch.equal(start[name], first[name]) for name in biases)
     assert all(torch.equal(weight, second[name]) for name, weight in first.items())
     assert all(torch.isfinite(weight).all() for weight in third.values())
     assert any(not torch.equal(weight, third[name]) for name, weight in first.items())

@@ -1,0 +1,201 @@
+"""Anthropic's messages, for agents that know no other API."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+
+# Of a request, by the names that the engine has for them.
+_PARAMS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "stop_sequences": "stop",
+    "max_tokens": "max_new_tokens",
+}
+_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
+_Message = dict[str, Any]
+
+
+class AnthropicAdapter(BaseAdapter):
+    """Serves ``POST /v1/messages``, whole or as server-sent events, and ``/v1/messages/count_tokens``.
+
+    The session is the bearer token, else the header ``X-Api-Key``. Tokens are not counted beforehand: the
+    count is always 0.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.app.router.add_post("/v1/messages", self._answer)
+        self.app.router.add_post("/v1/messages/count_tokens", self._count)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await request.json()
+            messages, tools, params = _read(body)
+            turn = await self.turn(_session_of(request), messages, tools, params)
+        except Refused as error:
+            return _error(error.status, str(error))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _error(400, f"not a request for a message: {error!r}")
+        message = {
+            **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"},
+            **{"model": body.get("model") or "default", "content": _blocks(turn)},
+            **{"stop_reason": _reason(turn), "stop_sequence": None},
+            "usage": {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens},
+        }
+        if not body.get("stream"):
+            return web.json_response(message)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in _events(message):
+            await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        return response
+
+    async def _count(self, request: web.Request) -> web.Response:
+        return web.json_response({"input_tokens": 0})
+
+
+def _session_of(request: web.Request) -> str:
+    """The id of the session that a request belongs to."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    key = token if scheme.lower() == "bearer" else ""
+    if named := key.strip() or request.headers.get("X-Api-Key", "").strip():
+        return named
+    raise Refused(401, "no session (wanted: its id as bearer token or X-Api-Key)")
+
+
+def _read(body: Any) -> tuple[list[_Message], list[dict[str, Any]] | None, dict[str, Any]]:
+    """Messages, tools and sampling parameters of a request, as chat templates and the engine have them."""
+    if not body["messages"]:
+        raise ValueError("no messages")
+    system = _text_of(body.get("system") or "")
+    messages: list[_Message] = [{"role": "system", "content": system}] if system else []
+    for message in body["messages"]:
+        messages += _chat_messages(message["role"], message["content"])
+    params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
+    unwanted = (body.get("tool_choice") or {}).get("type") == "none"
+    tools = [] if unwanted else [_function(tool) for tool in body.get("tools") or ()]
+    return messages, tools or None, params
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as OpenAI's API has it."""
+    if tool.get("type") not in (None, "custom"):
+        raise Refused(400, f"a tool of type {tool['type']!r} (wanted: custom)")
+    if not isinstance(tool["name"], str):
+        raise ValueError(f"a tool's name is {tool['name']!r} (wanted: text)")
+    described = {"description": tool["description"]} if tool.get("description") else {}
+    return {
+        "type": "function",
+        "function": {"name": tool["name"], **described, "parameters": tool["input_schema"]},
+    }
+
+
+def _chat_messages(role: str, content: Any) -> Iterator[_Message]:
+    """One message of a chat, or several: results of tools are messages of their own there."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if role == "assistant":
+        yield _said(blocks)
+        return
+    if role not in ("user", "system"):
+        raise ValueError(f"role {role!r} (wanted: user, assistant or system)")
+    if role == "system":  # templates want it in the first place only
+        yield {"role": "user", "content": f"<system-reminder>\n{_text_of(blocks)}\n</system-reminder>"}
+        return
+    text = []
+    for block in blocks:
+        if block["type"] != "tool_result":
+            text.append(block)
+            continue
+        if text:
+            yield {"role": "user", "content": _text_of(text)}
+            text = []
+        result = {"tool_call_id": block["tool_use_id"], "content": _text_of(block.get("content") or "")}
+        yield {"role": "tool", **result}
+    if text or not blocks:
+        yield {"role": "user", "content": _text_of(text)}
+
+
+def _said(blocks: Sequence[Mapping[str, Any]]) -> _Message:
+    """An answer that the agent sends back."""
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    thoughts = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+    rest = [block for block in blocks if block["type"] not in ("tool_use", "thinking")]
+    message: _Message = {"role": "assistant", "content": _text_of(rest)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = [
+            {
+                **{"id": call["id"], "type": "function"},
+                "function": {"name": call["name"], "arguments": call["input"]},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """What is no text, an image for instance, would be missing in what the model reads."""
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block["type"] != "text":
+            raise Refused(400, f"a block of type {block['type']!r} (wanted: text)")
+    return "".join(block["text"] for block in content)
+
+
+def _blocks(turn: Turn) -> list[dict[str, Any]]:
+    """The content of an answer."""
+    output = turn.output
+    thoughts = [{"type": "thinking", "thinking": output.reasoning, "signature": ""}]
+    calls = [
+        {
+            **{"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex}"},
+            **{"name": call.name, "input": json.loads(call.arguments)},
+        }
+        for call in output.tool_calls
+    ]
+    text = [{"type": "text", "text": output.text}] if output.text or not calls else []
+    return [*(thoughts if output.reasoning else ()), *text, *calls]
+
+
+def _reason(turn: Turn) -> str:
+    return "tool_use" if turn.output.tool_calls else _REASONS.get(turn.finish_reason, "end_turn")
+
+
+def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A whole answer, each block in one piece: its calls of tools are known only at its end."""
+    usage = {**message["usage"], "output_tokens": 0}
+    begun = {**message, "content": [], "stop_reason": None, "usage": usage}
+    yield {"type": "message_start", "message": begun}
+    for index, block in enumerate(message["content"]):
+        empty, delta = _pieces(block)
+        yield {"type": "content_block_start", "index": index, "content_block": empty}
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    usage = {"output_tokens": message["usage"]["output_tokens"]}
+    yield {"type": "message_delta", "delta": ended, "usage": usage}
+    yield {"type": "message_stop"}
+
+
+def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A block as it starts, and all that is added to it."""
+    kind = block["type"]
+    if kind == "tool_use":
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        return {**block, "input": {}}, delta
+    return {**block, kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+
+
+def _error(status: int, reason: str) -> web.Response:
+    fallback = "api_error" if status >= 500 else "invalid_request_error"
+    error = {"type": _ERRORS.get(status, fallback), "message": reason}
+    return web.json_response({"type": "error", "error": error}, status=status)
