@@ -106,6 +106,15 @@ def test_two_lists_of_eval_datasets(words, notes, tmp_path, data):
     assert told == [f"--eval-prompt-data b {data}: has no effect with --eval-config"]
 
 
+def test_eval_datasets_that_nobody_asks_about(words, notes, tmp_path, data):
+    told = notes(words(eval_prompt_data=["b", data]))
+    assert told == [f"--eval-prompt-data b {data}: has no effect without --eval-interval"]
+    path = tmp_path / "eval.yaml"
+    path.write_text(f"datasets: [{{name: a, path: {data}}}]")
+    assert notes(words(eval_config=path)) == [f"--eval-config {path}: has no effect without --eval-interval"]
+    assert notes(words(eval_config=path, eval_interval=1)) == []
+
+
 SIGNATURES = [
     ("custom_rm_path", "def f(sample): ...", "(sample) (wanted: (args, sample); too many"),
     ("custom_rm_path", "async def f(args, sample, tokenizer): ...", "'tokenizer'"),
