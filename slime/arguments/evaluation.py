@@ -9,7 +9,7 @@ from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datase
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, follows_instructions, scores_samples
-from slime.arguments.rollout import answers, generates_by_default
+from slime.arguments.rollout import answers, bad_stop, generates_by_default
 from slime.arguments.user_code import why_unusable
 
 
@@ -85,6 +85,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         where = f"eval dataset {dataset.name}"
         if not (scored or _own_reward(dataset)):
             yield f"{where}: no reward (wanted: rm_type or custom_rm_path)"
+        yield from bad_stop(f"{where}: stop", dataset.stop)
         yield from bad_reward_type(f"{where}: rm_type", dataset.rm_type, args.rm_url)
         own = dataset.metadata_overrides.get("rm_type")
         yield from bad_reward_type(f"{where}: rm_type of metadata_overrides", own, args.rm_url)

@@ -32,6 +32,7 @@ from tests.plugin_contracts.contracts import CONTRACTS
         (["--rollout-temperature", "0"], "--rollout-temperature 0.0: wanted more than 0"),
         (["--apply-chat-template-kwargs", "{a: 1}"], "--apply-chat-template-kwargs: wanted a JSON object"),
         (["--sglang-router-port", "70000"], "--sglang-router-port 70000: wanted 1 to 65535"),
+        (["--rollout-stop", "</a>", ""], "--rollout-stop '': ends every answer at its first token"),
         (["--global-batch-size", "6"], "--global-batch-size 6: 16 samples of a rollout"),
     ],
 )
@@ -97,6 +98,13 @@ def test_an_eval_config(words, refusal, tmp_path, text, said):
     path.write_text(text)
     message = refusal(words(eval_config=path, eval_interval=1))
     assert message.startswith("--eval-config") and said in message
+
+
+def test_an_eval_dataset_whose_answers_end_at_once(words, refusal, tmp_path, data):
+    path = tmp_path / "eval.yaml"
+    path.write_text(f"datasets: [{{name: a, path: {data}, stop: ['']}}]")
+    said = "eval dataset a: stop '': ends every answer at its first token"
+    assert refusal(words(eval_config=path, eval_interval=1)).startswith(said)
 
 
 def test_two_lists_of_eval_datasets(words, notes, tmp_path, data):
