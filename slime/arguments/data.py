@@ -9,7 +9,7 @@ from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 from slime.arguments.records import Records, bad_records, imitates
 from slime.arguments.rejection import samples_by_rejection
-from slime.arguments.rewards import compares_with_label, scores_by_type
+from slime.arguments.rewards import compares_with_label, follows_instructions, scores_by_type
 from slime.arguments.rollout import generates_by_default, replays
 
 BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
@@ -117,6 +117,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         answered=generates_by_default(args)
         and not (args.custom_generate_function_path or samples_by_rejection(args)),
         scored=scores_by_type(args),
+        instructed=scores_by_type(args) and follows_instructions(args, args.rm_type),
         least=(0, "") if args.num_rollout is not None else _of_an_epoch(args),
     )
     yield from bad_records(args, records)

@@ -8,8 +8,8 @@ from slime.arguments.concern import Concern
 from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
-from slime.arguments.rewards import bad_reward_type, scores_samples
-from slime.arguments.rollout import answers, generates_by_default
+from slime.arguments.rewards import bad_reward_type, follows_instructions, scores_samples
+from slime.arguments.rollout import answers, bad_stop, generates_by_default
 from slime.arguments.user_code import why_unusable
 
 
@@ -57,9 +57,15 @@ def derive(args: Namespace) -> None:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Datasets that are named twice."""
+    """Datasets that are named twice, or at no time."""
     if args.eval_config is not None and args.eval_prompt_data:
         yield f"--eval-prompt-data {' '.join(args.eval_prompt_data)}: has no effect with --eval-config"
+    if args.eval_interval is None:
+        if args.eval_config is not None:
+            yield f"--eval-config {args.eval_config}: has no effect without --eval-interval"
+        elif args.eval_prompt_data:
+            shown = " ".join(args.eval_prompt_data)
+            yield f"--eval-prompt-data {shown}: has no effect without --eval-interval"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -79,6 +85,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         where = f"eval dataset {dataset.name}"
         if not (scored or _own_reward(dataset)):
             yield f"{where}: no reward (wanted: rm_type or custom_rm_path)"
+        yield from bad_stop(f"{where}: stop", dataset.stop)
         yield from bad_reward_type(f"{where}: rm_type", dataset.rm_type, args.rm_url)
         own = dataset.metadata_overrides.get("rm_type")
         yield from bad_reward_type(f"{where}: rm_type of metadata_overrides", own, args.rm_url)
@@ -107,6 +114,8 @@ def unusable(args: Namespace) -> Iterator[str]:
 def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records:
     by_engine = answers(args.eval_function_path) and not args.debug_train_only
     own_code = dataset.custom_generate_function_path or args.custom_generate_function_path
+    by_type = by_engine and not (own_code or dataset.custom_rm_path or args.custom_rm_path)
+    overrides = dataset.metadata_overrides
     return Records(
         where=where,
         path=dataset.path,
@@ -114,9 +123,10 @@ def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records
         template=(dataset.apply_chat_template_kwargs or {}) if dataset.apply_chat_template else None,
         longest=args.eval_max_prompt_len,
         answered=by_engine and not own_code,
-        scored=by_engine
-        and not (own_code or dataset.custom_rm_path or args.custom_rm_path)
-        and not _names_reward_type(dataset),
+        scored=by_type and not _names_reward_type(dataset),
+        instructed=by_type
+        and not overrides.get("instruction_id_list")
+        and follows_instructions(args, overrides.get("rm_type") or dataset.rm_type or args.rm_type),
     )
 
 

@@ -36,6 +36,7 @@ class Records:
         conversations: prompts are whole conversations to be imitated.
         answered: prompts go to the engines as they are.
         scored: rewards are given by the type that flags or metadata name.
+        instructed: rewards are for following the instructions that the metadata name.
         least: how many there have to be, and the flag that wants them.
     """
 
@@ -47,6 +48,7 @@ class Records:
     conversations: bool = False
     answered: bool = False
     scored: bool = False
+    instructed: bool = False
     least: tuple[int, str] = (0, "")
 
 
@@ -115,14 +117,24 @@ def _elsewhere(records: Records) -> Iterator[str]:
 
 
 def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
+    from slime.utils.data_rows import medium_of
+
     key = records.keys[0]
     if records.scored:
         yield from bad_reward_type("rm_type of its metadata", row.metadata.get("rm_type"), args.rm_url)
+    if records.instructed and not (row.metadata.get("instruction_id_list") or row.metadata.get("rm_type")):
+        found = ", ".join(sorted(row.metadata)) or "nothing"
+        yield (
+            f"its metadata have no instruction_id_list (found: {found}; --metadata-key names the field, "
+            f"now {records.keys[3]!r}), so that ifbench cannot score an answer"
+        )
     if isinstance(row.prompt, str):
         if records.conversations:
             yield f"field {key!r} is text (wanted: a list of messages; --input-key names the field)"
     elif records.answered and records.template is None:
         yield f"field {key!r} is a list of messages (wanted: --apply-chat-template, or text)"
+    elif (records.conversations or records.template is not None) and (medium := medium_of(row.prompt)):
+        yield f"field {key!r} has a part of type {medium!r} (wanted: text; other inputs are not supported)"
 
 
 def _has_answer(row: "Row") -> bool:

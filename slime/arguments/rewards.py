@@ -106,6 +106,11 @@ def compares_with_label(rm_type: Any) -> bool:
     return _kind(rm_type) in ("math", "deepscaler", "math_compat", "deepscaler_compat", "dapo", "f1")
 
 
+def follows_instructions(args: Namespace, rm_type: Any) -> bool:
+    """Whether this type needs the instructions in a record's metadata, which no hook could put there."""
+    return _kind(rm_type) == "ifbench" and not args.rollout_sample_hook_path
+
+
 def bad_reward_type(where: str, rm_type: Any, rm_url: str | None) -> Iterator[str]:
     """A type that there is not, or that needs an address."""
     kind = _kind(rm_type)

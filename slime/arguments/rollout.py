@@ -114,6 +114,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
     if args.rollout_max_response_len is None and not args.debug_train_only:
         yield "--rollout-max-response-len: missing (wanted: the longest response in tokens)"
+    yield from bad_stop("--rollout-stop", args.rollout_stop)
     limit = args.rollout_max_context_len
     if limit is not None and args.rollout_max_prompt_len > limit - 1:
         longest = args.rollout_max_prompt_len
@@ -130,6 +131,12 @@ def contradictions(args: Namespace) -> Iterator[str]:
     streams = args.custom_generate_function_path == STREAMING_FUNCTION
     if streams and getattr(args, "sglang_incremental_streaming_output", False):
         yield f"--sglang-incremental-streaming-output: {STREAMING_FUNCTION} reads cumulative chunks"
+
+
+def bad_stop(where: str, strings: list[str] | None) -> Iterator[str]:
+    """A string that every text holds, on which SGLang ends each answer and the embedded engine none."""
+    if strings and "" in strings:
+        yield f"{where} '': ends every answer at its first token (wanted: a string, or none)"
 
 
 def _fully_async(args: Namespace) -> Iterator[str]:

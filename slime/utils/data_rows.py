@@ -1,7 +1,7 @@
 """What a record must hold, and the text that a chat template makes of it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerBase
 
 from slime.utils.data_files import DataError, Records
 from slime.utils.data_sources import find_sources
+
+_MEDIA = ("image", "audio", "input_audio", "input_image", "video")
+"""What the types of parts, or the keys that hold them, begin with; chat templates know both."""
 
 
 @dataclass(frozen=True)
@@ -108,4 +111,26 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, template_kwargs:
         raise DataError(f"{row.where}: the chat template fails on this prompt ({error})") from error
     if not text:
         raise DataError(f"{row.where}: the chat template makes nothing of this prompt")
+    if holds_written_parts(text, messages):
+        raise DataError(f"{row.where}: the chat template takes no list of parts as content (wanted: text)")
     return text
+
+
+def holds_written_parts(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a template that knows text alone has written a list of parts down as Python shows it."""
+    contents = (message.get("content") for message in messages)
+    return any(isinstance(parts, list) and parts and str(parts) in text for parts in contents)
+
+
+def medium_of(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """What a part of the content is, as in ``{"type": "image_url", ...}``, if it is no text."""
+    for message in messages:
+        content = message.get("content")
+        parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        for part in parts:
+            # Columns of parquet give every part the keys of all, with null where it has none.
+            names = [part.get("type"), *(key for key, value in part.items() if value is not None)]
+            for name in names:
+                if isinstance(name, str) and name.startswith(_MEDIA):
+                    return name
+    return None

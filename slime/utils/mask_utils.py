@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from slime.utils.data_rows import holds_written_parts
+
 Message = dict[str, Any]
 IdsAndMask = tuple[list[int], list[int]]
 
@@ -94,11 +96,15 @@ class MultiTurnLossMaskGenerator:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _render(self, messages: list[Message], tools: Any = None, generation: bool = False) -> list[int]:
-        return self._encode(
-            self._tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=generation
-            )
+        return self._encode(self._render_text(messages, tools, generation))
+
+    def _render_text(self, messages: list[Message], tools: Any, generation: bool = False) -> str:
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=generation
         )
+        if holds_written_parts(text, messages):
+            raise ValueError("the chat template takes no list of parts as content (wanted: text)")
+        return text
 
     @cached_property
     def _lengths(self) -> "_TemplateLengths":
@@ -138,7 +144,7 @@ class MultiTurnLossMaskGenerator:
         return all_ids, all_mask
 
     def _mask_whole_conversation(self, messages: list[Message], tools: list[Any] | None) -> IdsAndMask:
-        text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        text = self._render_text(messages, tools)
         spans = list(_assistant_spans(text, messages))
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         mask = [

@@ -76,6 +76,7 @@ def write_data(root: Path) -> None:
     lines: dict[str, Any] = {
         "dapo-math-17k.jsonl": {"prompt": CHAT, "label": "2"},
         "aime-2024.jsonl": {"prompt": CHAT, "label": "2"},
+        "ifbench.jsonl": {"prompt": CHAT, "label": "2", "metadata": {"instruction_id_list": ["x"]}},
         "retail_train_tasks.jsonl": {"index": "0"},
         "retail_dev_tasks.jsonl": {"index": "0"},
         "retool_sft.jsonl": {"messages": CONVERSATION, "tools": [{"type": "function"}]},
@@ -92,7 +93,7 @@ def write_data(root: Path) -> None:
         (root / f"{name}.py").write_text(text)
     datasets = [
         {"name": "aime", "path": str(root / "aime-2024.jsonl"), "rm_type": "deepscaler"},
-        {"name": "ifbench", "path": str(root / "aime-2024.jsonl"), "rm_type": "ifbench"},
+        {"name": "ifbench", "path": str(root / "ifbench.jsonl"), "rm_type": "ifbench"},
     ]
     (root / "multi_task.yaml").write_text(json.dumps({"eval": {"datasets": datasets}}))
     (root / "mis.yaml").write_text("use_tis: true\n")

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slime.arguments import validated_args
+from slime.arguments.records import tokenizer_of
 
 USER = {"role": "user", "content": "1+1"}
 ANSWER = {"role": "assistant", "content": "2"}
@@ -111,6 +112,65 @@ def test_a_chat_template_that_renders_nothing_is_refused(words, refusal, altered
     (path / "chat_template.jinja").write_text("{{ '' }}")
     message = refusal(words(hf_checkpoint=path, apply_chat_template=True))
     assert message == f"--prompt-data: {data}:1: the chat template makes nothing of this prompt"
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "a.png"}}, "image_url"),
+        ({"type": None, "text": None, "video": "a.mp4"}, "video"),
+    ],
+)
+def test_images_in_prompts_are_refused_wherever_they_stand(words, refusal, data, part, named):
+    """No template could show them to a model here, and an answer to the rest is trained on as if it had."""
+    looks = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+    said = f"field 'input' has a part of type {named!r} (wanted: text; other inputs are not supported)"
+    write(data, GOOD, GOOD | {"input": looks})
+    assert refusal(words(apply_chat_template=True)) == f"--prompt-data: {data}:2: {said}"
+    write(data, {"input": [USER, ANSWER]}, {"input": [*looks, ANSWER]})
+    assert refusal(words(**SFT)) == f"--prompt-data: {data}:2: {said}"
+
+
+PARTS = [{"type": "text", "text": "1+1", "image": None}]
+WHOLE_TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}
+{%- endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+def test_parts_of_text_are_for_templates_that_take_them(words, refusal, data, altered_checkpoint, kind):
+    asks = {"role": "user", "content": PARTS}
+    said = "the chat template takes no list of parts as content (wanted: text)"
+    path = altered_checkpoint()
+    imitates = words(**SFT, loss_mask_type=kind, hf_checkpoint=path)
+    answers = words(apply_chat_template=True, hf_checkpoint=path)
+    write(data, GOOD | {"input": [asks, ANSWER]})
+    assert refusal(answers) == f"--prompt-data: {data}:1: {said}"
+    named = f"--loss-mask-type {kind} fails on this conversation"
+    assert refusal(imitates) == f"--prompt-data: {data}:1: {named} ({said})"
+    (path / "chat_template.jinja").write_text(WHOLE_TEMPLATE)
+    tokenizer_of.cache_clear()
+    validated_args(answers)
+    validated_args(imitates)
+
+
+def test_instructions_are_looked_for_before_anything_is_scored(words, refusal, data):
+    """The public data set has them beside the prompt, and not in a field of their own."""
+    given = {"instruction_id_list": ["count:numbers"], "kwargs": [{"N": 1}]}
+    write(data, GOOD | {"metadata": given}, GOOD | given)
+    said = (
+        "its metadata have no instruction_id_list (found: nothing; --metadata-key names the field, "
+        "now 'metadata'), so that ifbench cannot score an answer"
+    )
+    assert refusal(words(rm_type="ifbench")) == f"--prompt-data: {data}:2: {said}"
+    held_out = dict(eval_interval=1, eval_prompt_data=["held_out", data], prompt_data=None, num_rollout=0)
+    assert refusal(words(rm_type="boxed_ifbench", **held_out)) == f"eval dataset held_out: {data}:2: {said}"
+    hooked = {"rollout_sample_hook_path": "tests.rollout.plugins.group_rm"}
+    validated_args(words(rm_type="ifbench", **hooked))
+    write(data, GOOD | {"metadata": given}, GOOD | {"metadata": {"rm_type": "math"}})
+    validated_args(words(rm_type="ifbench"))
 
 
 def test_arguments_of_the_template_are_tried(words, refusal, data):

@@ -32,6 +32,7 @@ from tests.plugin_contracts.contracts import CONTRACTS
         (["--rollout-temperature", "0"], "--rollout-temperature 0.0: wanted more than 0"),
         (["--apply-chat-template-kwargs", "{a: 1}"], "--apply-chat-template-kwargs: wanted a JSON object"),
         (["--sglang-router-port", "70000"], "--sglang-router-port 70000: wanted 1 to 65535"),
+        (["--rollout-stop", "</a>", ""], "--rollout-stop '': ends every answer at its first token"),
         (["--global-batch-size", "6"], "--global-batch-size 6: 16 samples of a rollout"),
     ],
 )
@@ -99,11 +100,27 @@ def test_an_eval_config(words, refusal, tmp_path, text, said):
     assert message.startswith("--eval-config") and said in message
 
 
+def test_an_eval_dataset_whose_answers_end_at_once(words, refusal, tmp_path, data):
+    path = tmp_path / "eval.yaml"
+    path.write_text(f"datasets: [{{name: a, path: {data}, stop: ['']}}]")
+    said = "eval dataset a: stop '': ends every answer at its first token"
+    assert refusal(words(eval_config=path, eval_interval=1)).startswith(said)
+
+
 def test_two_lists_of_eval_datasets(words, notes, tmp_path, data):
     path = tmp_path / "eval.yaml"
     path.write_text(f"datasets: [{{name: a, path: {data}}}]")
     told = notes(words(eval_config=path, eval_interval=1, eval_prompt_data=["b", data]))
     assert told == [f"--eval-prompt-data b {data}: has no effect with --eval-config"]
+
+
+def test_eval_datasets_that_nobody_asks_about(words, notes, tmp_path, data):
+    told = notes(words(eval_prompt_data=["b", data]))
+    assert told == [f"--eval-prompt-data b {data}: has no effect without --eval-interval"]
+    path = tmp_path / "eval.yaml"
+    path.write_text(f"datasets: [{{name: a, path: {data}}}]")
+    assert notes(words(eval_config=path)) == [f"--eval-config {path}: has no effect without --eval-interval"]
+    assert notes(words(eval_config=path, eval_interval=1)) == []
 
 
 SIGNATURES = [
