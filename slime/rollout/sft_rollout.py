@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
-from slime.rollout.base_types import RolloutError, name_samples
+from slime.rollout.base_types import RolloutError, blame, name_samples
 from slime.rollout.ledger import RolloutAccount
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.processing_utils import load_tokenizer
@@ -47,7 +47,8 @@ def _fill(sample: Sample, masks: MultiTurnLossMaskGenerator) -> None:
             f"{name_samples(sample)}: the prompt is {type(sample.prompt).__name__}, expected a message list "
             "(--input-key names the field; SFT goes without --apply-chat-template)"
         )
-    sample.tokens, mask = masks.get_loss_mask(sample.prompt, sample.metadata.get("tools"))
+    with blame(masks.get_loss_mask, sample):  # which renders a template of the user
+        sample.tokens, mask = masks.get_loss_mask(sample.prompt, sample.metadata.get("tools"))
     (length,) = masks.get_response_lengths([mask])
     sample.response_length = max(length, 1)
     sample.loss_mask = mask[-sample.response_length :]

@@ -60,3 +60,9 @@ def test_text_prompts_groups_and_evaluation_are_refused(make_args):
         generate_rollout(make_args(), 0, source)
     with pytest.raises(RolloutError, match="pass --eval-function-path"):
         generate_rollout(args, 0, source, evaluation=True)
+
+
+def test_a_conversation_that_the_template_cannot_render_is_named(sft_args):
+    args = sft_args([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    with pytest.raises(RolloutError, match="failed on sample 0 of group 0: ValueError: the chat template"):
+        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
