@@ -8,26 +8,13 @@ import pytest
 from slime.agent.adapters import AnthropicAdapter
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
-from tests.engines.fake import EOS, TalkingEngine
-from tools.make_tiny_model import make_tokenizer
+from tests.engines.fake import EOS
 
 PATH = "/v1/messages"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": [1, {}]}}\n</tool_call>'
 TOOLS = [{"name": "f", "description": "d", "input_schema": {"type": "object"}}]
 USER = {"role": "user", "content": "q"}
 PARAMS = {"max_new_tokens": 100, "temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture
-def engine(tokenizer):
-    engine = TalkingEngine(tokenizer).start()
-    yield engine
-    engine.stop()
 
 
 @pytest.fixture

@@ -11,26 +11,13 @@ import pytest
 from slime.agent.adapters import OpenAIAdapter
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
-from tests.engines.fake import EOS, NEVER, TalkingEngine
-from tools.make_tiny_model import make_tokenizer
+from tests.engines.fake import EOS, NEVER
 
 PATH = "/v1/chat/completions"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 USER = {"role": "user", "content": "q"}
 PARAMS = {"max_new_tokens": 100, "temperature": 1.0, "stop": None}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return make_tokenizer()
-
-
-@pytest.fixture
-def engine(tokenizer):
-    engine = TalkingEngine(tokenizer).start()
-    yield engine
-    engine.stop()
 
 
 @pytest.fixture
