@@ -31,10 +31,10 @@ def require_causal(config: "PretrainedConfig", path: str | Path, trust_remote_co
     Raises:
         HfConfigError: neither ``transformers`` nor code that may run has a causal language model for it.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in AutoModelForCausalLM._model_mapping and not (own_code and trust_remote_code):
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not (own_code and trust_remote_code):
         name = type(config).__name__
         raise HfConfigError(f"{Path(path) / 'config.json'}: {name} is of no causal language model")
 
