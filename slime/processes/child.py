@@ -1,6 +1,7 @@
 """A child process that cannot outlive the process that started it."""
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -12,7 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from slime.processes import supervisor
+from slime.processes.forked import Declined, ForkedProcess, server_of_run
 from slime.processes.stopped import StopClock, is_stopped, with_descendants
+
+logger = logging.getLogger(__name__)
 
 SUPERVISOR_MARGIN_S = 10.0
 """What the supervisor may need beyond the grace period to kill and collect a large tree."""
@@ -30,7 +34,9 @@ class ManagedProcess:
     SIGKILL included, and when this object is garbage collected. Which thread starts it makes no
     difference. See :mod:`slime.processes.supervisor` for how.
 
-    ``env`` holds changes to this process's environment; None removes a variable.
+    Args:
+        env: changes to this process's environment; None removes a variable.
+        imports_much: for ``python -m MODULE ...``: it may be forked from the run's fork server, if there is one.
     """
 
     def __init__(
@@ -40,23 +46,20 @@ class ManagedProcess:
         name: str,
         log_path: str | Path,
         env: Mapping[str, str | None] | None = None,
+        imports_much: bool = False,
     ) -> None:
         self.name = name
         self.log_path = Path(log_path)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._stop_clock = StopClock()
         self._supervisor_was_killed = False
-        # -I keeps the script's folder out of sys.path, where it would come before the standard library.
-        command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), *argv]
-        with self.log_path.open("ab") as log:
-            self._supervisor = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_changed_environment(env or {}),
-                start_new_session=True,
-            )
+        environment = _changed_environment(env or {})
+        reader, writer = os.pipe()
+        self._lifeline = os.fdopen(writer, "wb", buffering=0)
+        with self.log_path.open("ab") as log, os.fdopen(reader, "rb") as lifeline:
+            files = (lifeline.fileno(), log.fileno(), log.fileno())
+            forked = _forked(argv, files, environment) if imports_much else None
+            self._supervisor = forked or _started(argv, files, environment)
 
     @property
     def pid(self) -> int:
@@ -89,19 +92,16 @@ class ManagedProcess:
 
     def terminate(self, grace_s: float = 5.0) -> None:
         """Sends SIGTERM, kills what is left of the tree after ``grace_s`` seconds, waits for the end."""
-        stdin = self._supervisor.stdin
-        assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
-            if not stdin.closed:
-                stdin.write(f"{grace_s}\n".encode())
-                stdin.flush()
+            if not self._lifeline.closed:
+                self._lifeline.write(f"{grace_s}\n".encode())
         try:
             self._supervisor.wait(grace_s + SUPERVISOR_MARGIN_S)
         except subprocess.TimeoutExpired:
             self._kill_group()
             self._supervisor.wait()
         finally:
-            self._close_lifeline()
+            self._lifeline.close()
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the log, for error messages; at most 16 kB."""
@@ -145,11 +145,6 @@ class ManagedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _close_lifeline(self) -> None:
-        if self._supervisor.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._supervisor.stdin.close()
-
 
 def last_words(log: str) -> str:
     """The line of a log that says most of why it ends: the last one that tells of an error, else the last."""
@@ -157,6 +152,29 @@ def last_words(log: str) -> str:
     lines = [line for line in lines if line] or [""]
     telling = [line for line in lines if _ERROR.search(line)]
     return (telling or lines)[-1][:_LINE_CHARACTERS]
+
+
+def _started(
+    argv: Sequence[str], files: tuple[int, int, int], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """The supervisor of a command. -I keeps the script's folder out of sys.path, where it would come first."""
+    command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), *argv]
+    stdin, stdout, stderr = files
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True
+    )
+
+
+def _forked(argv: Sequence[str], files: tuple[int, int, int], env: Mapping[str, str]) -> ForkedProcess | None:
+    """The same, with the command's imports done; None where there is no server or it declines."""
+    server = server_of_run()
+    if server is None:
+        return None
+    try:
+        return ForkedProcess(server, argv[1:], files=files, env=env, owner=os.getpid())
+    except Declined as reason:
+        logger.debug("%s is not forked: %s", argv[2], reason)
+        return None
 
 
 def _changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -23,6 +23,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
@@ -84,11 +85,24 @@ def descendants() -> list[int]:
     return found
 
 
-class Supervisor:
-    """Watches one command, its parent and the lifeline; see the module's docstring."""
+def gone_process(pid: int) -> Callable[[], bool]:
+    """A function that says whether the process with this number, which lives now, has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: True
+    return lambda: bool(select.select([handle], [], [], 0)[0])
 
-    def __init__(self, parent: int, argv: list[str]) -> None:
-        self.parent = parent
+
+class Supervisor:
+    """Watches a child, the process that wants it and the lifeline; see the module's docstring.
+
+    Args:
+        is_unwanted: says whether the process that started all this is gone.
+    """
+
+    def __init__(self, is_unwanted: Callable[[], bool], child: int) -> None:
+        self.is_unwanted, self.child = is_unwanted, child
         self.status: int | None = None
         self.kill_at: float | None = None
         self.wakeup, wakeup_writer = os.pipe()
@@ -96,14 +110,13 @@ class Supervisor:
         os.set_blocking(wakeup_writer, False)
         signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self.child = start_command(argv)
         signal.signal(signal.SIGTERM, lambda *_: self.stop(DEFAULT_GRACE_S))
         signal.signal(signal.SIGINT, lambda *_: self.stop(DEFAULT_GRACE_S))
 
     def run(self) -> int:
         """Returns the command's wait status once nothing of its tree is left."""
         lifeline = [0]
+        self.reap()  # it may have ended before its end could be told
         while self.status is None:
             ready, _, _ = select.select([*lifeline, self.wakeup], [], [], self.patience())
             if self.wakeup in ready:
@@ -116,7 +129,7 @@ class Supervisor:
                 else:
                     lifeline = []
                     self.stop(0.0)
-            if os.getppid() != self.parent:
+            if self.is_unwanted():
                 self.stop(0.0)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.kill_tree()
@@ -173,5 +186,11 @@ def exit_like(status: int) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
+def main(parent: int, argv: list[str]) -> NoReturn:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child = start_command(argv)
+    exit_like(Supervisor(lambda: os.getppid() != parent, child).run())
+
+
 if __name__ == "__main__":
-    exit_like(Supervisor(int(sys.argv[1]), sys.argv[2:]).run())
+    main(int(sys.argv[1]), sys.argv[2:])

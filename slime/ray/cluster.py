@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ from typing import Any
 import ray
 
 from slime.arguments.views import FleetView
+from slime.processes.forked import VARIABLE as FORK_SERVER
+from slime.processes.forked import ForkServer, worker_python
 from slime.processes.reaper import start_run_reaper
 from slime.ray.ending import leaving_within
 from slime.ray.node import forget_shared_environment, share_environment
-from slime.utils.accelerator import has_gpu
+from slime.ray.preload import modules_of
+from slime.utils.accelerator import can_fork_workers, has_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ _PROBE_TIMEOUT = 5.0  # seconds for one try to reach a cluster
 _PROBE_PAUSE = 0.5
 
 _reapers: list[subprocess.Popen[bytes]] = []
+_fork_servers: list[ForkServer] = []
 
 
 class ClusterTooSmall(RuntimeError):
@@ -93,13 +98,37 @@ def _start_local(args: FleetView) -> None:
     share_environment()
     # Else raylet starts processes for tasks that a run does not have.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    _init(address="local", include_dashboard=False, **local_resources(args))
+    with _forking_workers(args):
+        _init(address="local", include_dashboard=False, **local_resources(args))
     try:
         session_directory().chmod(0o700)
     except OSError as error:
         logger.warning(
             "Ray's logs may be readable for everybody on this machine, --train-env-vars included: %s", error
         )
+
+
+@contextmanager
+def _forking_workers(args: FleetView) -> Iterator[None]:
+    """Ray that is started within forks its workers, where that can be done.
+
+    It starts them with the interpreter that starts Ray, by ``sys.executable``.
+    """
+    if not can_fork_workers() or os.environ.get("SLIME_FORK_WORKERS") == "0":
+        yield
+        return
+    # A run without workers to fork costs nothing but this process, which ends with this one.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    server = ForkServer()
+    _fork_servers.append(server)
+    server.preload(modules_of(args))
+    os.environ[FORK_SERVER] = server.address
+    python = sys.executable
+    sys.executable = worker_python(server)
+    try:
+        yield
+    finally:
+        sys.executable = python
 
 
 def session_directory() -> Path:

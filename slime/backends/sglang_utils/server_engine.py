@@ -77,6 +77,8 @@ class ServerEngine(ABC):
 
     module: str
     """The server's module, started with ``python -m``."""
+    can_be_forked = False
+    """Whether a fork server may start it."""
 
     def __init__(
         self,
@@ -182,6 +184,7 @@ class ServerEngine(ABC):
             name=f"engine {self.placement.rank} ({self.endpoint.url})",
             log_path=self.log_path,
             env={**self.environment(), **secrets},
+            imports_much=self.can_be_forked,
         )
 
     def wait_ready(self, timeout: float) -> None:

@@ -97,6 +97,7 @@ class EmbeddedEngine(ServerEngine):
     """Serves on one GPU or a CPU with ``python -m slime.backends.embedded_engine``."""
 
     module = "slime.backends.embedded_engine"
+    can_be_forked = True
 
     def parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(self.module)

@@ -1,0 +1,23 @@
+"""What the processes of a run import, and their fork server therefore imports once for all of them."""
+
+from collections.abc import Iterator
+
+from slime.arguments.views import FleetView
+
+_BACKENDS = {
+    "megatron": ("slime.backends.megatron_utils.worker", "torch._dynamo"),
+    "fsdp": ("slime.backends.fsdp_utils.worker",),
+}
+
+
+def modules_of(args: FleetView) -> Iterator[str]:
+    """Names of modules, none of which imports Ray; those that all processes need come first."""
+    yield from ("torch", "transformers.models.auto.tokenization_auto")
+    # Ray imports these.
+    yield from ("google.protobuf.internal", "jsonschema", "msgpack", "psutil", "requests", "yaml")
+    yield from ("slime.training.trainer", "slime.rollout.data_source", "slime.rollout.sglang_rollout")
+    if not args.debug_train_only and args.rollout_engine == "embedded":
+        yield from ("slime.backends.embedded_engine.build", "slime.backends.embedded_engine.http.app")
+        yield from ("slime.backends.embedded_engine.row_executor", "uvicorn")
+    if not args.debug_rollout_only:
+        yield from ("slime.weight_sync.update", *_BACKENDS[args.train_backend])
