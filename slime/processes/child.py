@@ -173,7 +173,7 @@ def _forked(argv: Sequence[str], files: tuple[int, int, int], env: Mapping[str, 
     try:
         return ForkedProcess(server, argv[1:], files=files, env=env, owner=os.getpid())
     except Declined as reason:
-        logger.debug("%s is not forked: %s", argv[2], reason)
+        logger.debug("%s is not forked: %s", argv, reason)
         return None
 
 

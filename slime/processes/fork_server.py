@@ -1,6 +1,6 @@
 """A process that has imported what others need, and forks them: none of them spends seconds on imports.
 
-    python -m slime.processes.fork_server SOCKET
+    python -m slime.processes.fork_server SOCKET [ROOM]
 
 Requests come through a socket that only this user reaches (:mod:`slime.processes.forked` sends them): names of
 modules to import from now on, or the words behind ``python`` of a process to be, with its environment, its
@@ -9,10 +9,12 @@ its environment differs in a variable that a library may have read when it was i
 asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
-input is the lifeline: at its end the server ends, and the kernel kills what it has forked.
+input is the lifeline: at its end the server ends, and the kernel kills what it has forked. The ROOM in its
+command line is where forked processes write theirs, for whoever lists processes.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -33,8 +35,10 @@ from slime.processes import supervisor
 from slime.processes.forked import receive_request
 
 PR_SET_PDEATHSIG = supervisor.PR_SET_PDEATHSIG
-_OWN_PREFIXES = ("RAY_", "SLIME_", "SGLANG_", "SPT_")
-_OWN_NAMES = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
+_OWN_PREFIXES = ("RAY_", "SLIME_", "SGLANG_", "SPT_", "PYTEST_")
+_OWN_NAMES = frozenset(
+    {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SHLVL", "_"}
+)
 """Variables that no imported library has read before a process of ours, or of Ray's, begins."""
 
 
@@ -205,9 +209,12 @@ def _supervised(job: Job) -> None:
 
 
 def _set_title(words: Sequence[str]) -> None:
-    from setproctitle import setproctitle
-
-    setproctitle(" ".join(words))
+    """Writes a command line over that of the server, for whoever lists processes; proc_pid_stat(5)."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    room = end - start
+    title = " ".join(words).encode(errors="surrogateescape")[: room - 1]
+    ctypes.memmove(start, title.ljust(room, b"\0"), room)
 
 
 def run(job: Job) -> None:

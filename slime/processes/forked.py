@@ -33,6 +33,7 @@ VARIABLE = "SLIME_FORK_SERVER"
 _LENGTH = struct.Struct("!Q")
 _REQUEST_TIMEOUT = 5.0  # seconds that a request may take to arrive as a whole
 _ANSWER_TIMEOUT = 120.0  # seconds: the server may be importing, on a busy machine
+_LONGEST_TITLE = 2000  # characters
 _LONGEST_ADDRESS = 100  # characters of a socket's path, of which the kernel takes 107
 
 
@@ -46,9 +47,11 @@ class ForkServer:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.directory = _socket_directory()
         self.address = str(self.directory / "socket")
-        command = [sys.executable, "-m", "slime.processes.fork_server", self.address]
+        command = [sys.executable, "-m", "slime.processes.fork_server", self.address, " " * _LONGEST_TITLE]
+        # Titles must not overwrite the environment, by which processes are told from others'.
+        environment = {**(os.environ if env is None else env), VARIABLE: self.address, "SPT_NOENV": "1"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Real runs: ``python train.py ...`` in a process of its own, on a cluster that it starts itself."""
+"""Real runs: ``python train.py ...``, in the session's Ray cluster or in one that they start themselves."""
 
 import json
 import os
@@ -8,45 +8,33 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from examples.calculator_tool.make_data import main as make_data
-from slime.processes.reaper import Known, living, sweep
+from slime.processes.forked import ForkedProcess
+from slime.processes.reaper import SHARED_MEMORY, Known, living, sweep
 from tests.e2e.plugins import GATE
+from tests.warm_cluster import WarmCluster
 from tools.make_tiny_model import main as make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 TAG = "SLIME_TEST_RUN"
 
 
-@dataclass
-class Run:
-    """A started run.
+class Run(ABC):
+    """A started run."""
 
-    Its processes are those that carry ``tag`` in their environment, and those that were once seen below the
-    driver (``pids``: at any time): Ray's agents overwrite their environment with a title.
-    """
+    def __init__(self, process: ForkedProcess | subprocess.Popen[str], log: Path, metrics: Path) -> None:
+        self.process, self.log, self.metrics = process, log, metrics
 
-    process: subprocess.Popen[str]
-    tag: str
-    log: Path
-    metrics: Path
-    start: float = field(default_factory=time.monotonic)
-    seen: Known = field(default_factory=dict)
-    pids: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while self.process.poll() is None:
-            self.seen = living(self.seen, self.process.pid)
-            self.pids |= self.seen.keys()
-            time.sleep(0.5)
+    @abstractmethod
+    def processes(self) -> dict[int, str]:
+        """Living processes of the run: pid to command line."""
 
     @property
     def output(self) -> str:
@@ -59,7 +47,7 @@ class Run:
             self.kill()
             pytest.fail(f"the run did not end within {timeout} s:\n{self.output[-4000:]}")
 
-    def expect_success(self, timeout: float = 600) -> "Run":
+    def expect_success(self, timeout: float = 600) -> Self:
         status = self.wait(timeout)
         assert status == 0, f"exit status {status}:\n{self.output[-6000:]}"
         return self
@@ -85,31 +73,24 @@ class Run:
                 pytest.fail(f"{what} did not happen:\n{self.output[-4000:]}")
             time.sleep(0.1)
 
-    def processes(self) -> dict[int, str]:
-        """Living processes of the run: pid to command line."""
-        found, seen = {}, living(self.seen)
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                tagged = f"{TAG}={self.tag}".encode() in (entry / "environ").read_bytes()
-                if tagged or int(entry.name) in seen:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                    if command:  # a zombie has none
-                        found[int(entry.name)] = command
-            except OSError:
-                continue
-        return found
-
-    def pid_of(self, *fragments: str) -> int:
-        """The one process whose command line holds all fragments and that is no supervisor of it."""
-        pids = [
+    def pids_of(self, *fragments: str) -> list[int]:
+        """The processes whose command line holds all fragments and that are no supervisors of such."""
+        return [
             pid
             for pid, command in self.processes().items()
             if all(f in command for f in fragments) and "supervisor" not in command
         ]
-        assert pids, f"no process of the run matches {fragments}: {self.processes()}"
+
+    def pid_of(self, *fragments: str) -> int:
+        """The youngest of them. One that changes its title at this moment has none."""
+        deadline = time.monotonic() + 60
+        while not (pids := self.pids_of(*fragments)):
+            assert time.monotonic() < deadline, f"none matches {fragments}: {self.processes()}"
+            time.sleep(0.05)
         return max(pids)
+
+    def engines(self) -> list[int]:
+        return self.pids_of("slime.backends.embedded_engine")
 
     def expect_no_processes(self, timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
@@ -118,21 +99,32 @@ class Run:
             time.sleep(0.2)
 
 
-@pytest.fixture
-def start(tmp_path: Path):
-    """Starts a script of the project with flags; whatever is left of it is killed after the test."""
-    runs: list[Run] = []
+class WarmRun(Run):
+    """A run in the session's cluster: nothing else is in it meanwhile."""
 
-    def start_run(flags: Sequence[object], script: str = "train.py", metrics: Path | None = None) -> Run:
-        tag = uuid.uuid4().hex
-        log = tmp_path / f"run{len(runs)}.log"
-        metrics = metrics or tmp_path / f"metrics{len(runs)}.jsonl"
-        env = os.environ | {TAG: tag, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    def __init__(self, cluster: WarmCluster, words: list[str], log: Path, metrics: Path) -> None:
+        self._cluster = cluster
+        changed = {name: value for name, value in os.environ.items() if name.startswith("SLIME_TEST_")}
+        super().__init__(cluster.start(words, log, changed), log, metrics)
+
+    def processes(self) -> dict[int, str]:
+        return self._cluster.processes()
+
+
+class OwnRun(Run):
+    """A run with a cluster of its own.
+
+    Its processes are those that carry a tag in their environment, and those that were once seen below the
+    driver: Ray's agents overwrite their environment with a title.
+    """
+
+    def __init__(self, words: list[str], log: Path, metrics: Path) -> None:
+        self._tag = uuid.uuid4().hex
+        env = os.environ | {TAG: self._tag, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         env.pop("RAY_ADDRESS", None)
-        command = [sys.executable, script, *map(str, flags), "--metrics-file", str(metrics)]
         with log.open("w") as stream:
             process = subprocess.Popen(
-                command,
+                [sys.executable, *words],
                 cwd=ROOT,
                 env=env,
                 stdout=stream,
@@ -141,19 +133,100 @@ def start(tmp_path: Path):
                 # A suite started in a script's background inherits that Ctrl-C is ignored.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
-        runs.append(Run(process, tag, log, metrics))
-        return runs[-1]
+        super().__init__(process, log, metrics)
+        self._seen: Known = {}
+        self._pids: set[int] = set()
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    yield start_run
-    for run in runs:
-        for pid in run.processes():
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            self._seen = living(self._seen, self.process.pid)
+            self._pids |= self._seen.keys()
+            time.sleep(0.5)
+
+    def processes(self) -> dict[int, str]:
+        found, seen = {}, living(self._seen)
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                tagged = f"{TAG}={self._tag}".encode() in (entry / "environ").read_bytes()
+                if tagged or int(entry.name) in seen:
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                    if command:  # a zombie has none
+                        found[int(entry.name)] = command
+            except OSError:
+                continue
+        return found
+
+    def expect_no_processes(self, timeout: float = 120) -> None:
+        super().expect_no_processes(timeout)
+        shared = [name.split("_")[1] for name in os.listdir(SHARED_MEMORY) if name.startswith("torch_")]
+        left = self._pids & {int(pid) for pid in shared if pid.isdigit()}
+        assert not left, f"processes {left} have left shared memory"
+
+    def end(self) -> None:
+        """Kills what is left of it."""
+        for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        run.expect_no_processes()
+        super().expect_no_processes()
         # The run's reaper would, two seconds later; it was just killed.
-        sweep(run.pids)
+        sweep(self._pids)
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[WarmCluster]:
+    """The session's Ray cluster. Nothing of it is lost on purpose."""
+    with WarmCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start(tmp_path: Path, cluster: WarmCluster) -> Iterator[Start]:
+    """Starts a script of the project with flags, in the session's cluster; it must leave nothing there."""
+    runs: list[Run] = []
+
+    def start_run(flags: Sequence[object], script: str = "train.py", metrics: Path | None = None) -> Run:
+        runs.append(WarmRun(cluster, *_command(tmp_path, len(runs), script, flags, metrics)))
+        return runs[-1]
+
+    yield start_run
+    for run in runs:
+        run.kill()
+    try:
+        cluster.sweep()
+    except AssertionError:
+        cluster.kill_all()
+        raise
+
+
+@pytest.fixture
+def start_alone(tmp_path: Path) -> Iterator[Start]:
+    """The same with a cluster of the run's own; whatever is left of it is killed after the test."""
+    runs: list[OwnRun] = []
+
+    def start_run(flags: Sequence[object], script: str = "train.py", metrics: Path | None = None) -> Run:
+        runs.append(OwnRun(*_command(tmp_path, len(runs), script, flags, metrics)))
+        return runs[-1]
+
+    yield start_run
+    for run in runs:
+        run.end()
+
+
+def _command(
+    directory: Path, number: int, script: str, flags: Sequence[object], metrics: Path | None
+) -> tuple[list[str], Path, Path]:
+    """The words behind ``python``, the log, and the file of metrics."""
+    metrics = metrics or directory / f"metrics{number}.jsonl"
+    words = [script, *map(str, flags), "--metrics-file", str(metrics)]
+    return words, directory / f"run{number}.log", metrics
 
 
 @pytest.fixture

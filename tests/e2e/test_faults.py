@@ -15,7 +15,16 @@ NO_TRAINER = ["--debug-rollout-only"]
 @pytest.fixture
 def training(start, rl_flags):
     """A run in the middle of its work."""
-    run = start([*rl_flags, *LONG])
+    return _in_its_middle(start([*rl_flags, *LONG]))
+
+
+@pytest.fixture
+def training_alone(start_alone, rl_flags):
+    """The same with a Ray cluster of its own."""
+    return _in_its_middle(start_alone([*rl_flags, *LONG]))
+
+
+def _in_its_middle(run):
     run.wait_for(lambda: len(run.rows("train")) >= 1, "the first step")
     return run
 
@@ -56,26 +65,26 @@ def test_a_process_that_is_stopped_ends_the_run_with_its_name(
 
 
 @pytest.mark.parametrize("program", ["gcs/gcs_server", "raylet/raylet"])
-def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(program: str, training) -> None:
-    os.kill(training.pid_of(program), signal.SIGSTOP)
-    training.process.send_signal(signal.SIGTERM)
-    assert training.wait(300) == 143
-    training.expect_no_processes()
+def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(program: str, training_alone) -> None:
+    os.kill(training_alone.pid_of(program), signal.SIGSTOP)
+    training_alone.process.send_signal(signal.SIGTERM)
+    assert training_alone.wait(300) == 143
+    training_alone.expect_no_processes()
 
 
-def test_ctrl_c_stops_everything(training) -> None:
-    training.process.send_signal(signal.SIGINT)
-    assert training.wait(300) == 130
-    training.expect_no_processes()
+def test_ctrl_c_stops_everything(training_alone) -> None:
+    training_alone.process.send_signal(signal.SIGINT)
+    assert training_alone.wait(300) == 130
+    training_alone.expect_no_processes()
 
 
-def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training) -> None:
-    training.process.send_signal(signal.SIGTERM)
+def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training_alone) -> None:
+    training_alone.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
-    training.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
-    assert training.wait(300) == 143
-    assert "***" not in training.output and "Traceback" not in training.output
-    training.expect_no_processes()
+    training_alone.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
+    assert training_alone.wait(300) == 143
+    assert "***" not in training_alone.output and "Traceback" not in training_alone.output
+    training_alone.expect_no_processes()
 
 
 def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None:
@@ -85,9 +94,9 @@ def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None
     run.expect_no_processes()
 
 
-def test_sigkill_of_the_driver_stops_everything(training) -> None:
-    training.kill()
-    training.expect_no_processes()
+def test_sigkill_of_the_driver_stops_everything(training_alone) -> None:
+    training_alone.kill()
+    training_alone.expect_no_processes()
 
 
 def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) -> None:
@@ -97,8 +106,8 @@ def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) 
     run.expect_no_processes()
 
 
-def test_too_small_a_cluster_is_refused_with_both_numbers(start, rl_flags) -> None:
-    run = start([*rl_flags, "--num-gpus-per-node", 1])
+def test_too_small_a_cluster_is_refused_with_both_numbers(start_alone, rl_flags) -> None:
+    run = start_alone([*rl_flags, "--num-gpus-per-node", 1])
     assert run.wait() != 0
     assert "needs 2 GPUs, found 1" in run.output.strip().splitlines()[-1]
     run.expect_no_processes()

@@ -40,15 +40,11 @@ async def judged_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
 def _judge(directory: Path) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = (entry / "cmdline").read_bytes().decode().split("\0")
+            command = (entry / "cmdline").read_bytes().decode()
         except OSError:
             continue
-        module = "slime.backends.embedded_engine"
-        if (
-            module in words
-            and "supervisor" not in " ".join(words)
-            and f"{directory}/judge" in " ".join(words)
-        ):
+        mine = "slime.backends.embedded_engine" in command and f"{directory}/judge" in command
+        if mine and "supervisor" not in command:
             return int(entry.name)
     raise AssertionError(f"no judge below {directory}")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.utils.types import Sample
 from tests.e2e.plugins import waiting_reward
 
@@ -49,11 +50,12 @@ def deadly_updates(args: Namespace) -> None:
 
 
 def _engines() -> list[int]:
-    """Engine servers below this rollout manager's cluster: those with its note in their environment."""
+    """Engine servers of the run that this process belongs to: they were forked from the same server."""
+    mark = f"{FORK_SERVER}={os.environ[FORK_SERVER]}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            mine = f"{VICTIM}={os.environ[VICTIM]}".encode() in (entry / "environ").read_bytes()
+            mine = mark in (entry / "environ").read_bytes()
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
@@ -86,8 +88,8 @@ def test_a_killed_engine_is_replaced_and_updated(
     run = start([*rl_flags, *flags, *layout, *killer])
     run.wait_for(note.exists, "the death of an engine")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it")
-    assert len(_engines()) == 2
-    assert int(note.read_text()) not in _engines()
+    assert len(run.engines()) == 2
+    assert int(note.read_text()) not in run.engines()
     last_rollout.touch()
     run.expect_success()
     assert len(run.rows("train")) == 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_recovery import VICTIM, _engines
+from tests.e2e.test_recovery import VICTIM
 
 pytestmark = pytest.mark.e2e
 
@@ -31,10 +31,10 @@ def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_thoug
     run = start([*rl_flags, *TWO_ENGINES, *THROUGH_TEXT, *DEADLY])
     run.wait_for(lambda: any("slime.router" in command for command in run.processes().values()), "a router")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after the death of an engine")
-    assert len(_engines()) == 2
+    assert len(run.engines()) == 2
     last_rollout.touch()
     run.expect_success()
-    assert note.exists() and int(note.read_text()) not in _engines()
+    assert note.exists() and int(note.read_text()) not in run.engines()
     ours, theirs = run.rows("train"), stock.rows("train")
     assert list(ours) == list(theirs) == [0, 1, 2, 3]
     for step, row in ours.items():

@@ -13,6 +13,7 @@ import pytest
 
 from slime.processes import stopped
 from slime.processes.child import ManagedProcess
+from slime.processes.forked import VARIABLE, ForkServer
 from slime.processes.stopped import is_stopped, with_descendants
 
 SLEEPER = "import time; time.sleep(600)"
@@ -40,9 +41,25 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(scope="module")
+def fork_server():
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["started", "forked"], autouse=True)
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether commands are interpreters of their own or come from a fork server."""
+    if request.param == "forked":
+        monkeypatch.setenv(VARIABLE, request.getfixturevalue("fork_server").address)
+    return request.param
+
+
 def start(code: str, tmp_path: Path, *arguments: str, **options) -> ManagedProcess:
-    argv = [sys.executable, "-c", code, *arguments]
-    return ManagedProcess(argv, name="thing", log_path=tmp_path / "logs" / "thing.log", **options)
+    script = tmp_path / "thing.py"
+    script.write_text(code)
+    argv, log = [sys.executable, str(script), *arguments], tmp_path / "logs" / "thing.log"
+    return ManagedProcess(argv, name="thing", log_path=log, imports_much=True, **options)
 
 
 def wait_for(condition, timeout: float = 90.0):
@@ -146,12 +163,13 @@ def parent_script(tmp_path: Path, after: str) -> subprocess.Popen:
     import os, sys, time, threading
     from slime.processes.child import ManagedProcess
     process = ManagedProcess(
-        [sys.executable, "-c", {WITH_DAEMON!r}, {str(tmp_path / "pids")!r}],
-        name="thing", log_path={str(tmp_path / "log")!r},
+        [sys.executable, {str(tmp_path / "thing.py")!r}, {str(tmp_path / "pids")!r}],
+        name="thing", log_path={str(tmp_path / "log")!r}, imports_much=True,
     )
     while not os.path.exists({str(tmp_path / "pids")!r}):
         time.sleep(0.02)
     """
+    (tmp_path / "thing.py").write_text(WITH_DAEMON)
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code) + after])
 
 

@@ -1,0 +1,167 @@
+"""One Ray cluster for the runs of a test session, and one process of which they and their workers are forked.
+
+with WarmCluster() as cluster:
+    driver = cluster.start(["train.py", *flags], log)     # as ``python train.py ...``, without the seconds
+    driver.wait()
+    cluster.sweep()                                       # fails if the run has left anything
+
+What a run must do with a cluster of its own (start it, end it, survive the loss of its processes) is tested with
+one of its own.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from slime.processes.forked import ForkedProcess, ForkServer, worker_python
+from slime.processes.reaper import sweep
+
+ROOT = Path(__file__).parents[1]
+GPUS = 8
+_LEAVE_TIMEOUT = 120.0  # seconds that a run's processes have to be gone after its driver
+_WATCH_INTERVAL = 0.5  # seconds
+# What drivers import beyond what workers do. Ray may not be among it.
+_OF_DRIVERS = ("slime.arguments.registry", "slime.arguments.parser", "slime.observability.console", "rich.console")
+
+
+class WarmCluster:
+    """Ray, started once, and the fork server; all ends on exit."""
+
+    def __init__(self) -> None:
+        self._env = _environment()
+        self._server = ForkServer(self._env)
+        self._server.preload(_modules())
+        command = [sys.executable, "-m", "tests.warm_head", worker_python(self._server), str(GPUS)]
+        self._head = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self._env | {"SLIME_FORK_SERVER": self._server.address},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.address: str = self._answer()["address"]
+        self._seen: set[int] = set()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while self._head.poll() is None:
+            self._seen |= self.processes().keys()
+            time.sleep(_WATCH_INTERVAL)
+
+    def start(
+        self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> ForkedProcess:
+        """``python WORD ...`` as a driver that joins. ``env`` is seen by its workers as well."""
+        own = dict(env or {})
+        joins = {
+            "RAY_ADDRESS": self.address,
+            "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": own}}),
+            "PYTHONUNBUFFERED": "1",
+        }
+        with log.open("ab") as output, open(os.devnull, "rb") as nothing:
+            files = (nothing.fileno(), output.fileno(), output.fileno())
+            return ForkedProcess(
+                self._server.address, words, files=files, env=self._env | own | joins, cwd=str(ROOT)
+            )
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of the runs that have joined: process id to command line."""
+        found = {}
+        try:
+            processes = psutil.Process(self._server.pid).children(recursive=True)
+        except psutil.NoSuchProcess:  # the cluster has been closed
+            return {}
+        for process in processes:
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = " ".join(process.cmdline()).strip()
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def sweep(self) -> None:
+        """Waits until nothing is left of the runs, and removes shared memory of killed processes.
+
+        A run with a cluster of its own has a reaper that does the latter; nobody does it for one that joins.
+
+        Raises:
+            AssertionError: a process, an actor or a placement group stays.
+        """
+        deadline = time.monotonic() + _LEAVE_TIMEOUT
+        while left := [*self.processes().values(), *self._left_in_ray()]:
+            assert time.monotonic() < deadline, f"left in the cluster: {left}"
+            time.sleep(0.05)
+        sweep(self._seen)
+        self._seen.clear()
+
+    def kill_all(self) -> None:
+        """Ends what a failed run has left, so that the next test does not meet it."""
+        for pid in self.processes():
+            try:
+                psutil.Process(pid).kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def _left_in_ray(self) -> list[str]:
+        assert self._head.stdin is not None
+        self._head.stdin.write("\n")
+        self._head.stdin.flush()
+        left: list[str] = self._answer()["left"]
+        return left
+
+    def _answer(self) -> Any:
+        assert self._head.stdout is not None
+        line = self._head.stdout.readline()
+        assert line, "the head of the tests' Ray cluster has ended"
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._head.stdin is not None
+        self._head.stdin.close()
+        self._head.wait(60)
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _environment() -> dict[str, str]:
+    """That of all processes: what a run would give its workers, so that these can be forked."""
+    from slime.ray.node import process_env
+
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLIME_"))}
+    os_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os_path)]))}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return own | process_env(trainer=True) | path | token | {"RAY_prestart_worker_first_driver": "0"}
+
+
+def _modules() -> list[str]:
+    from slime.ray.preload import modules_of
+
+    run = {"debug_train_only": False, "debug_rollout_only": False, "rollout_engine": "embedded"}
+    found = [
+        module
+        for backend in ("megatron", "fsdp")
+        for module in modules_of(Namespace(train_backend=backend, **run))
+    ]
+    return list(dict.fromkeys([*found, *_OF_DRIVERS]))
+
