@@ -18,7 +18,7 @@ from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
 from slime.ray.served_model import ServedModel
-from slime.utils.http_utils import find_available_port
+from slime.utils.addresses import find_available_port
 
 
 def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
