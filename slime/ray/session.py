@@ -90,7 +90,6 @@ def _run(args: FleetView, loop: Loop) -> int:
 
 def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
-    from slime.backends.sglang_utils.external import external_engines
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
@@ -98,6 +97,8 @@ def _session(args: FleetView, loop: Loop) -> None:
     from slime.ray.setup import running_groups
 
     if args.rollout_external:
+        from slime.backends.sglang_utils.external import external_engines
+
         external_engines(args)  # one that is not there, or another one, is told before anything starts
     with _own_save_directory(args), ray_cluster(args):
         tracker = init_tracking(args)

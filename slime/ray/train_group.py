@@ -8,11 +8,11 @@ import ray
 
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
+from slime.ray.actor_classes import TrainRayActor
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.train_worker import TrainRayActor
 from slime.ray.waiting import wait_all, wait_one
 from slime.utils.types import EngineEndpoint
 
