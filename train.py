@@ -8,17 +8,20 @@ that a debug mode leaves out ignores everything, as does the critic where no est
 
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from slime.observability.run_log import RunLog
-from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
-from slime.ray.train_group import RayTrainGroup
 from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
+if TYPE_CHECKING:  # bad flags are answered without waiting for these
+    from slime.observability.run_log import RunLog
+    from slime.ray.rollout_group import RolloutGroup
+    from slime.ray.train_group import RayTrainGroup
+
 
 def train(
-    args: Namespace, actor: RayTrainGroup, critic: RayTrainGroup, rollout: RolloutGroup, log: RunLog
+    args: Namespace, actor: "RayTrainGroup", critic: "RayTrainGroup", rollout: "RolloutGroup", log: "RunLog"
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
 

@@ -9,18 +9,21 @@ before them: unlike train.py, this loop does not repeat such a run bit for bit.
 
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from slime.arguments.off_policy import says_how_age_is_corrected
-from slime.observability.run_log import RunLog
-from slime.ray.rollout_group import RolloutGroup
 from slime.ray.session import main
-from slime.ray.train_group import RayTrainGroup
 from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
+if TYPE_CHECKING:  # bad flags are answered without waiting for these
+    from slime.observability.run_log import RunLog
+    from slime.ray.rollout_group import RolloutGroup
+    from slime.ray.train_group import RayTrainGroup
+
 
 def train(
-    args: Namespace, actor: RayTrainGroup, critic: RayTrainGroup, rollout: RolloutGroup, log: RunLog
+    args: Namespace, actor: "RayTrainGroup", critic: "RayTrainGroup", rollout: "RolloutGroup", log: "RunLog"
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, args.num_rollout

@@ -64,6 +64,7 @@ def _checked(
 ) -> tuple[Namespace, list[str]]:
     from slime.arguments.parser import parse
     from slime.arguments.registry import contradictions, declared_groups, derive, findings, notes
+    from slime.arguments.tokenizer_process import tokenizer_process
     from slime.arguments.working_directory import make_absolute
 
     try:
@@ -71,12 +72,14 @@ def _checked(
         args = parse(argv, add_custom_arguments, told)
         told += notes(args)
         make_absolute(args, (spec for group in declared_groups() for spec in group.flags))
-        derive(args)
-        for message in contradictions(args):
-            raise UsageError(message)
-        show(args)
-        for message in findings(args):
-            raise UsageError(message)
+        # Started early: it takes as long as all that comes before its first answer is needed.
+        with tokenizer_process():
+            derive(args)
+            for message in contradictions(args):
+                raise UsageError(message)
+            show(args)
+            for message in findings(args):
+                raise UsageError(message)
     except OSError as error:  # a place that cannot be looked at: no permission, a broken file system
         raise UsageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
     return args, told

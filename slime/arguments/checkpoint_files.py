@@ -13,6 +13,7 @@ from slime.arguments.flags import option_string
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.mtp import trained_mtp_layers
 from slime.models.shape import ShapeArgs
+from slime.models.weight_names import weight_names
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 # What Megatron-LM's converters write into the marker.
@@ -123,12 +124,8 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
         or not any(Path(path).glob("*.safetensors"))
     ):
         return
-    from slime.models.weights_dir import WeightsReader  # imports torch
-
     try:
-        with WeightsReader(path) as reader:
-            reader.open_all()
-            missing = _wanted_names(args, name) - set(reader.names())
+        missing = _wanted_names(args, name) - weight_names(path)
     except (ValueError, OSError) as error:
         yield f"{option_string(name)}: {error}"
         return

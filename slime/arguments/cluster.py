@@ -92,7 +92,7 @@ def notes(args: Namespace) -> Iterator[str]:
 
 
 def _has_gpu() -> bool:
-    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+    from slime.utils.hardware import has_gpu
 
     return has_gpu()
 

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.checkpoint_files import (
@@ -16,6 +16,7 @@ from slime.arguments.checkpoint_files import (
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, flags_of, option_string
 from slime.arguments.outputs import bad_output
+from slime.arguments.run_args import copied
 
 V = TypeVar("V")
 _ESTIMATOR = "--advantage-estimator ppo"
@@ -152,7 +153,7 @@ def of_critic(args: V) -> V:
     }
     if not given["critic_resumes"]:
         changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=None)
-    return cast(V, Namespace(**{**given, **changes}))
+    return copied(args, **changes)
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

@@ -115,7 +115,7 @@ def choose_engine(requested: str, elsewhere: bool = False) -> str:
         return requested
     if not installed:
         return "embedded"
-    from slime.utils.accelerator import has_gpu  # imports torch, which error messages need not wait for
+    from slime.utils.hardware import has_gpu
 
     return "sglang" if has_gpu() else "embedded"
 
@@ -190,7 +190,7 @@ def _bad_devices(args: Namespace) -> Iterator[str]:
     chosen = [found for found in _chosen(args, "device") if found[2] is not None]
     if not chosen:
         return
-    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+    from slime.utils.hardware import has_gpu
 
     for where, model, device in chosen:
         if device == "cuda" and not has_gpu() and not args.check:
@@ -209,7 +209,7 @@ def _float32_on_gpus(args: Namespace) -> Iterator[str]:
             wrong.append(f"{where} {dtype}")
     if not wrong:
         return
-    from slime.utils.accelerator import has_gpu  # imports torch, which a misspelt flag need not wait for
+    from slime.utils.hardware import has_gpu
 
     if has_gpu():
         yield (

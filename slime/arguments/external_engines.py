@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from slime.utils.http_utils import is_loopback
+from slime.utils.addresses import is_loopback
 
 
 def external_addresses(addresses: Sequence[str] | None) -> list[str]:

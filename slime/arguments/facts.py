@@ -4,9 +4,10 @@
 hands that to users' hooks, which read facts like flags.
 """
 
-from argparse import Namespace
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+
+from slime.arguments.run_args import copied
 
 V = TypeVar("V")
 
@@ -46,4 +47,4 @@ def with_facts(args: V, **facts: Any) -> V:
     """
     if unknown := facts.keys() - _NAMES:
         raise TypeError(f"no facts: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})")
-    return cast(V, Namespace(**{**vars(args), **facts}))
+    return copied(args, **facts)

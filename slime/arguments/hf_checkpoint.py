@@ -15,6 +15,7 @@ from slime.arguments.checkpoint_files import (
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
 from slime.arguments.records import has_tokenizer, tokenizer_of
+from slime.arguments.tokenizer_process import ask
 from slime.models import HfConfigError
 from slime.models.hf_config import read_stop_ids
 
@@ -68,21 +69,31 @@ def unusable(args: Namespace) -> Iterator[str]:
             wanted = "wanted: tokenizer.json, for instance"
             yield f"--hf-checkpoint {args.hf_checkpoint}: holds no tokenizer ({wanted})"
         return
-    tokenizer_of.cache_clear()  # its files may be others by now
     try:
-        tokenizer = tokenizer_of(args.hf_checkpoint, args.trust_remote_code)
+        largest, has_template = _tokenizer_facts(args.hf_checkpoint, args.trust_remote_code)
     except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
         reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"
         return
-    largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= args.vocab_size:
         yield (
             f"--hf-checkpoint {args.hf_checkpoint}: the tokenizer does not fit the model: "
             f"token id {largest}, but vocab_size {args.vocab_size} (config.json)"
         )
-    if args.apply_chat_template and not tokenizer.chat_template:
+    if args.apply_chat_template and not has_template:
         yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
+
+
+def _tokenizer_facts(path: str, trust_remote_code: bool) -> tuple[int, bool]:
+    """The largest token id, and whether there is a chat template; of the process that loads tokenizers."""
+    found = None if trust_remote_code else ask(_load_tokenizer, path, trust_remote_code)
+    return _load_tokenizer(path, trust_remote_code) if found is None else found
+
+
+def _load_tokenizer(path: str, trust_remote_code: bool) -> tuple[int, bool]:
+    tokenizer_of.cache_clear()  # its files may be others by now
+    tokenizer = tokenizer_of(path, trust_remote_code)
+    return max(tokenizer.get_vocab().values(), default=-1), bool(tokenizer.chat_template)
 
 
 CONCERN = Concern({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)

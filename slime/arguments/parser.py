@@ -15,6 +15,7 @@ from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
+from slime.arguments.run_args import RunArgs
 from slime.arguments.sglang_names import refuse_gone, with_current_names
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values
@@ -65,7 +66,7 @@ def parse(
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False  # a misspelt flag is named as such before the one that it leaves missing
-    args, unknown = parser.parse_known_args(words)
+    args, unknown = parser.parse_known_args(words, RunArgs())
     if engine == "sglang" and not has_sglang():
         unknown, not_read = take_server_options(args, unknown)
         told += not_read

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, refused
+from slime.arguments.run_args import add_params_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +52,8 @@ def derive(args: Namespace) -> None:
     chosen = [name for name in ("bf16", "fp16", "fp32") if getattr(args, name)]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]}: only one precision at a time")
-    import torch  # takes a second, which a misspelt flag need not wait for
-
     args.bf16 = not (args.fp16 or args.fp32)
-    args.params_dtype = torch.float16 if args.fp16 else torch.float32 if args.fp32 else torch.bfloat16
+    add_params_dtype(args)
 
 
 def notes(args: Namespace) -> Iterator[str]:

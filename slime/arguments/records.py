@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.arguments.rewards import bad_reward_type
 from slime.arguments.rollout import SFT_ROLLOUT_FUNCTION
+from slime.arguments.tokenizer_process import ask
 from slime.arguments.working_directory import is_elsewhere
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def has_tokenizer(path: str) -> bool:
 def bad_records(args: Namespace, records: Records) -> Iterator[str]:
     """The first record that cannot be used, or what is wrong with all of them."""
     yield from _elsewhere(records)
-    from slime.utils.data import DataError, RecordKeys, read_rows  # imports transformers and pyarrow
+    from slime.utils.data import DataError, RecordKeys, read_rows  # imports numpy
 
     count, fits, teaches = 0, records.longest is None, not records.conversations
     readable = not args.check or has_tokenizer(args.hf_checkpoint)
@@ -81,7 +82,7 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
             if not readable:
                 fits = True
             elif count == 1 or not fits:
-                length = _length(args, records, row)
+                length = _measured(args, records, row)
                 fits = records.longest is None or length <= records.longest
     except (DataError, OSError) as error:
         yield f"{records.where}: {error}"
@@ -139,6 +140,15 @@ def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
 
 def _has_answer(row: "Row") -> bool:
     return not isinstance(row.prompt, str) and any(m["role"] == "assistant" for m in row.prompt)
+
+
+def _measured(args: Namespace, records: Records, row: "Row") -> int:
+    """As `_length`, by the process that has a tokenizer if there is one."""
+    names = ("hf_checkpoint", "trust_remote_code", "loss_mask_type")
+    needed = Namespace(**{name: getattr(args, name) for name in names})
+    # Code that comes with a checkpoint may import torch, which is hidden there.
+    found = None if args.trust_remote_code else ask(_length, needed, records, row)
+    return _length(args, records, row) if found is None else found
 
 
 def _length(args: Namespace, records: Records, row: "Row") -> int:

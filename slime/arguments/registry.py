@@ -117,6 +117,13 @@ def documented_groups() -> tuple[FlagGroup, ...]:
     return (*declared_groups(), FlagGroup("embedded engine", "Server options of the embedded engine.", flags))
 
 
+@cache
+def shipped_code() -> frozenset[str]:
+    """The dotted paths that are defaults of flags."""
+    specs = (spec for group in declared_groups() for spec in group.flags)
+    return frozenset(spec.default for spec in specs if spec.dotted_path and isinstance(spec.default, str))
+
+
 def derive(args: Namespace) -> None:
     """Fills in ``args`` in place.
 
@@ -156,6 +163,6 @@ def findings(args: Namespace) -> Iterator[str]:
     for concern in CONCERNS:
         yield from concern.missing(args)
     for concern in CONCERNS:
-        yield from unusable_code(args, concern.specs())
+        yield from unusable_code(args, concern.specs(), shipped_code())
     for concern in CONCERNS:
         yield from concern.unusable(args)

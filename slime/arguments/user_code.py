@@ -2,7 +2,7 @@
 
 import inspect
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from slime.arguments.flags import Flag
@@ -11,14 +11,20 @@ from slime.arguments.user_imports import missing_imports
 from slime.utils.misc import load_function
 
 
-def unusable_code(args: Namespace, specs: Iterable[Flag]) -> Iterator[str]:
-    """The dotted paths among these flags that name nothing to call."""
+def unusable_code(args: Namespace, specs: Iterable[Flag], shipped: Collection[str] = ()) -> Iterator[str]:
+    """The dotted paths among these flags that name nothing to call.
+
+    Args:
+        shipped: paths of our own that need no look: the defaults, which take seconds to import.
+    """
     for spec in specs:
         if not spec.dotted_path:
             continue
         value = getattr(args, spec.dest)
         for path in value if isinstance(value, list) else [value]:
-            if path is not None and (reason := why_unusable(path, spec.dest, spec.awaited)):
+            if path is None or path in shipped:
+                continue
+            if reason := why_unusable(path, spec.dest, spec.awaited):
                 yield f"{spec.names[0]} {path}: {reason}"
 
 

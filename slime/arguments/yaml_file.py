@@ -3,10 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
-
 from slime.arguments.errors import UsageError
 from slime.arguments.values import why_no_file
 
@@ -22,6 +18,11 @@ def read_yaml(where: str, path: Path) -> Any:
     """
     if reason := why_no_file(path):
         raise UsageError(f"{where}: {reason}")
+    # Not for every command line.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError, YAMLError
+
     try:
         return OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
     except UnicodeDecodeError as error:

@@ -1,17 +1,21 @@
 """gpt-oss: sinks in attention, every other layer with a window, biases everywhere, a clamped activation."""
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import moe_forward_flops, softmax_experts
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
-from slime.models.rules import ExpertRules, GateUpRule, Rule
+from slime.models.rules import ExpertRules, GateUpRule, Rule, joined
 from slime.models.shape import ModelShape, ShapeArgs
 from slime.models.windows import attention_windows
+
+if TYPE_CHECKING:
+    import torch
 
 _ALPHA, _LIMIT = 1.702, 7.0  # GptOssConfig's defaults; megatron-core's quick GELU has this alpha
 
@@ -64,10 +68,11 @@ class InterleavedGateUpRule(GateUpRule):
 
     def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
         rows = tensors[0].movedim(-1, 0)
-        return torch.cat([rows[0::2], rows[1::2]])
+        return joined([rows[0::2], rows[1::2]])
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
-        return [torch.stack(param.chunk(2), dim=1).flatten(0, 1).movedim(0, -1)]
+        gate, up = param.chunk(2)
+        return [joined([gate[:, None], up[:, None]], dim=1).flatten(0, 1).movedim(0, -1)]
 
 
 _BIASES = {

@@ -1,16 +1,19 @@
 """What families have in common whose layers are gated delta nets (Yang et al. 2024), but for some."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.flops import Products
 from slime.models.hf_config import HfConfig
-from slime.models.rules import GatedQkvRule, Rule
+from slime.models.rules import GatedQkvRule, Rule, joined
 from slime.models.shape import LinearShape, ShapeArgs
+
+if TYPE_CHECKING:
+    import torch
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _INTERVAL = 4  # every fourth layer has attention, where config.json does not say so
@@ -57,7 +60,7 @@ class DeltaNetSizes(NamedTuple):
     kernel: int
 
     @classmethod
-    def of(cls, shape: ShapeArgs) -> "DeltaNetSizes":
+    def of(cls, shape: ShapeArgs) -> DeltaNetSizes:
         """Those of a model that has such layers."""
         keys, values = shape.linear_num_key_heads or 0, shape.linear_num_value_heads or 0
         kernel = shape.linear_conv_kernel_dim or 0
@@ -98,7 +101,7 @@ class ByKeyHead(Rule):
             for tensor, kinds in zip(tensors, self.kinds, strict=True)
             for part in self._parts(tensor, kinds, sizes)
         ]
-        return torch.cat(parts, dim=1).flatten(0, 1)
+        return joined(parts, dim=1).flatten(0, 1)
 
     def _parts(
         self, tensor: torch.Tensor, kinds: tuple[int, ...], sizes: DeltaNetSizes
@@ -114,7 +117,7 @@ class ByKeyHead(Rule):
         if self.grouped:
             return [part.flatten(0, 1) for part in heads.split([sum(width) for width in widths], dim=1)]
         parts = iter(heads.split([rows for width in widths for rows in width], dim=1))
-        return [torch.cat([next(parts).flatten(0, 1) for _ in width]) for width in widths]
+        return [joined([next(parts).flatten(0, 1) for _ in width]) for width in widths]
 
 
 def delta_net_rules(in_proj: ByKeyHead) -> dict[str, Rule]:

@@ -4,14 +4,18 @@ megatron-core's layer projects the norm of the next token's embedding beside the
 (DeepSeek-V3, arXiv:2412.19437, eq. 21), in this order; some families have it the other way round.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from slime.models.rules import Rule
+from slime.models.rules import Rule, joined
 from slime.models.shape import ShapeArgs
+
+if TYPE_CHECKING:
+    import torch
 
 _INNER = "transformer_layer."
 _LAYER = re.compile(r"mtp\.layers\.(\d+)\.(transformer_layer\.)?(.+)")
@@ -78,7 +82,7 @@ class HiddenFirstRule(Rule):
 
 def _swapped(matrix: torch.Tensor) -> torch.Tensor:
     first, second = matrix.chunk(2, dim=1)
-    return torch.cat([second, first], dim=1)
+    return joined([second, first], dim=1)
 
 
 DEEPSEEK_MTP = MtpRules(

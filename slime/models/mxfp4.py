@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import torch
 
-GROUP = 32
-"""Neighbours that share a scale."""
+from slime.models.quantization import MXFP4_GROUP as GROUP
+
 BYTES = GROUP // 2
-"""Of such a group."""
+"""Of a group's numbers."""
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
 # From where on a magnitude is rounded up to the next of them; to even at the middle.

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.mxfp4 import GROUP
 
 KEYS = ("quantization_config", "compression_config")
 """Where config.json has it; the second name is an older one."""
+MXFP4_GROUP = 32
+"""Neighbours that share a scale."""
 # Which matrices are transposed no file says; in this family it is those of all experts.
 _IN_MXFP4 = "gpt_oss"
 
@@ -54,7 +55,7 @@ def read_quantization(config: HfConfig) -> Quantization | None:
     if method == "mxfp4":
         if (model := config.get("model_type")) != _IN_MXFP4:
             raise _refused(config, "quant_method", method, f"that of {_IN_MXFP4} alone; this is {model!r}")
-        return Quantization("mxfp4", group=GROUP, power_of_two=True)
+        return Quantization("mxfp4", group=MXFP4_GROUP, power_of_two=True)
     raise _refused(config, "quant_method", method, "fp8, compressed-tensors or mxfp4")
 
 

@@ -1,14 +1,17 @@
 """Rotary position embedding: what config.json says of it, and the angles that follow."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from slime.models.hf_config import HfConfig, HfConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 _NEEDED: dict[RopeKind, tuple[str, ...]] = {
@@ -119,6 +122,8 @@ def _yarn_options(config: HfConfig, values: Mapping[str, Any]) -> dict[str, floa
 @cache
 def inverse_frequencies(rope: Rope, width: int) -> torch.Tensor:
     """``[width / 2]`` float32, radians per position of each pair of ``width`` rotated features."""
+    import torch  # takes a second, which whoever reads config.json alone need not wait for
+
     exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     frequencies = 1.0 / rope.base**exponents
     if rope.kind == "linear":
@@ -136,6 +141,8 @@ def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
     Wavelengths above ``original_max / low_freq_factor`` are stretched by ``factor``, those below
     ``original_max / high_freq_factor`` stay, and between the two they are interpolated.
     """
+    import torch
+
     factor, low, high, original = (rope.factor(name) for name in _NEEDED["llama3"])
     wavelength = 2 * math.pi / frequencies
     smooth = (original / wavelength - low) / (high - low)
@@ -146,6 +153,8 @@ def _llama3(rope: Rope, frequencies: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: Rope, wavelengths: torch.Tensor, width: int) -> torch.Tensor:
     """YaRN (Peng et al. 2023, section 3.2): slow pairs are stretched, fast ones are not."""
+    import torch
+
     original = rope.factor("original_max_position_embeddings")
 
     def pair_that_turns(rotations: float) -> float:

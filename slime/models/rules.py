@@ -6,19 +6,29 @@ their rows make up the full parameter (before tensor-parallel sharding), ``split
 Names are global and without wrappers: ``decoder.layers.<layer of the whole model>.mlp.linear_fc1.weight``.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
-
-import torch
+from typing import TYPE_CHECKING, Protocol, Self
 
 from slime.models.place import ALONE, Place
 from slime.models.shape import ShapeArgs
 
+if TYPE_CHECKING:
+    import torch
+
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
+
+
+def joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """One tensor of several, one after the other along ``dim``."""
+    import torch  # takes a second, which whoever reads config.json alone need not wait for
+
+    return torch.cat(list(tensors), dim)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Rule:
             else tensors[part.source][part.start : part.start + part.count]
             for part in self.layout([len(tensor) for tensor in tensors], shape)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else joined(parts)
 
     def ranges(self, rows: int, rank: int, size: int) -> list[range]:
         """The rows of a full parameter of so many that tensor-parallel rank ``rank`` of ``size`` holds."""
@@ -68,7 +78,7 @@ class Rule:
         return [param]
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
-        return torch.cat(shards, dim)
+        return joined(shards, dim)
 
     def under(self, prefix: str) -> Self:
         """The same with ``prefix`` before its HF names."""
@@ -116,14 +126,14 @@ class GatedQkvRule(Rule):
         rest, groups = tensors[0].shape[1:], shape.num_query_groups
         heads = tensors[0].reshape(groups, -1, 2, shape.kv_channels, *rest)
         parts = [heads[:, :, 0], heads[:, :, 1], *tensors[1:]]
-        return torch.cat([part.reshape(groups, -1, *rest) for part in parts], dim=1).reshape(-1, *rest)
+        return joined([part.reshape(groups, -1, *rest) for part in parts], dim=1).reshape(-1, *rest)
 
     def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
         rest, groups, head = param.shape[1:], shape.num_query_groups, shape.kv_channels
         rows = shape.num_attention_heads // groups * head
         parts = param.reshape(groups, -1, *rest).split([rows, rows, head, head], dim=1)
         query, gate = (part.reshape(shape.num_attention_heads, 1, head, *rest) for part in parts[:2])
-        both = torch.cat([query, gate], dim=1)
+        both = joined([query, gate], dim=1)
         return [part.reshape(-1, *rest) for part in (both, *parts[2:])]
 
 
@@ -144,7 +154,7 @@ class GateUpRule(Rule):
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
         halves = [shard.chunk(2, dim) for shard in shards]
-        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves], dim)
+        return joined([gate for gate, _ in halves] + [up for _, up in halves], dim)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
 """Reads tensors, or parts of them, by name from the safetensors files of a checkpoint directory."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+from slime.models.safetensors_index import SafetensorIndex
 from slime.models.stored_rows import StoredRows
 
-_INDEX = "model.safetensors.index.json"
 # Pages of a mapped file count as memory of the process until the mapping ends.
 _MAPPED_BYTES = 32 * 1024**2
 # Those of weights, by their names in headers; others are seen from what is read.
@@ -22,28 +20,7 @@ _DTYPES = {
 }
 
 
-def _is_pointer(file: Path) -> bool:
-    """Whether git has cloned the name of a large file in place of the file."""
-    with file.open("rb") as stream:
-        return stream.read(40).startswith(b"version https://git-lfs")
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{index}: not valid JSON ({error})") from error
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{index}: has no weight_map (wanted: a mapping from tensor to file)") from error
-    plain = isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
-    if not plain or not weight_map:
-        raise ValueError(f"{index}: weight_map is {weight_map!r:.80} (wanted: a mapping from tensor to file)")
-    if outside := [file for file in weight_map.values() if Path(file).name != file]:
-        raise ValueError(f"{index}: {outside[0]!r} is no file of that directory")
-    return weight_map
-
-
-class SafetensorReader:
+class SafetensorReader(SafetensorIndex):
     """``with SafetensorReader(path) as reader: reader.read(name)``. Files are opened when first needed.
 
     Raises:
@@ -51,28 +28,21 @@ class SafetensorReader:
             be read.
     """
 
+    framework = "pt"
+
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._open: dict[Path, safe_open] = {}
+        super().__init__(path)
         self._given: dict[Path, int] = {}
         self._rows: dict[Path, StoredRows] = {}
         self._formats: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        self._file_of = self._index()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.clear()
+        super().__exit__(kind, error, trace)
         for rows in self._rows.values():
             rows.close()
         self._rows.clear()
-
-    def names(self) -> list[str]:
-        """All tensors, file by file."""
-        return list(self._file_of)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors one by one, so that only one is in memory beside the model."""
@@ -134,31 +104,6 @@ class SafetensorReader:
         """The name of the file that has the tensor ``name``."""
         return self._file_of[name].name
 
-    def open_all(self) -> None:
-        """Reads the header of every file, which tells whether the file is whole.
-
-        Raises:
-            ValueError: a file cannot be read, or lacks a tensor that the index says is in it.
-        """
-        for file in dict.fromkeys(self._file_of.values()):
-            inside = set(self._handle(file).keys())
-            lacking = [name for name, place in self._file_of.items() if place == file and name not in inside]
-            if lacking:
-                raise ValueError(f"{file}: no tensor {lacking[0]!r}, but {_INDEX} says that it is there")
-
-    def _index(self) -> dict[str, Path]:
-        index = self.path / _INDEX
-        if index.is_file():
-            weight_map = _weight_map(index)
-            missing = sorted({f for f in weight_map.values() if not (self.path / f).is_file()})
-            if missing:
-                raise ValueError(f"{index}: names files that do not exist: {', '.join(missing)}")
-            return {name: self.path / file for name, file in weight_map.items()}
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise ValueError(f"{self.path}: no *.safetensors files (wanted: a Hugging Face checkpoint)")
-        return {name: file for file in files for name in self._handle(file).keys()}  # noqa: SIM118
-
     def _holder(self, name: str) -> safe_open:
         if name not in self._file_of:
             raise ValueError(f"{self.path}: no tensor {name!r} in its safetensors files")
@@ -172,14 +117,3 @@ class SafetensorReader:
             self._given[file] = 0
             del self._open[file]
         return tensor
-
-    def _handle(self, file: Path) -> safe_open:
-        if file not in self._open:
-            if not file.is_file():  # opening a pipe would wait for ever
-                raise ValueError(f"{file}: not a readable safetensors file (is no file)")
-            try:
-                self._open[file] = safe_open(file, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                reason = "a pointer of git-lfs; wanted: git lfs pull" if _is_pointer(file) else error
-                raise ValueError(f"{file}: not a readable safetensors file ({reason})") from error
-        return self._open[file]

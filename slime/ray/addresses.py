@@ -6,7 +6,7 @@ from slime.arguments.facts import with_facts
 from slime.arguments.served_models import DEFAULT
 from slime.arguments.views import FleetView
 from slime.ray.node import LOOPBACK, first_port, node_host
-from slime.utils.http_utils import find_available_port, is_loopback
+from slime.utils.addresses import find_available_port, is_loopback
 
 ROUTER_PORTS = (3000, 1000)
 

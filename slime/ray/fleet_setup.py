@@ -1,12 +1,12 @@
 """From the flags of a run to its models, engines and routers."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from slime.arguments.run_args import copied
 from slime.arguments.served_models import DEFAULT
-from slime.arguments.views import FleetView, view
+from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.external import ExternalEngines, external_engines
 from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.router import Router, start_router
@@ -18,7 +18,7 @@ from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
 from slime.ray.served_model import ServedModel
-from slime.utils.http_utils import find_available_port
+from slime.utils.addresses import find_available_port
 
 
 def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
@@ -101,4 +101,4 @@ def _router_args(args: FleetView, model: str, halves: bool, is_first: bool) -> F
     if not is_first:
         own["router_prometheus_port"] = None
         own["hf_checkpoint"] = next(m.model_path for m in args.served_models if m.name == model)
-    return view(Namespace(**{**vars(args), **own}), FleetView)
+    return copied(args, **own)

@@ -8,7 +8,7 @@ from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import ENGINES
 from slime.ray.local_gpu import number_of
 from slime.ray.node import first_port, log_dir, node_host
-from slime.utils.http_utils import find_available_port, wrap_ipv6
+from slime.utils.addresses import find_available_port, wrap_ipv6
 from slime.utils.types import EngineEndpoint
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def share_environment() -> None:
     They inherit them then. Ray starts a process with an environment of its own by way of an agent and of
     another interpreter, which imports Ray too.
     """
-    from slime.utils.accelerator import has_gpu  # imports torch
+    from slime.utils.hardware import has_gpu
 
     env = process_env(trainer=not has_gpu())
     os.environ |= env | {_INHERITED: json.dumps(env)}

@@ -8,10 +8,10 @@ import ray
 
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
+from slime.ray.actor_classes import RolloutManager
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessWatch
-from slime.ray.rollout_manager import RolloutManager
 from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
 

@@ -14,6 +14,7 @@ from slime.arguments.views import FleetView
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
+from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
@@ -62,6 +63,7 @@ class RolloutManager:
         self._weight_version: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         spare_collector()
+        reached("rollout manager ready")
 
     def whereabouts(self) -> Whereabouts:
         return whereabouts()
@@ -72,6 +74,7 @@ class RolloutManager:
         if self._fleet.models:
             init_http_client(self._args)
             self._share_key()
+        reached("engines ready")
 
     def num_rollout_per_epoch(self) -> int | None:
         return rollouts_per_epoch(self._args, self._data_source)

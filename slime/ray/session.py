@@ -13,6 +13,7 @@ from pathlib import Path
 from slime.arguments import UsageError, parse_args
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView, view
+from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.ray.ending import cause, exit_on_signal, exit_status
 
@@ -45,6 +46,7 @@ def main(
         print(f"note: {note}", file=sys.stderr)
     if args.check:
         raise SystemExit(_fits(args))
+    reached("arguments checked")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, exit_on_signal)
     try:
@@ -90,7 +92,6 @@ def _run(args: FleetView, loop: Loop) -> int:
 
 def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
-    from slime.backends.sglang_utils.external import external_engines
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
@@ -98,8 +99,11 @@ def _session(args: FleetView, loop: Loop) -> None:
     from slime.ray.setup import running_groups
 
     if args.rollout_external:
+        from slime.backends.sglang_utils.external import external_engines
+
         external_engines(args)  # one that is not there, or another one, is told before anything starts
     with _own_save_directory(args), ray_cluster(args):
+        reached("Ray up")
         tracker = init_tracking(args)
         args = with_facts(args, **tracker.facts)
         try:

@@ -8,11 +8,12 @@ import ray
 
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
+from slime.observability.startup import reached
+from slime.ray.actor_classes import TrainRayActor
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.train_worker import TrainRayActor
 from slime.ray.waiting import wait_all, wait_one
 from slime.utils.types import EngineEndpoint
 
@@ -92,6 +93,7 @@ class RayTrainGroup:
         """Gives every engine the current weights, reconnecting first if the engines have changed."""
         with self._log.phase("update_weights"):
             self._update_weights()
+        reached("first weights sent")
 
     def _update_weights(self) -> None:
         engines = self._rollout.updatable_engines() if self._actors else ([], 0)

@@ -12,6 +12,7 @@ from slime.arguments.facts import with_facts
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
+from slime.observability.startup import reached
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.local_gpu import local_gpu
@@ -204,6 +205,7 @@ class TrainRayActor(TrainWorker):
         # What is there now stays: collections that look through it again would take a quarter of a second.
         gc.collect()
         gc.freeze()
+        reached("trainers ready")
         return start
 
     def train(

@@ -15,8 +15,9 @@ from slime.rollout.generate_state import GenerateState, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
+from slime.utils.addresses import http_url
 from slime.utils.async_utils import gather_or_cancel
-from slime.utils.http_utils import http_url, post
+from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 

@@ -6,15 +6,17 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from slime.utils.data_files import DataError, Records, read_file
 from slime.utils.data_rows import RecordKeys, Row, make_row, read_rows, render_prompt
 from slime.utils.data_sources import epoch_order, find_sources
 from slime.utils.types import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "DataError",
@@ -79,7 +81,7 @@ class Dataset:
     def __init__(
         self,
         path: str,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         processor: Any = None,
         max_length: int | None = None,
         *,
@@ -214,7 +216,7 @@ class _Digest:
 
 
 def filter_long_prompt(
-    origin_samples: list[Sample], tokenizer: PreTrainedTokenizerBase, processor: Any, max_length: int | None
+    origin_samples: list[Sample], tokenizer: "PreTrainedTokenizerBase", processor: Any, max_length: int | None
 ) -> list[Sample]:
     """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept."""
     if max_length is None:

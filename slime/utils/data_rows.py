@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from slime.utils.data_files import DataError, Records
 from slime.utils.data_sources import find_sources
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MEDIA = ("image", "audio", "input_audio", "input_image", "video")
 """What the types of parts, or the keys that hold them, begin with; chat templates know both."""
@@ -95,7 +96,7 @@ def _parse(where: str, name: str, value: Any, kind: type) -> Any:
     return value
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, template_kwargs: Mapping[str, Any]) -> str:
+def render_prompt(tokenizer: "PreTrainedTokenizerBase", row: Row, template_kwargs: Mapping[str, Any]) -> str:
     """The prompt with a generation prompt, by the tokenizer's chat template.
 
     Raises:

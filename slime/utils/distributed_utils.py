@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from slime.utils.accelerator import process_group_backend
-from slime.utils.http_utils import is_loopback
+from slime.utils.addresses import is_loopback
 from slime.utils.reserved_ports import listening_at
 
 

@@ -1,13 +1,10 @@
-"""Ports, addresses, and the asynchronous HTTP client of the rollout code.
+"""The asynchronous HTTP client of the rollout code. Ports and addresses can be imported from here as well.
 
 init_http_client(args)
 output = await post(f"{router_url}/generate", {"input_ids": [1, 2], "sampling_params": {}})
 """
 
 import asyncio
-import ipaddress
-import os
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,12 +14,17 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
+from slime.utils.addresses import find_available_port as find_available_port
+from slime.utils.addresses import get_host_info as get_host_info
+from slime.utils.addresses import http_url as http_url
+from slime.utils.addresses import is_loopback as is_loopback
+from slime.utils.addresses import is_port_available as is_port_available
+from slime.utils.addresses import wrap_ipv6 as wrap_ipv6
 from slime.utils.http_client import Answer, send, stream_lines
 
 T = TypeVar("T")
 
 RETRY_PAUSE_S = 1.0
-HIGHEST_PORT = 65535
 ERROR_BODY_CHARACTERS = 2000
 _EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 
@@ -232,74 +234,3 @@ def _check_status(method: str, url: str, answer: Answer) -> None:
     if answer.status >= 400:
         body = answer.body.decode(errors="replace")[:ERROR_BODY_CHARACTERS]
         raise HttpStatusError(method, url, answer.status, body)
-
-
-def is_port_available(port: int, host: str = "") -> bool:
-    """Whether a server could listen on the port; the empty host stands for all interfaces."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
-def find_available_port(base: int, consecutive: int = 1) -> int:
-    """The first port from ``base`` upwards such that it and the following ones are free.
-
-    Raises:
-        RuntimeError: there is none up to 65535.
-    """
-    run = 0
-    for port in range(base, HIGHEST_PORT + 1):
-        run = run + 1 if is_port_available(port) else 0
-        if run == consecutive:
-            return port - consecutive + 1
-    raise RuntimeError(f"no {consecutive} consecutive free ports between {base} and {HIGHEST_PORT}")
-
-
-def get_host_info() -> tuple[str, str]:
-    """Host name and the address under which other nodes reach this one.
-
-    ``SLIME_HOST_IP`` overrides the address; ``SLIME_PREFER_IPV6`` (1, true, yes) prefers IPv6.
-    """
-    hostname = socket.gethostname()
-    if configured := os.environ.get("SLIME_HOST_IP"):
-        return hostname, configured
-    prefer_ipv6 = os.environ.get("SLIME_PREFER_IPV6", "").lower() in ("1", "true", "yes")
-    families = (socket.AF_INET6, socket.AF_INET) if prefer_ipv6 else (socket.AF_INET, socket.AF_INET6)
-    for family in families:
-        if address := _routed_address(family):
-            return hostname, address
-    return hostname, "127.0.0.1"
-
-
-def _routed_address(family: socket.AddressFamily) -> str | None:
-    """The address of the interface that leads outside. Connecting a UDP socket sends no packet."""
-    outside = "2001:4860:4860::8888" if family == socket.AF_INET6 else "8.8.8.8"
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((outside, 80))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; names other than localhost count as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def wrap_ipv6(host: str) -> str:
-    """The host as it stands in a URL: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def http_url(host: str, port: int) -> str:
-    return f"http://{wrap_ipv6(host)}:{port}"

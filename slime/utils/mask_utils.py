@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from slime.utils.data_rows import holds_written_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
 IdsAndMask = tuple[list[int], list[int]]
@@ -48,7 +49,7 @@ class MultiTurnLossMaskGenerator:
             and the last one's content as response.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tokenizer_type: str = "qwen") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tokenizer_type: str = "qwen") -> None:
         methods = {
             "qwen": self._mask_qwen,
             "qwen3": self._mask_qwen3,

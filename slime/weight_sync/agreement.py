@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
-from slime.utils.http_utils import get_host_info, is_loopback
+from slime.utils.addresses import get_host_info, is_loopback
 
 
 def wait_limit(args: WeightSyncView) -> timedelta:

@@ -13,7 +13,7 @@ from slime.arguments.facts import Facts
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.parser import build_parser
 from slime.arguments.registry import CONCERNS, declared_groups
-from slime.arguments.views import FleetView, TrainingView, WeightSyncView
+from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
 from tests.arguments.names import read_names, written_names
 
 SLIME = Path(__file__).parents[2] / "slime"

@@ -28,6 +28,7 @@ SCRIPTS = {
     "rollout_driver": ["--samples", "64", "128", "--rounds", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
+    "startup": ["--rounds", "1"],
     "gpu_trainer": [
         *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
         *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
@@ -44,7 +45,7 @@ MODULES = {
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
-CLUSTER = ("against_trl", "grpo_step", "gpu_loop")
+CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
 # Seconds of their time are imports; they start no processes of multiprocessing, which forked ones may not.
 FORKED = (
     *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "engine_throughput", "math_grading"),

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from slime.backends.sglang_utils.router import RouterError, RouterProcess
-from slime.utils.http_utils import http_url
+from slime.utils.addresses import http_url
 
 logger = logging.getLogger(__name__)
 

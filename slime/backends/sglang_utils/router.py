@@ -27,8 +27,9 @@ from slime.backends.sglang_utils.command_line import command_line, parser_action
 from slime.backends.sglang_utils.slime_router import slime_router_command
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
+from slime.utils.addresses import http_url
 from slime.utils.http_client import KEEPALIVE_S
-from slime.utils.http_utils import bearer_header, http_url
+from slime.utils.http_utils import bearer_header
 
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0

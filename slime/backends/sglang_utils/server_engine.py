@@ -19,7 +19,7 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
-from slime.utils.http_utils import http_url, is_loopback
+from slime.utils.addresses import http_url, is_loopback
 from slime.utils.types import EngineEndpoint
 
 if TYPE_CHECKING:

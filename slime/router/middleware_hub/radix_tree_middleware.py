@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slime.router.middleware_hub.radix_tree import StringRadixTrie
 from slime.router.middleware_hub.recorded_answer import AnswerReader
 from slime.router.middleware_hub.token_runs import TokenRun, joined
-from slime.utils.http_utils import http_url, post
+from slime.utils.addresses import http_url
+from slime.utils.http_utils import post
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
 

@@ -1,0 +1,140 @@
+"""The views of ``args``, made of the dataclasses of the concerns that a room reads of."""
+
+from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
+from slime.arguments.batches import BatchArgs, DerivedBatches
+from slime.arguments.checkpoints import CheckpointArgs
+from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
+from slime.arguments.critic import CriticArgs, DerivedCritic
+from slime.arguments.data import DataArgs, DerivedData
+from slime.arguments.debug import CiArgs, DebugArgs
+from slime.arguments.distillation import DistillationArgs
+from slime.arguments.engines import DerivedEngines, EngineArgs
+from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
+from slime.arguments.facts import Facts
+from slime.arguments.hf_checkpoint import HfCheckpointArgs
+from slime.arguments.hooks import HookArgs
+from slime.arguments.kl import KlArgs
+from slime.arguments.loss import DerivedLoss, LossArgs
+from slime.arguments.megatron import MegatronNames
+from slime.arguments.model_shape import DerivedModelShape
+from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
+from slime.arguments.precision import DerivedPrecision, PrecisionArgs
+from slime.arguments.rejection import RejectionArgs
+from slime.arguments.rewards import RewardArgs
+from slime.arguments.rollout import DerivedRollout, RolloutArgs
+from slime.arguments.router import RouterArgs, RouterOptions
+from slime.arguments.slime_router import SlimeRouterArgs
+from slime.arguments.tracking import DerivedTracking, TrackingArgs
+from slime.arguments.trainer import TrainerArgs
+from slime.arguments.weight_sync import WeightSyncArgs
+
+
+class ModelView(DerivedModelShape):
+    """The shape of the model: names and sizes of its weights, and its FLOPs."""
+
+
+class WeightSyncView(ModelView, WeightSyncArgs, DerivedCluster, ClusterArgs):
+    """How weights leave the trainer."""
+
+
+class TrainingView(
+    ModelView,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedBatches,
+    BatchArgs,
+    DerivedLoss,
+    LossArgs,
+    KlArgs,
+    DerivedAdvantages,
+    AdvantageArgs,
+    DerivedOffPolicy,
+    OffPolicyArgs,
+    DistillationArgs,
+    HookArgs,
+    DebugArgs,
+    CiArgs,
+    MegatronNames,
+):
+    """What happens to a batch."""
+
+
+class TrainWorkerView(
+    TrainingView,
+    WeightSyncView,
+    TrainerArgs,
+    HfCheckpointArgs,
+    CheckpointArgs,
+    DerivedPrecision,
+    PrecisionArgs,
+    DerivedEngines,
+    Facts,
+):
+    """A trainer process."""
+
+
+class TrackingView(
+    DerivedTracking,
+    TrackingArgs,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedEvaluation,
+    EvalArgs,
+    DataArgs,
+    DerivedBatches,
+    BatchArgs,
+    LossArgs,
+    AdvantageArgs,
+    CheckpointArgs,
+    DebugArgs,
+    DerivedCluster,
+    ClusterArgs,
+):
+    """Metrics, recordings and where they go."""
+
+
+class RolloutView(
+    ModelView,
+    DerivedRollout,
+    RolloutArgs,
+    RewardArgs,
+    DerivedEvaluation,
+    EvalArgs,
+    DerivedData,
+    DataArgs,
+    DerivedBatches,
+    BatchArgs,
+    HfCheckpointArgs,
+    CheckpointArgs,
+    OffPolicyArgs,
+    DebugArgs,
+    DerivedCluster,
+    ClusterArgs,
+    RouterArgs,
+    RouterOptions,
+    SlimeRouterArgs,
+    MegatronNames,
+    RejectionArgs,
+    Facts,
+):
+    """How samples are made."""
+
+
+class FleetView(
+    RolloutView,
+    TrainingView,
+    TrackingView,
+    FaultToleranceArgs,
+    DerivedCritic,
+    CriticArgs,
+    DerivedEngines,
+    EngineArgs,
+    DerivedPrecision,
+    PrecisionArgs,
+    KlArgs,
+    TrainerArgs,
+    WeightSyncArgs,
+):
+    """Placement of processes, and the engines among them."""

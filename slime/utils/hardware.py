@@ -1,0 +1,30 @@
+"""What can be told of this machine before torch is imported, which takes a second."""
+
+import ctypes
+import os
+import sys
+
+_CUDA_DRIVER = "libcuda.so.1"
+"""Without it no build of torch for CUDA finds a GPU."""
+_ROCM_DEVICE = "/dev/kfd"
+
+
+def has_gpu() -> bool:
+    """As `slime.utils.accelerator.has_gpu`, which is asked only where there may be one."""
+    if "torch" not in sys.modules and not _may_have_gpu():
+        return False
+    from slime.utils import accelerator
+
+    return accelerator.has_gpu()
+
+
+def _may_have_gpu() -> bool:
+    return os.path.exists(_ROCM_DEVICE) or _loads(_CUDA_DRIVER)
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
