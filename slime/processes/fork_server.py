@@ -70,14 +70,16 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for source in (0, self._wakeup, listener):
             self._selector.register(source, selectors.EVENT_READ)
+        self._parent = os.getppid()  # polled too, since a forked sibling of ours may hold the lifeline
         self._to_import: list[str] = []
         self._clients: dict[int, socket.socket] = {}
 
     def serve(self) -> Job | None:
         """Returns a job in the process that was forked for it, None when the server shall end."""
         while True:
-            ready = [key.fileobj for key, _ in self._selector.select(0 if self._to_import else None)]
-            if 0 in ready and not os.read(0, 64):
+            patience = 0.0 if self._to_import else supervisor.PARENT_POLL_S
+            ready = [key.fileobj for key, _ in self._selector.select(patience)]
+            if (0 in ready and not os.read(0, 64)) or os.getppid() != self._parent:
                 return None
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
@@ -233,7 +235,6 @@ def run(job: Job) -> None:
 
 
 def main(address: str) -> Job | None:
-    supervisor.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own_env = dict(os.environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -23,7 +23,7 @@ from slime.processes.reaper import start_run_reaper
 from slime.ray.ending import leaving_within
 from slime.ray.node import forget_shared_environment, share_environment
 from slime.ray.preload import modules_of
-from slime.utils.accelerator import can_fork_workers, has_gpu
+from slime.utils.hardware import can_fork_workers, has_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,8 @@ def _start_local(args: FleetView) -> None:
     share_environment()
     # Else raylet starts processes for tasks that a run does not have.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # A run's own processes are all that this machine is for; niced, they would starve beside others.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     with _forking_workers(args):
         _init(address="local", include_dashboard=False, **local_resources(args))
     try:
@@ -185,9 +187,11 @@ def _await_answer(address: str, timeout: float) -> None:
 
 def local_resources(args: FleetView) -> dict[str, int]:
     """``num_gpus`` and ``num_cpus`` of a cluster on this machine; CPUs are logical, as Ray's always are."""
-    import torch
+    num_gpus = args.num_gpus_per_node
+    if has_gpu():
+        from slime.utils.accelerator import gpu_count  # imports torch
 
-    num_gpus = torch.cuda.device_count() if has_gpu() else args.num_gpus_per_node
+        num_gpus = gpu_count()
     return {"num_gpus": num_gpus, "num_cpus": max(os.cpu_count() or 1, num_gpus + _SPARE_CPUS)}
 
 

@@ -22,15 +22,6 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def can_fork_workers() -> bool:
-    """Whether workers and engines may be forked from a process that has imported their libraries.
-
-    Not where there is a GPU: libraries above CUDA may begin to use it when they are imported, and no process
-    that does survives a fork.
-    """
-    return not has_gpu()
-
-
 def gpu_count() -> int:
     """GPUs that this process can use."""
     return torch.cuda.device_count() if has_gpu() else 0

@@ -28,3 +28,12 @@ def _loads(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def can_fork_workers() -> bool:
+    """Whether workers and engines may be forked from a process that has imported their libraries.
+
+    Not where there is a GPU: libraries above CUDA may begin to use it when they are imported, and no process
+    that does survives a fork.
+    """
+    return not has_gpu()
