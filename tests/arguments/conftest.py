@@ -1,5 +1,6 @@
 """A checkpoint that looks real to the arguments, and the words of a command line that is in order."""
 
+import itertools
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -39,10 +40,11 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def altered_checkpoint(checkpoint, tmp_path):
-    """A copy of the checkpoint with other values in its config.json."""
+    """Makes copies of the checkpoint with other values in its config.json."""
+    numbers = itertools.count()
 
     def alter(**values) -> Path:
-        path = tmp_path / "altered"
+        path = tmp_path / f"altered-{next(numbers)}"
         path.mkdir()
         for file in checkpoint.iterdir():
             (path / file.name).write_bytes(file.read_bytes())
