@@ -42,6 +42,10 @@ def hold_each(
 
 
 def _one_line(error: BaseException) -> str:
-    kind = "" if isinstance(error, AssertionError | pytest.fail.Exception) else f"{type(error).__name__}: "
-    text = kind + " ".join(str(error).split())
+    text = str(error)
+    if isinstance(error, AssertionError):
+        text = text.partition("\n")[0]  # what pytest adds below it are the values that led there
+    elif not isinstance(error, pytest.fail.Exception):
+        text = f"{type(error).__name__}: {text}"
+    text = " ".join(text.split())
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} ..."

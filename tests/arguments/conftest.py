@@ -131,9 +131,9 @@ def refusal(capsys):
         assert stop.value.code == 2
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert printed.err.startswith("error: ")
+        assert printed.err.startswith("error: "), f"said {printed.err!r}"
         assert printed.err.endswith("\n")
-        assert printed.err.count("\n") == 1
+        assert printed.err.count("\n") == 1, f"said {printed.err!r}"
         return printed.err.removeprefix("error: ").rstrip("\n")
 
     return refuse

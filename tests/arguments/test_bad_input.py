@@ -488,7 +488,8 @@ CONTRADICTIONS = [
 def test_every_contradiction_is_named(words, refusal):
     def check(case):
         changes, start = case
-        assert refusal(words(**changes)).startswith(start)
+        message = refusal(words(**changes))
+        assert message.startswith(start), f"said {message!r}"
 
     hold_each(CONTRADICTIONS, check, name=lambda case: case[1])
 

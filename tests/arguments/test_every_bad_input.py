@@ -58,8 +58,8 @@ def test_every_bad_input_of_a_flag_is_named(words, refusal, site, cases):
         write_files(site, case.files)
         line = words(**{name: filled(value) for name, value in case.flags.items()})
         message = refusal([*line, *map(filled, case.words)])
-        assert message.startswith(filled(case.said))
-        assert case.named in message
+        assert message.startswith(filled(case.said)), f"said {message!r}, wanted {filled(case.said)!r} first"
+        assert case.named in message, f"said {message!r}, wanted {case.named!r} in it"
 
     hold_each(cases, check, name=lambda case: case.about)
 
@@ -72,8 +72,8 @@ def test_a_bad_file_of_a_model_is_named(words, refusal, altered_checkpoint, flag
         path = altered_checkpoint()
         (path / file).write_bytes(case[3])
         message = refusal(words(**{flag: path}))
-        assert message.startswith(f"--{flag.replace('_', '-')}")
-        assert str(path) in message
+        assert message.startswith(f"--{flag.replace('_', '-')}"), f"said {message!r}"
+        assert str(path) in message, f"said {message!r}, wanted {str(path)!r} in it"
 
     hold_each(
         [case for case in MODELS if case[:2] == (flag, file)],
@@ -87,8 +87,8 @@ def test_every_bad_value_of_a_field_of_config_json_is_named(words, refusal, alte
     def check(value):
         path = altered_checkpoint(**{name: value})
         message = refusal(words(hf_checkpoint=path))
-        assert message.startswith(f"--hf-checkpoint {path}: ")
-        assert name in message
+        assert message.startswith(f"--hf-checkpoint {path}: "), f"said {message!r}"
+        assert name in message, f"said {message!r}"
 
     hold_each(
         [value for field, value in CONFIG_VALUES if field == name],

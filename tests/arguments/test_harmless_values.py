@@ -153,7 +153,7 @@ def test_what_has_no_effect_is_accepted_with_a_note(words, notes):
     def check(case):
         changes, note = case
         (line,) = notes(words(**changes))
-        assert line.startswith(note)
+        assert line.startswith(note), f"said {line!r}"
 
     hold_each(WITHOUT_EFFECT, check, name=lambda case: case[1])
 
