@@ -270,11 +270,6 @@ print([name for name in sys.modules if name.split(".")[0] in ("megatron", "ray",
     assert _run(code) == "[] True"
 
 
-def test_importing_a_loss_loads_no_megatron_core() -> None:
-    code = "import sys, slime.training.losses; print([m for m in sys.modules if m.startswith('megatron')])"
-    assert _run(code) == "[]"
-
-
 def test_the_processes_that_others_wait_for_load_no_torch() -> None:
     code = "import sys, slime.ray.info_actor, slime.ray.keeper_actor; print('torch' in sys.modules)"
     assert _run(code) == "False"
