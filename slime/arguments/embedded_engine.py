@@ -78,7 +78,7 @@ class EmbeddedServerArgs:
             description="Serves a language model over SGLang's HTTP protocol.",
             allow_abbrev=False,
         )
-        specs = list(flags_of(cls))
+        specs = flags_of(cls)
         add_flags(parser, specs)
         namespace = parser.parse_args(argv)
         for message in bad_values(namespace, specs):

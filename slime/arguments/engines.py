@@ -229,15 +229,20 @@ def _chosen(args: Namespace, option: str) -> Iterator[tuple[str, ModelConfig, An
             yield where, model, value
 
 
+def sglang_server_args() -> Any:
+    """The class of the installed SGLang that declares the options of its server."""
+    from sglang.srt.server_args import ServerArgs
+
+    return ServerArgs
+
+
 def server_options(engine: str) -> dict[str, argparse.Action]:
     """The options of an engine server's own parser, by dest."""
     parser = argparse.ArgumentParser(add_help=False)
     if engine == "embedded":
-        add_flags(parser, list(flags_of(EmbeddedServerArgs)))
+        add_flags(parser, flags_of(EmbeddedServerArgs))
     else:
-        from sglang.srt.server_args import ServerArgs
-
-        ServerArgs.add_cli_args(parser)
+        sglang_server_args().add_cli_args(parser)
     return {action.dest: action for action in parser._actions}
 
 
@@ -254,10 +259,8 @@ def _field(dest: str) -> str:
 
 def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:
     """``--sglang-*`` for every option of the installed SGLang's server."""
-    from sglang.srt.server_args import ServerArgs
-
     original = argparse.ArgumentParser(add_help=False)
-    ServerArgs.add_cli_args(original)
+    sglang_server_args().add_cli_args(original)
     for action in original._actions:
         if action.dest in LAUNCHER_OWNED:
             continue

@@ -14,8 +14,9 @@ import argparse
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from slime.arguments.foreign import LEAVE_OUT, field_reason
@@ -102,21 +103,29 @@ def option_string(dest: str, prefix: str = "") -> str:
     return "--" + "-".join(part for part in (prefix, dest.replace("_", "-")) if part)
 
 
-def flags_of(cls: type, prefix: str = "") -> Iterator[Flag]:
+def flags_of(cls: type, prefix: str = "") -> tuple[Flag, ...]:
     """The flags a dataclass declares, in order; a prefix goes before names and dests."""
+    return _declared(cls, prefix)
+
+
+@cache
+def _declared(cls: type, prefix: str) -> tuple[Flag, ...]:
     hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        options = dict(field.metadata["flag"])
-        names = options.pop("names") or (option_string(field.name),)
-        if prefix:
-            names = tuple(option_string(name.removeprefix("--"), prefix) for name in names)
-        if options.get("wanted") == LEAVE_OUT:
-            options["wanted"] = field_reason(names[0])
-        default = None if field.default is dataclasses.MISSING else field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        dest = f"{prefix}_{field.name}" if prefix else field.name
-        yield Flag(dest=dest, names=names, type=hints[field.name], default=default, **options)
+    return tuple(_of_field(field, hints[field.name], prefix) for field in dataclasses.fields(cls))
+
+
+def _of_field(field: dataclasses.Field[Any], hint: Any, prefix: str) -> Flag:
+    options = dict(field.metadata["flag"])
+    names = options.pop("names") or (option_string(field.name),)
+    if prefix:
+        names = tuple(option_string(name.removeprefix("--"), prefix) for name in names)
+    if options.get("wanted") == LEAVE_OUT:
+        options["wanted"] = field_reason(names[0])
+    default = None if field.default is dataclasses.MISSING else field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    dest = f"{prefix}_{field.name}" if prefix else field.name
+    return Flag(dest=dest, names=names, type=hint, default=default, **options)
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:

@@ -5,11 +5,19 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 from slime.arguments.absent_sglang import take_server_options
 from slime.arguments.custom_config import apply_custom_config
-from slime.arguments.engines import add_sglang_server_flags, choose_engine, has_sglang
+from slime.arguments.engines import (
+    add_sglang_server_flags,
+    choose_engine,
+    has_sglang,
+    sglang_server_args,
+)
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
@@ -48,6 +56,44 @@ def build_parser(
     return parser, {spec.dest: spec for group in groups for spec in group.flags}
 
 
+@dataclass(frozen=True)
+class _Options:
+    """A parser that asks for nothing: a misspelt flag is named before the one that it leaves missing.
+
+    Attributes:
+        specs: our flags by dest.
+        required: what it would have asked for.
+    """
+
+    parser: argparse.ArgumentParser
+    specs: dict[str, Flag]
+    required: tuple[argparse.Action, ...]
+
+
+def _build_options(engine: str, add_custom_arguments: AddArguments | None = None) -> _Options:
+    parser, specs = build_parser(engine, add_custom_arguments)
+    required = tuple(action for action in parser._actions if action.required)
+    for action in required:
+        action.required = False
+    return _Options(parser, specs, required)
+
+
+@cache
+def _shared_options(engine: str, server: type | None) -> _Options:
+    """Without options of a user's own they are the same each time; building them takes longer than parsing.
+
+    Args:
+        server: the class that declares ``--sglang-*``, None for the embedded engine's.
+    """
+    return _build_options(engine)
+
+
+def _options(engine: str, add_custom_arguments: AddArguments | None) -> _Options:
+    if add_custom_arguments is not None:
+        return _build_options(engine, add_custom_arguments)
+    return _shared_options(engine, sglang_server_args() if engine == "sglang" else None)
+
+
 def parse(
     argv: Sequence[str] | None, add_custom_arguments: AddArguments | None, notes: list[str] | None = None
 ) -> Namespace:
@@ -61,12 +107,11 @@ def parse(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     engine = _engine_of(words)
-    parser, specs = build_parser(engine if has_sglang() else "embedded", add_custom_arguments)
+    options = _options(engine if has_sglang() else "embedded", add_custom_arguments)
+    parser, specs = options.parser, options.specs
     words, told = with_current_names(words, parser._option_string_actions)
-    required = [action for action in parser._actions if action.required]
-    for action in required:
-        action.required = False  # a misspelt flag is named as such before the one that it leaves missing
     args, unknown = parser.parse_known_args(words, RunArgs())
+    _own_defaults(args)
     if engine == "sglang" and not has_sglang():
         unknown, not_read = take_server_options(args, unknown)
         told += not_read
@@ -76,7 +121,7 @@ def parse(
     told += apply_custom_config(args, specs, parser._actions, derived_names())
     if notes is not None:
         notes += told
-    for action in required:
+    for action in options.required:
         if getattr(args, action.dest) is None:
             raise UsageError(f"{action.option_strings[0]}: missing (wanted: {action.help})")
     for message in _bad(args, parser, specs):
@@ -91,18 +136,30 @@ def parse(
     return args
 
 
+def _own_defaults(args: Namespace) -> None:
+    """Who changes a list of ``args`` does not change the default that the next one gets."""
+    for name, value in vars(args).items():
+        if isinstance(value, list | dict):
+            setattr(args, name, copy(value))
+
+
 def _engine_of(words: list[str]) -> str:
     """Which server's options to offer has to be known before the rest can be parsed."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--rollout-engine", default="auto")
-    early.add_argument("--check", action="store_true")
     try:
-        found = early.parse_known_args(words)[0]
+        found = _early_parser().parse_known_args(words)[0]
     except argparse.ArgumentError as error:
         raise UsageError(str(error).removeprefix("argument ")) from error
     requested = found.rollout_engine
     known = requested in ("auto", "sglang", "embedded")
     return choose_engine(requested, found.check) if known else "embedded"
+
+
+@cache
+def _early_parser() -> argparse.ArgumentParser:
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--rollout-engine", default="auto")
+    early.add_argument("--check", action="store_true")
+    return early
 
 
 def _bad(args: Namespace, parser: argparse.ArgumentParser, specs: dict[str, Flag]) -> Iterator[str]:

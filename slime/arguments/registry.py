@@ -101,8 +101,7 @@ def declared_groups() -> tuple[FlagGroup, ...]:
     """Every group declared by hand, then what megatron-core's configs add."""
     declarations = [item for concern in CONCERNS for item in concern.flags.items()]
     groups = [
-        FlagGroup(title, (cls.__doc__ or "").splitlines()[0], tuple(flags_of(cls)))
-        for title, cls in declarations
+        FlagGroup(title, (cls.__doc__ or "").splitlines()[0], flags_of(cls)) for title, cls in declarations
     ]
     dests = {spec.dest for group in groups for spec in group.flags}
     names = {name for group in groups for spec in group.flags for name in spec.names}

@@ -60,4 +60,6 @@ def _distance(a: str, b: str, limit: int) -> int:
             if i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]:
                 cost = min(cost, above[j - 2] + 1)
             row.append(cost)
+        if min(row) > limit:  # no later row has fewer
+            return limit + 1
     return min(row[-1], limit + 1)

@@ -25,10 +25,10 @@ def missing_imports(module_name: str) -> list[str]:
     """
     lines: list[str] = []
     waiting, seen = [module_name], {module_name}
-    while waiting:
+    while waiting and _top(module_name) != "slime":
         name = waiting.pop()
         tree = _source_tree(name)
-        if tree is None or _top(name) == "slime":
+        if tree is None:
             continue
         file = Path(str(sys.modules[name].__file__)).name
         for node in _late_imports(tree):

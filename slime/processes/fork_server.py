@@ -223,7 +223,8 @@ def run(job: Job) -> None:
     """Does what ``python`` would do with the words of the job."""
     if job.owner is not None:
         _supervised(job)
-    _set_title([sys.executable, *job.words])
+    if not job.words[0].endswith("default_worker.py"):  # Ray names its own, if it finds the line as it was
+        _set_title([sys.executable, *job.words])
     if job.words[0] == "-m":
         sys.argv[:] = job.words[1:]
         sys.path[0] = job.cwd

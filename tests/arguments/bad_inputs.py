@@ -23,7 +23,8 @@ class BadInput:
     """One change to a good command line.
 
     Attributes:
-        about: what it is, for the name of its test.
+        flag: the flag or field whose test it is a case of.
+        about: what it is, for the line that says it does not hold.
         said: what the refusal must begin with.
         named: what else it must name.
         words: to add to the command line; ``{site}`` is a directory of the test's own.
@@ -31,6 +32,7 @@ class BadInput:
         files: to write into the directory of the test's own, by name.
     """
 
+    flag: str
     about: str
     said: str
     named: str = ""
@@ -54,14 +56,14 @@ def bad_flags() -> Iterator[BadInput]:
     for spec in SPECS:
         name = spec.names[0]
         for about, words in _bad_words(spec) if spec in OPEN else ():
-            yield BadInput(f"{name} {about}", name, words=words)
+            yield BadInput(name, f"{name} {about}", name, words=words)
         other = words_for_another_value(spec) if is_refused(spec) and not spec.idle_without else None
         if other:
-            yield BadInput(f"{name} unsupported", other[0], words=tuple(other), named="not supported")
+            yield BadInput(name, f"{name} unsupported", other[0], words=tuple(other), named="not supported")
     for spec in OPEN:
         typo = spec.names[0][:-1]
         if not any(typo in other.names for other in SPECS):
-            yield BadInput(f"{spec.names[0]} misspelt", f"{typo}: ", words=(typo,))
+            yield BadInput(spec.names[0], f"{spec.names[0]} misspelt", f"{typo}: ", words=(typo,))
 
 
 def _bad_words(spec: Flag) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -102,19 +104,22 @@ def bad_custom_configs() -> Iterator[BadInput]:
     options = {spec.dest for spec in SPECS}
     for spec in OPEN:
         if spec.dest not in ("custom_config_path", "rollout_engine"):
-            yield _custom_config(f"{spec.dest} of another type", spec.dest, _of_another_type(spec))
+            yield _custom_config(
+                spec.names[0], f"{spec.dest} of another type", spec.dest, _of_another_type(spec)
+            )
     for spec in OPEN:
         word = max(spec.dest.split("_"), key=len)
         misspelt = spec.dest.replace(word, word[:-1])
         if len(word) >= 4 and len(spec.dest) > 6 and misspelt not in options:
-            yield _custom_config(f"{spec.dest} misspelt", misspelt, "1")
+            yield _custom_config(spec.names[0], f"{spec.dest} misspelt", misspelt, "1")
     for name in sorted(derived_names() - options):
-        yield _custom_config(f"{name}, which is derived", name, "1")
+        yield _custom_config("custom config", f"{name}, which is derived", name, "1")
 
 
-def _custom_config(about: str, key: str, value: str) -> BadInput:
+def _custom_config(flag: str, about: str, key: str, value: str) -> BadInput:
     path = "{site}/config.yaml"
     return BadInput(
+        flag,
         f"custom config: {about}",
         f"--custom-config-path {path}: ",
         named=key,
@@ -145,6 +150,7 @@ def _eval_config(section: str, name: str, value: str, inner: str) -> BadInput:
     rest = "" if section == "datasets" else f"defaults: {{{name}: {value}}}\n"
     text = rest + (f"datasets: [{{{inner}}}]\n" if not rest else "datasets: [{name: a, path: x.jsonl}]\n")
     return BadInput(
+        f"eval config: {name}",
         f"eval config: {section}: {name} is {value}",
         "--eval-config",
         named=name,
@@ -179,6 +185,7 @@ def bad_files() -> Iterator[BadInput]:
                 path: Any = f"{{site}}/{place}"
                 value = ["held_out", path] if flag == "eval_prompt_data" else path
                 yield BadInput(
+                    f"--{_dashes(flag)}",
                     f"{flag} {about}",
                     said,
                     flags={flag: value} | ({"eval_interval": 1} if "eval" in flag else {}),
@@ -186,11 +193,13 @@ def bad_files() -> Iterator[BadInput]:
                 )
     for flag in ("save", "save_hf", "metrics_file", "dump_details"):
         path = "{site}/file/below"
+        name = f"--{_dashes(flag)}"
         yield BadInput(
-            f"{flag} below a file", f"--{_dashes(flag)} {path}", flags={flag: path}, files={"file": b""}
+            name, f"{flag} below a file", f"{name} {path}", flags={flag: path}, files={"file": b""}
         )
     for flag in ("save_debug_rollout_data", "save_debug_train_data"):
-        yield BadInput(f"{flag} of a directory", f"--{_dashes(flag)} ", flags={flag: "{site}/directory"})
+        name = f"--{_dashes(flag)}"
+        yield BadInput(name, f"{flag} of a directory", f"{name} ", flags={flag: "{site}/directory"})
 
 
 MODEL_FILES = {
@@ -241,6 +250,7 @@ def bad_plug_ins() -> Iterator[BadInput]:
     for spec in PLUG_INS:
         for path in wrong:
             yield BadInput(
+                spec.names[0],
                 f"{spec.names[0]} {path}",
                 f"{spec.names[0]} {path}: ",
                 flags=PARTNERS.get(spec.dest, {}) | {spec.dest: path},
@@ -251,6 +261,7 @@ def bad_plug_ins() -> Iterator[BadInput]:
             inner = f"name: held_out, path: '{{site}}/../prompts.jsonl', {spec.name}: json.no_such_name"
             yield BadInput(
                 f"eval config: {spec.name}",
+                f"eval config: {spec.name} of no code",
                 "eval dataset held_out: ",
                 named=spec.name,
                 flags={"eval_config": "{site}/eval.yaml", "eval_interval": 1},
@@ -271,3 +282,11 @@ COMMAND_LINES = [
 ]
 MODELS = list(bad_models())
 CONFIG_VALUES = list(bad_config_values())
+
+
+def by_flag() -> dict[str, list[BadInput]]:
+    """The cases of each flag and each field."""
+    found: dict[str, list[BadInput]] = {}
+    for case in COMMAND_LINES:
+        found.setdefault(case.flag, []).append(case)
+    return found

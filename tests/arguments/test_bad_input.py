@@ -10,6 +10,8 @@ import pytest
 
 from slime.arguments import validated_args
 from slime.models import FAMILIES
+from tests.each import hold_each
+from tests.forking import ForkedScript
 
 ROOT = Path(__file__).parents[2]
 
@@ -483,9 +485,13 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "start"), CONTRADICTIONS, ids=[start for _, start in CONTRADICTIONS])
-def test_a_contradiction_is_named(words, refusal, changes, start):
-    assert refusal(words(**changes)).startswith(start)
+def test_every_contradiction_is_named(words, refusal):
+    def check(case):
+        changes, start = case
+        message = refusal(words(**changes))
+        assert message.startswith(start), f"said {message!r}"
+
+    hold_each(CONTRADICTIONS, check, name=lambda case: case[1])
 
 
 def test_evaluation_may_cut_the_vocabulary(words, data):
@@ -508,6 +514,18 @@ def test_of_two_faults_the_one_that_is_found_sooner_is_named(words, refusal, cha
     assert refusal(words(**changes)).startswith(start)
 
 
+@pytest.fixture
+def forked_train(tmp_path):
+    """``forked_train(line)``: as ``run_train`` gives it, from a process that has imported everything."""
+
+    def run(line):
+        process = ForkedScript(ROOT / "train.py", line, tmp_path / "output", tmp_path / "errors")
+        status = process.wait(600)
+        return status, (tmp_path / "errors").read_text().splitlines()[-1]
+
+    return run
+
+
 def run_train(line):
     """``python train.py`` as a user starts it: (exit status, last line on the screen)."""
     done = subprocess.run(
@@ -524,20 +542,20 @@ def test_train_py_refuses_an_unknown_flag(words):
     assert run_train([*words(), "--bogus"]) == (2, "error: --bogus: unknown flag")
 
 
-def test_train_py_refuses_a_malformed_line_of_data(words, data):
+def test_train_py_refuses_a_malformed_line_of_data(forked_train, words, data):
     data.write_text(json.dumps({"input": "1", "label": "1"}) + "\n{\n")
-    status, last = run_train(words())
+    status, last = forked_train(words())
     assert status == 2
     assert last.startswith(f"error: --prompt-data: {data}:2: not valid JSON")
 
 
-def test_train_py_refuses_a_tokenizer_that_does_not_fit(words, altered_checkpoint):
-    status, last = run_train(words(hf_checkpoint=altered_checkpoint(vocab_size=200)))
+def test_train_py_refuses_a_tokenizer_that_does_not_fit(forked_train, words, altered_checkpoint):
+    status, last = forked_train(words(hf_checkpoint=altered_checkpoint(vocab_size=200)))
     assert status == 2
     assert last.endswith("token id 269, but vocab_size 200 (config.json)")
 
 
-def test_train_py_refuses_a_wrong_dotted_path(words):
-    status, last = run_train(words(custom_generate_function_path="slime.utils.misc.nothing"))
+def test_train_py_refuses_a_wrong_dotted_path(forked_train, words):
+    status, last = forked_train(words(custom_generate_function_path="slime.utils.misc.nothing"))
     assert status == 2
     assert last.startswith("error: --custom-generate-function-path slime.utils.misc.nothing: module")

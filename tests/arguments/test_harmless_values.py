@@ -5,6 +5,7 @@ import pytest
 import train
 from slime.arguments import validated_args
 from slime.arguments.parser import parse
+from tests.each import hold_each
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
 
@@ -62,96 +63,99 @@ def test_megatron_lms_other_names_are_known(words, dest, value):
     assert getattr(parse([*REQUIRED, *words], None), dest) == value
 
 
-@pytest.mark.parametrize(
-    ("changes", "note"),
-    [
-        (dict(sequence_parallel=True), "--sequence-parallel: is off at --tensor-model-parallel-size 1"),
-        (dict(allgather_cp=True), "--allgather-cp: has no effect at --context-parallel-size 1"),
-        (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
-        (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
-        (
-            dict(account_for_loss_in_pipeline_split=True),
-            "--account-for-loss-in-pipeline-split: has no effect at",
-        ),
-        (dict(async_save=True), "--async-save: has no effect without --save and --save-interval"),
-        (dict(initial_loss_scale=8), "--initial-loss-scale 8.0: has no effect without --fp16"),
-        (dict(fp16=True, loss_scale=8, hysteresis=1), "--hysteresis 1: has no effect with --loss-scale 8.0"),
-        (dict(optimizer="sgd", adam_beta2=0.5), "--adam-beta2 0.5: has no effect with --optimizer sgd"),
-        (dict(recompute_method="block"), "--recompute-method block: has no effect without --recompute-gran"),
-        (dict(recompute_num_layers=1), "--recompute-num-layers 1: has no effect without --recompute-gran"),
-        (dict(recompute_modules="mlp"), "--recompute-modules mlp: has no effect without --recompute-gran"),
-        (
-            dict(advantage_estimator="rloo", disable_grpo_std_normalization=True),
-            "--disable-grpo-std-normalization: has no effect, rloo does not divide by a deviation",
-        ),
-        (
-            dict(advantage_estimator="ppo", disable_rewards_normalization=True),
-            "--disable-rewards-normalization: has no effect, ppo does not normalize rewards",
-        ),
-        (
-            dict(advantage_estimator="ppo", num_critic_only_steps=2),
-            "--num-critic-only-steps 2: the actor trains in none of 2 rollouts",
-        ),
-        (dict(loss_type="sft_loss", use_tis=True), "--use-tis: has no effect with --loss-type sft_loss"),
-        (dict(loss_type="sft_loss", entropy_coef=0.1), "--entropy-coef: has no effect with --loss-type sft"),
-        (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
-        (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
-        (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
-        (dict(sgd_momentum=0.5), "--sgd-momentum 0.5: has no effect without --optimizer sgd"),
-        (
-            dict(use_precision_aware_optimizer=True),
-            "--use-precision-aware-optimizer: has no effect, the formats of --exp-avg-dtype",
-        ),
-        (
-            dict(overlap_cpu_optimizer_d2h_h2d=True),
-            "--overlap-cpu-optimizer-d2h-h2d: has no effect without --optimizer-cpu-offload",
-        ),
-        (dict(no_pin_cpu_grads=True), "--no-pin-cpu-grads: has no effect without --optimizer-cpu-offload"),
-        (
-            dict(optimizer_offload_fraction=0.5),
-            "--optimizer-offload-fraction 0.5: has no effect without --optimizer-cpu-offload",
-        ),
-        (dict(opd_type="sglang"), "--opd-type sglang: has no effect without --use-opd"),
-        (
-            dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),
-            "--opd-type sglang: engines give log-probs of prompts at temperature 1",
-        ),
-        (
-            dict(partial_rollout=True),
-            "--partial-rollout: tokens are older than the weights they train, and no",
-        ),
-        (
-            dict(partial_rollout=True, use_tis=True, keep_old_actor=True),
-            "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
-        ),
-        (
-            dict(over_sampling_batch_size=64),
-            "groups finished beyond a batch (without --drop-surplus-groups): tokens are older",
-        ),
-        (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
-        (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
-        (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),
-        (dict(muon_momentum=0.9), "--muon-momentum 0.9: has no effect without --optimizer muon"),
-        (
-            dict(update_weight_delta_encoding="overwrite"),
-            "--update-weight-delta-encoding overwrite: has no effect without --update-weight-mode delta",
-        ),
-        (dict(save="out"), "--save: no checkpoint will be written without --save-interval"),
-        (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
-        (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),
-        (
-            dict(max_tokens_per_gpu=64),
-            "--max-tokens-per-gpu 64: has no effect without --use-dynamic-batch-size",
-        ),
-        (
-            dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32),
-            "--log-probs-max-tokens-per-gpu 32: has no effect",
-        ),
-    ],
-)
-def test_what_has_no_effect_is_accepted_with_a_note(words, notes, changes, note):
-    (line,) = notes(words(**changes))
-    assert line.startswith(note)
+WITHOUT_EFFECT = [
+    (dict(sequence_parallel=True), "--sequence-parallel: is off at --tensor-model-parallel-size 1"),
+    (dict(allgather_cp=True), "--allgather-cp: has no effect at --context-parallel-size 1"),
+    (dict(kl_coef=0.1), "--kl-coef 0.1: grpo has no KL in its rewards, it will only be measured"),
+    (dict(gamma=0.9), "--gamma 0.9: has no effect, grpo does not discount"),
+    (
+        dict(account_for_loss_in_pipeline_split=True),
+        "--account-for-loss-in-pipeline-split: has no effect at",
+    ),
+    (dict(async_save=True), "--async-save: has no effect without --save and --save-interval"),
+    (dict(initial_loss_scale=8), "--initial-loss-scale 8.0: has no effect without --fp16"),
+    (dict(fp16=True, loss_scale=8, hysteresis=1), "--hysteresis 1: has no effect with --loss-scale 8.0"),
+    (dict(optimizer="sgd", adam_beta2=0.5), "--adam-beta2 0.5: has no effect with --optimizer sgd"),
+    (dict(recompute_method="block"), "--recompute-method block: has no effect without --recompute-gran"),
+    (dict(recompute_num_layers=1), "--recompute-num-layers 1: has no effect without --recompute-gran"),
+    (dict(recompute_modules="mlp"), "--recompute-modules mlp: has no effect without --recompute-gran"),
+    (
+        dict(advantage_estimator="rloo", disable_grpo_std_normalization=True),
+        "--disable-grpo-std-normalization: has no effect, rloo does not divide by a deviation",
+    ),
+    (
+        dict(advantage_estimator="ppo", disable_rewards_normalization=True),
+        "--disable-rewards-normalization: has no effect, ppo does not normalize rewards",
+    ),
+    (
+        dict(advantage_estimator="ppo", num_critic_only_steps=2),
+        "--num-critic-only-steps 2: the actor trains in none of 2 rollouts",
+    ),
+    (dict(loss_type="sft_loss", use_tis=True), "--use-tis: has no effect with --loss-type sft_loss"),
+    (dict(loss_type="sft_loss", entropy_coef=0.1), "--entropy-coef: has no effect with --loss-type sft"),
+    (dict(lambd=0.95), "--lambd 0.95: has no effect without --advantage-estimator ppo"),
+    (dict(value_clip=0.4), "--value-clip 0.4: has no effect without --advantage-estimator ppo"),
+    (dict(opd_kl_coef=0.5), "--opd-kl-coef 0.5: has no effect without --use-opd"),
+    (dict(sgd_momentum=0.5), "--sgd-momentum 0.5: has no effect without --optimizer sgd"),
+    (
+        dict(use_precision_aware_optimizer=True),
+        "--use-precision-aware-optimizer: has no effect, the formats of --exp-avg-dtype",
+    ),
+    (
+        dict(overlap_cpu_optimizer_d2h_h2d=True),
+        "--overlap-cpu-optimizer-d2h-h2d: has no effect without --optimizer-cpu-offload",
+    ),
+    (dict(no_pin_cpu_grads=True), "--no-pin-cpu-grads: has no effect without --optimizer-cpu-offload"),
+    (
+        dict(optimizer_offload_fraction=0.5),
+        "--optimizer-offload-fraction 0.5: has no effect without --optimizer-cpu-offload",
+    ),
+    (dict(opd_type="sglang"), "--opd-type sglang: has no effect without --use-opd"),
+    (
+        dict(use_opd=True, opd_type="sglang", rollout_temperature=0.5),
+        "--opd-type sglang: engines give log-probs of prompts at temperature 1",
+    ),
+    (
+        dict(partial_rollout=True),
+        "--partial-rollout: tokens are older than the weights they train, and no",
+    ),
+    (
+        dict(partial_rollout=True, use_tis=True, keep_old_actor=True),
+        "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
+    ),
+    (
+        dict(over_sampling_batch_size=64),
+        "groups finished beyond a batch (without --drop-surplus-groups): tokens are older",
+    ),
+    (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
+    (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
+    (dict(overlong_penalty_factor=2), "--overlong-penalty-factor 2.0: needs --overlong-buffer-len"),
+    (dict(muon_momentum=0.9), "--muon-momentum 0.9: has no effect without --optimizer muon"),
+    (
+        dict(update_weight_delta_encoding="overwrite"),
+        "--update-weight-delta-encoding overwrite: has no effect without --update-weight-mode delta",
+    ),
+    (dict(save="out"), "--save: no checkpoint will be written without --save-interval"),
+    (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
+    (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),
+    (
+        dict(max_tokens_per_gpu=64),
+        "--max-tokens-per-gpu 64: has no effect without --use-dynamic-batch-size",
+    ),
+    (
+        dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, log_probs_max_tokens_per_gpu=32),
+        "--log-probs-max-tokens-per-gpu 32: has no effect",
+    ),
+]
+
+
+def test_what_has_no_effect_is_accepted_with_a_note(words, notes):
+    def check(case):
+        changes, note = case
+        (line,) = notes(words(**changes))
+        assert line.startswith(note), f"said {line!r}"
+
+    hold_each(WITHOUT_EFFECT, check, name=lambda case: case[1])
 
 
 def test_what_has_an_effect_gets_no_note(words, notes, own_checkpoint, tmp_path):

@@ -36,6 +36,7 @@ def test_the_page_has_a_row_for_each_of_the_44():
     assert f"\n{sum(not messages for messages in table().values())} start." in PAGE.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, messages in table().items() if not messages])
 def test_a_script_starts(name, command, notes):
     words = command(name)

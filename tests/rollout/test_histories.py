@@ -228,8 +228,15 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [RolloutDataSource, RolloutDataSourceWithBuffer])
-def test_no_group_is_lost_or_given_out_twice(small_args, kind):
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        (RolloutDataSource, 500),
+        (RolloutDataSourceWithBuffer, 1500),
+        pytest.param(RolloutDataSourceWithBuffer, 5000, marks=pytest.mark.nightly),
+    ],
+)
+def test_no_group_is_lost_or_given_out_twice(small_args, kind, count):
     def check(history, choose):
         path = f"tests.rollout.plugins.{FILTERS[choose]}" if FILTERS[choose] else None
         small_args.buffer_filter_path = path
@@ -240,7 +247,6 @@ def test_no_group_is_lost_or_given_out_twice(small_args, kind):
             operation(life, byte // len(OPERATIONS))
             life.look()
 
-    count = 5000 if kind is RolloutDataSourceWithBuffer else 1000
     check_histories(count, check, st.binary(max_size=24), st.integers(0, len(FILTERS) - 1))
 
 
@@ -373,11 +379,12 @@ def scripted(small_args, loop, monkeypatch):
     return live
 
 
-def test_rollouts_lose_and_repeat_no_group(scripted):
+@pytest.mark.parametrize("count", [1000, pytest.param(3000, marks=pytest.mark.nightly)])
+def test_rollouts_lose_and_repeat_no_group(scripted, count):
     def check(history, switches):
         scripted(history, switches)
 
-    check_histories(3000, check, st.binary(max_size=20), SWITCHES)
+    check_histories(count, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_rollouts_repeat_themselves(scripted):
@@ -387,7 +394,7 @@ def test_rollouts_repeat_themselves(scripted):
         assert first.engines.log == second.engines.log
         assert first.source.ledger == second.source.ledger
 
-    check_histories(500, check, st.binary(max_size=20), SWITCHES)
+    check_histories(250, check, st.binary(max_size=20), SWITCHES)
 
 
 def test_an_epoch_of_weighted_sources_repeats_nothing_before_all_of_a_source_was_used():

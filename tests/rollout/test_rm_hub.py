@@ -1,3 +1,4 @@
+import asyncio
 import functools
 import threading
 import time
@@ -124,11 +125,15 @@ def judge(make_args):
         thread.join()
 
 
-@pytest.mark.parametrize("status", [500, 503, 408, 425, 429])
-async def test_a_remote_reward_is_asked_again_after_an_error_that_may_pass(judge, status):
-    args, seen = judge([status])
-    assert await async_rm(args, Sample(prompt="p", response="r", label="l")) == 0.75
-    assert seen == [{"prompt": "p", "response": "r", "label": "l"}] * 2
+async def test_a_remote_reward_is_asked_again_after_an_error_that_may_pass(judge):
+    judges = {status: judge([status]) for status in (500, 503, 408, 425, 429)}
+    sample = Sample(prompt="p", response="r", label="l")
+    # All at once: each waits for a second or two before it asks again.
+    asked = [async_rm(args, sample) for args, _ in judges.values()]
+    rewards = await asyncio.gather(*asked, return_exceptions=True)
+    assert dict(zip(judges, rewards, strict=True)) == dict.fromkeys(judges, 0.75)
+    payload = {"prompt": "p", "response": "r", "label": "l"}
+    assert {status: seen for status, (_, seen) in judges.items()} == dict.fromkeys(judges, [payload] * 2)
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])

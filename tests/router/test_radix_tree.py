@@ -130,7 +130,10 @@ def remove(tree: StringRadixTrie, oracle: Oracle, text: str) -> None:
                 del oracle.kept[other]
 
 
-@pytest.mark.parametrize("seed", range(40))
+NIGHTLY = [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(14, 40)]
+
+
+@pytest.mark.parametrize("seed", [*range(14), *NIGHTLY])
 def test_the_tree_gives_what_a_list_of_all_trajectories_gives(seed: int) -> None:
     random_operations(seed, 250)
 

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.model_only import model_args
 from slime.arguments.parser import parse
 from tests.arguments.sglang_options import as_installed
+from tests.each import hold_each
 from tests.models.public_configs import CONFIGS, text_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +42,7 @@ def name(path):
 def flags_of(launcher, tmp_path, *extra, cwd=ROOT, **variables):
     """What a launcher passes to train.py, caught by a program named python that comes first in PATH."""
     fake = tmp_path / "bin" / "python"
-    fake.parent.mkdir()
+    fake.parent.mkdir(exist_ok=True)
     fake.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     fake.chmod(0o755)
     places = {name: str(tmp_path / name.lower()) for name in ("MODELS", "DATASETS", "RUNS", "OUTPUT")}
@@ -53,9 +56,24 @@ def flags_of(launcher, tmp_path, *extra, cwd=ROOT, **variables):
     return flags
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=name)
-def test_script_is_valid_bash(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """``launched(launcher)``: what it passes to train.py, and the directory of the places that it names."""
+    root = tmp_path_factory.mktemp("launched")
+
+    @cache
+    def run(launcher):
+        return flags_of(launcher, root), root
+
+    return run
+
+
+def test_every_script_is_valid_bash():
+    def check(script):
+        done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    hold_each(SCRIPTS, check, name, least=100)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -65,32 +83,40 @@ def test_shellcheck_finds_nothing():
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
-def test_launcher_passes_each_flag_once(launcher, tmp_path):
-    flags = [flag for flag in flags_of(launcher, tmp_path) if flag.startswith("--")]
-    assert len(flags) == len(set(flags))
+def test_every_launcher_passes_each_flag_once(launched):
+    def check(launcher):
+        flags = [word for word in launched(launcher)[0] if word.startswith("--")]
+        assert [flag for flag, times in Counter(flags).items() if times > 1] == []
+
+    hold_each(LAUNCHERS, check, name, least=40)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=name)
-def test_train_py_knows_and_supports_the_flags_of_a_launcher(launcher, tmp_path, sglang):
-    words = [*flags_of(launcher, tmp_path), "--rollout-engine", "sglang"]
-    args = parse(words, None)
-    assert args.hf_checkpoint.startswith(str(tmp_path))
-    with pytest.raises(UsageError, match="--learning-rate"):
-        parse([*words, "--learning-rate", "1"], None)
+def test_train_py_knows_and_supports_the_flags_of_every_launcher(launched, sglang):
+    def check(launcher):
+        flags, root = launched(launcher)
+        words = [*flags, "--rollout-engine", "sglang"]
+        args = parse(words, None)
+        assert args.hf_checkpoint.startswith(str(root))
+        with pytest.raises(UsageError, match="--learning-rate"):
+            parse([*words, "--learning-rate", "1"], None)
+
+    hold_each(LAUNCHERS, check, name, least=40)
 
 
-@pytest.mark.parametrize("launcher", RUNS, ids=name)
-def test_the_layout_of_a_launcher_fits_its_model(launcher, tmp_path):
+def test_the_layout_of_every_launcher_fits_its_model(launched):
     """Sizes divide what they should, for the published shape."""
-    (model,) = re.findall(r"^use_model (.+)$", launcher.read_text(), re.MULTILINE)
-    words = flags_of(launcher, tmp_path)
-    place = Path(words[words.index("--hf-checkpoint") + 1])
-    place.mkdir(parents=True)
-    (place / "config.json").write_text(json.dumps(CONFIGS[model]))
-    size = {flag: int(words[words.index(flag) + 1]) for flag in GPUS if flag in words}
-    args = model_args(without_sglang(words), math.prod(size.values()))
-    assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
+
+    def check(launcher):
+        (model,) = re.findall(r"^use_model (.+)$", launcher.read_text(), re.MULTILINE)
+        words, _ = launched(launcher)
+        place = Path(words[words.index("--hf-checkpoint") + 1])
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "config.json").write_text(json.dumps(CONFIGS[model]))
+        size = {flag: int(words[words.index(flag) + 1]) for flag in GPUS if flag in words}
+        args = model_args(without_sglang(words), math.prod(size.values()))
+        assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
+
+    hold_each(RUNS, check, name, least=35)
 
 
 def without_sglang(words):
@@ -102,21 +128,24 @@ def without_sglang(words):
     return kept
 
 
+@cache
 def words_of(model):
     command = f'source "{model}"; printf "%s\\0" "${{MODEL_ARGS[@]}}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     return done.stdout.rstrip("\0").split("\0")
 
 
-@pytest.mark.parametrize("model", MODELS, ids=name)
-def test_model_file_gives_a_consistent_shape(model):
-    words = words_of(model)
-    value = {flag: words[place + 1] for place, flag in enumerate(words[:-1]) if flag.startswith("--")}
-    heads = int(value["--num-attention-heads"])
-    assert heads % int(value.get("--num-query-groups", heads)) == 0
-    sized = {"--kv-channels", "--multi-latent-attention"} & {*words}
-    assert sized or int(value["--hidden-size"]) % heads == 0
-    assert float(value["--rotary-base"]) >= 10_000
+def test_every_model_file_gives_a_consistent_shape():
+    def check(model):
+        words = words_of(model)
+        value = {flag: words[place + 1] for place, flag in enumerate(words[:-1]) if flag.startswith("--")}
+        heads = int(value["--num-attention-heads"])
+        assert heads % int(value.get("--num-query-groups", heads)) == 0
+        sized = {"--kv-channels", "--multi-latent-attention"} & {*words}
+        assert sized or int(value["--hidden-size"]) % heads == 0
+        assert float(value["--rotary-base"]) >= 10_000
+
+    hold_each(MODELS, check, name, least=55)
 
 
 def test_the_base_of_rotary_embeddings_can_be_overridden():
@@ -158,9 +187,11 @@ def test_a_missing_interpreter_is_named(tmp_path):
     assert done.stderr.startswith("error: no suitable Python: found no-such-python, wanted 3.11 or 3.12")
 
 
-@pytest.mark.parametrize("launcher", RUNS, ids=name)
-def test_arguments_of_a_launcher_come_last(launcher, tmp_path):
-    assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
+def test_arguments_of_every_launcher_come_last(tmp_path):
+    def check(launcher):
+        assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
+
+    hold_each(RUNS, check, name, least=35)
 
 
 def test_relative_places_are_those_of_the_caller(tmp_path):
@@ -196,11 +227,14 @@ def test_a_relative_environment_is_the_callers(tmp_path):
     assert done.stdout.splitlines()[-1] == f"{bin_}/python in {ROOT}"
 
 
-@pytest.mark.parametrize("model", CONFIGS)
-def test_model_file_says_what_config_json_says(model, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
-    args = model_args([*words_of(ROOT / f"scripts/models/{model}.sh"), "--hf-checkpoint", str(tmp_path)], 1)
-    assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
+def test_every_model_file_says_what_config_json_says(tmp_path):
+    def check(model):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[model]))
+        words = words_of(ROOT / f"scripts/models/{model}.sh")
+        args = model_args([*words, "--hf-checkpoint", str(tmp_path)], 1)
+        assert args.num_layers == text_of(CONFIGS[model])["num_hidden_layers"]
+
+    hold_each(CONFIGS, check, least=55)
 
 
 def run_without_slime(command, cwd=ROOT, **more):

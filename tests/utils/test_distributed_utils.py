@@ -134,6 +134,7 @@ print(f"{sum_of_ranks.item()} of {dist.get_world_size()}")
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_torchrun_started_meet_in_its_store(tmp_path):
     script = tmp_path / "join.py"
     script.write_text(_JOIN)

@@ -101,7 +101,7 @@ class EmbeddedEngine(ServerEngine):
 
     def parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(self.module)
-        add_flags(parser, list(flags_of(EmbeddedServerArgs)))
+        add_flags(parser, flags_of(EmbeddedServerArgs))
         return parser
 
     def settings(self) -> dict[str, Any]:
