@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,10 +66,18 @@ _PRELOAD = [
 ]
 
 
+@cache
 def forking() -> ForkServerContext:
-    """The context whose processes are forked from the one that has imported everything."""
+    """The context whose processes are forked from the one that has imported everything.
+
+    Returns when that one can fork, so that a port which is chosen then is listened on at once, and not after
+    seconds in which somebody else may take it.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    first = context.Process(target=int)
+    first.start()
+    first.join()
     return context
 
 
