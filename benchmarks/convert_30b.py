@@ -162,12 +162,14 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"])
     parser.add_argument("--experts", type=int, default=CONFIG["num_experts"])
+    parser.add_argument("--vocab-size", type=int, default=CONFIG["vocab_size"])
     parser.add_argument("--directory", type=Path, help="where about 10 GB are free; default a temporary one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(dir=options.directory))
     try:
         config = {**CONFIG, "num_hidden_layers": options.layers, "num_experts": options.experts}
+        config["vocab_size"] = options.vocab_size
         config["num_experts_per_tok"] = min(config["num_experts_per_tok"], options.experts)
         total = write_source(work / "hf", config)
         found: dict[str, Any] = {"model_gb": total / 1e9, "parameters": total // 2, "layers": options.layers}

@@ -224,14 +224,14 @@ def save(path: Path, results: dict[str, Any]) -> None:
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=3, help="waves of each contestant")
     parser.add_argument("--new-tokens", type=int, default=128, help="tokens per response")
     parser.add_argument("--large-new-tokens", type=int, help="tokens per response at 108M; default as above")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/engine_throughput.json"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     results: dict[str, Any] = {

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +269,8 @@ def parse(words: list[str]) -> Namespace:
     return options
 
 
-def main() -> None:
-    words = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    words = [*(sys.argv[1:] if argv is None else argv)]
     options = parse(words)
     if options.side:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

@@ -174,7 +174,7 @@ def http_cost(args: Namespace, samples: int) -> float:
 
 def in_a_process(checkpoint: str, port: int, samples: int) -> float:
     """Resident bytes per sample in flight, in a process that has freed none before."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     parent, child = context.Pipe()
     process = context.Process(target=bytes_in_flight, args=(child, checkpoint, port, samples))
     process.start()
@@ -210,8 +210,8 @@ def bytes_in_flight(pipe: Connection, checkpoint: str, port: int, samples: int) 
 
 
 def measure(counts: list[int], rounds: int) -> dict[str, Any]:
-    parent, child = multiprocessing.get_context("spawn").Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(child,), daemon=True)
+    parent, child = multiprocessing.get_context("forkserver").Pipe()
+    server = multiprocessing.get_context("forkserver").Process(target=serve, args=(child,), daemon=True)
     server.start()
     try:
         port = parent.recv()

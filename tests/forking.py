@@ -11,7 +11,8 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,25 +22,62 @@ _PRELOAD = [
     "tests.forking",
     "tests.megatron_harness",
     "tests.golden.trainer",
+    "megatron.core.dist_checkpointing.strategies.torch",
+    "multiprocessing.managers",
+    "pytest",  # by the modules whose functions are called
+    "sglang_router.router_args",
+    "slime.arguments.model_only",
+    "slime.arguments.parser",
     "slime.arguments.registry",
     "slime.backends.embedded_engine.build",
     "slime.backends.embedded_engine.http.app",
     "slime.backends.embedded_engine.row_executor",
+    "slime.backends.fsdp_utils.value_head",
+    "slime.backends.fsdp_utils.worker",
+    "slime.backends.megatron_utils.convert",
+    "slime.backends.megatron_utils.gated_attention",
+    "slime.backends.megatron_utils.latent_attention",
+    "slime.backends.megatron_utils.layer_spec",
+    "slime.backends.megatron_utils.qk_norm",
+    "slime.backends.megatron_utils.sandwich_norms",
     "slime.backends.megatron_utils.worker",
     "slime.ray.train_worker",
     "slime.rollout.data_source",
     "slime.rollout.sglang_rollout",
+    "slime.training.estimators.grpo",
+    "slime.training.estimators.ppo",
     "slime.weight_sync.update",
+    "tests.engines.forked",
+    "tests.families",
+    "tests.trainer_batches",
     "torch._dynamo",
+    "torch.utils.serialization.config",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.glm4.modeling_glm4",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "uvicorn.lifespan.on",
+    "uvicorn.logging",
+    "uvicorn.main",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvicorn.protocols.websockets.auto",
 ]
 
 
+@cache
 def forking() -> ForkServerContext:
-    """The context whose processes are forked from the one that has imported everything."""
+    """The context whose processes are forked from the one that has imported everything.
+
+    Returns when that one can fork, so that a port which is chosen then is listened on at once, and not after
+    seconds in which somebody else may take it.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    first = context.Process(target=int)
+    first.start()
+    first.join()
     return context
 
 
@@ -75,6 +113,10 @@ class ForkedScript:
     def poll(self) -> int | None:
         return self._process.exitcode
 
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         status = self._process.exitcode
@@ -89,6 +131,38 @@ class ForkedScript:
         self._process.kill()
 
 
+class ForkedPythons:
+    """What a module uses of ``subprocess``, for its own Python processes: forked, and used as those.
+
+    Args:
+        log: gets what they print.
+    """
+
+    def __init__(self, log: Path | str) -> None:
+        self._log = log
+
+    def Popen(
+        self,
+        command: Sequence[Path | str],
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ForkedScript:
+        python, first, *words = map(str, command)
+        assert python == sys.executable, command
+        script = words.pop(0) if first == "-m" else Path(first)
+        return ForkedScript(script, words, self._log, env=env, cwd=cwd)
+
+    def run(
+        self,
+        command: Sequence[Path | str],
+        cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ForkedScript:
+        process = self.Popen(command, cwd, env)
+        process.wait()
+        return process
+
+
 def _run(
     script: Path | str, words: list[str], log: str, errors: str, env: dict[str, str], cwd: str | None
 ) -> None:
@@ -97,6 +171,7 @@ def _run(
         os.dup2(stream, number)
         os.close(stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # has its own
     gc.freeze()  # what was preloaded, else each collection goes through all of it
     os.environ.clear()
     os.environ.update(env)

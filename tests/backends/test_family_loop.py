@@ -14,6 +14,8 @@ from tests.engines import forked
 from tests.families import ALL, chat_family, model_type
 from tests.megatron_harness import run_ranks
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 8
 COMMON = [
     *("--fp32", "--num-gpus-per-node", "8", "--seed", "7", "--actor-num-gpus-per-node", "1"),

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import ForkedScript
+from tests.forking import ForkedPythons, ForkedScript
 
 ROOT = Path(__file__).parents[2]
 # Not fully_async and families, which start a cluster after the other.
 SCRIPTS = {
-    "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "data_loading": ["--gigabytes", "0.001", "--batch", "2", "--batches", "2"],
@@ -25,32 +24,36 @@ SCRIPTS = {
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
-    "rollout_driver": ["--samples", "64", "128", "--rounds", "1"],
-    "convert_30b": ["--layers", "1", "--experts", "2"],
+    "rollout_driver": ["--samples", "64", "--rounds", "1"],
+    "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "startup": ["--rounds", "1"],
-    "gpu_trainer": [
-        *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
-        *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
-    ],
     "gpu_loop": [
         *("--size", "tiny", "--dtype", "float32", "--engine", "embedded", "--steps", "1", "--prompts", "2"),
         *("--samples", "2", "--new-tokens", "8"),
     ],
 }
-# These need no process of their own, whose start would take the most of the time; their ranks are forked.
+# These need no process of their own, whose start would take the most of the time; what they start is forked.
 MODULES = {
+    "engine_throughput": ["--sizes", "0.5M", "--rounds", "1", "--new-tokens", "8"],
     "generic_executor": ["--families", "qwen2_moe", "--rounds", "1", "--new-tokens", "4"],
+    "gpu_trainer": [
+        *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
+        *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
+    ],
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
-# Seconds of their time are imports; they start no processes of multiprocessing, which forked ones may not.
+# Seconds of their time are imports.
 FORKED = (
-    *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "engine_throughput", "math_grading"),
-    *("gpu_trainer", "convert_30b"),
+    *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "math_grading", "convert_30b"),
+    *("rollout_driver", "router", "radix_tree", "data_loading"),
 )
+# Their engine, or each of their sides, is a Python of its own.
+OF_SUBPROCESSES = {"engine_throughput": "engine_throughput", "generic_executor": "engine_throughput"}
+OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 
 
 @pytest.mark.slow
@@ -80,7 +83,13 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", MODULES)
-def test_a_benchmark_that_is_imported_writes_them_too(script: str, tmp_path: Path) -> None:
-    output = tmp_path / "figures.json"
-    importlib.import_module(f"benchmarks.{script}").main([*MODULES[script], "--output", str(output)])
+def test_a_benchmark_that_is_imported_writes_them_too(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, module = tmp_path / "figures.json", importlib.import_module(f"benchmarks.{script}")
+    if script in OF_SUBPROCESSES:
+        monkeypatch.setattr(
+            f"benchmarks.{OF_SUBPROCESSES[script]}.subprocess", ForkedPythons(tmp_path / "log")
+        )
+    module.main([*MODULES[script], "--output", str(output)])
     assert json.loads(output.read_text())

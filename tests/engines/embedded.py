@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.engines import free_port
-from tests.forking import ForkedScript
+from tests.forking import ForkedScript, forking
 from tools.make_tiny_model import make_tokenizer
 
 CONTEXT = 16384
@@ -87,6 +87,7 @@ class Server:
     """``python -m slime.backends.embedded_engine``, forked; a client for it, and its log in a file."""
 
     def __init__(self, model_path: Path | str, *flags: str, env: dict[str, str] | None = None) -> None:
+        forking()  # before a port is chosen
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

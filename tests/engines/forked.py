@@ -63,11 +63,12 @@ class ForkedEngine:
     """
 
     def __init__(self, rank: int, model_path: str, log: Path, *more: str, blows: Path | None = None) -> None:
+        context = forking()
         self.rank, port = rank, free_port()
         self.endpoint = EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, None)
         self.client = EngineClient(self.endpoint)
         flags = ["--model-path", model_path, "--port", str(port), "--dtype", "float32", *more]
-        self.process = forking().Process(target=_serve, args=(flags, str(log), blows), daemon=True)
+        self.process = context.Process(target=_serve, args=(flags, str(log), blows), daemon=True)
         self.process.start()
         self._clock, self._lock = StopClock(), threading.Lock()
 

@@ -9,6 +9,7 @@ from tests.training.cases import random_case, train
 from tests.training.reference import Solution, solve
 
 CHUNKS, PER_CHUNK = 25, 40
+FAST = 4  # chunks
 # Where a decision is nearer than this, float32 and float64 may decide otherwise.
 MARGIN = 2e-5
 
@@ -40,7 +41,9 @@ def decided_cases(start):
             yield seed, case, solution
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk", [*range(FAST), *(pytest.param(i, marks=pytest.mark.slow) for i in range(FAST, CHUNKS))]
+)
 def test_every_combination_of_flags_has_the_loss_and_the_gradient_of_the_formulas(chunk):
     for seed, case, solution in islice(decided_cases(chunk * 1000), PER_CHUNK):
         assert compare(case, solution) == [], f"seed {seed}: {case.args}"

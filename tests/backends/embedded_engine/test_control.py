@@ -51,6 +51,12 @@ def server(shared_server):
     wait_until(lambda: load(shared_server)["num_total_reqs"] == 0)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(shared_server) -> list[int]:
+    """The response to the prompt that nothing interrupts."""
+    return shared_server.generate(PROMPT, A_LONG)["output_ids"]
+
+
 def started(server: Server, sampling: dict) -> Background:
     request = Background(server, sampling)
     wait_until(lambda: load(server)["num_used_tokens"] > 10 or request.answer is not None)
@@ -79,8 +85,7 @@ def test_pause_abort_ends_running_requests_with_what_they_have(server):
     assert server.client.get("/flush_cache").status_code == 200
 
 
-def test_pause_in_place_freezes_and_continues_as_if_nothing_was(server):
-    undisturbed = server.generate(PROMPT, A_LONG)["output_ids"]
+def test_pause_in_place_freezes_and_continues_as_if_nothing_was(server, undisturbed):
     request = started(server, AN_ENDLESS)
     server.post("/pause_generation", mode="in_place")
     frozen = load(server)["num_used_tokens"]
@@ -92,8 +97,7 @@ def test_pause_in_place_freezes_and_continues_as_if_nothing_was(server):
     goes_on_as(server, request, undisturbed)
 
 
-def test_pause_retract_gives_up_the_cache_and_recomputes(server):
-    undisturbed = server.generate(PROMPT, A_LONG)["output_ids"]
+def test_pause_retract_gives_up_the_cache_and_recomputes(server, undisturbed):
     request = started(server, AN_ENDLESS)
     server.post("/pause_generation", mode="retract")
     assert load(server)["num_running_reqs"] == 0 and load(server)["num_waiting_reqs"] == 1

@@ -84,6 +84,7 @@ def mixed_requests(count: int = 24) -> list[Sequence]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("family", "heads"),

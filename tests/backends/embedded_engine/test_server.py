@@ -1,8 +1,5 @@
 """Servers started in particular ways: keys, memory, determinism."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,6 +7,7 @@ import psutil
 import pytest
 
 from tests.engines.embedded import Server, make_checkpoint
+from tests.forking import ForkedScript
 
 READERS = [
     *(
@@ -143,7 +141,7 @@ def test_a_model_that_cannot_be_served_is_one_line_on_stderr(tmp_path, change):
         raw = json.loads(config.read_text())
         raw.pop("rope_parameters", None)
         config.write_text(json.dumps({**raw, **change}))
-    command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=dict(os.environ))
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    errors, words = tmp_path / "errors", ["--model-path", str(tmp_path)]
+    engine = ForkedScript("slime.backends.embedded_engine", words, tmp_path / "log", errors)
+    assert engine.wait(600) == 1
+    assert errors.read_text().strip().splitlines()[-1].startswith("error: ")

@@ -81,6 +81,7 @@ def test_a_sequence_is_the_same_to_the_last_bit_in_any_company(tmp_path, family)
     assert torch.equal(executor.model.logits(torch.cat(together)), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["glm4", "deepseek_v3", "gpt_oss", "qwen3_5_moe_text"])
 def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family):
     """Through the scheduler, which moves rows, copies prompts and cuts long ones into chunks."""

@@ -19,6 +19,8 @@ from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
+pytestmark = pytest.mark.slow
+
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True}
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.8}
 MOVING = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}

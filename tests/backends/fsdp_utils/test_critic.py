@@ -15,6 +15,8 @@ from tests.backends.fsdp_utils.architectures import model_args, packed_row, save
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "1 rank": (1, {}),
     "2 ranks": (2, {}),

@@ -13,6 +13,8 @@ from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 # Old log-probs around the model's, a reference, ratios, clipping, an entropy bonus: all of the policy loss.
 LOSS = {"entropy_coef": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_tis": True, "tis_clip": 1.5}

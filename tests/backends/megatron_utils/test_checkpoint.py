@@ -17,6 +17,8 @@ from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2}
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True, "use_rollout_logprobs": True}
 PP2 = {"pipeline_model_parallel_size": 2}

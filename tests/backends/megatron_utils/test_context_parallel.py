@@ -16,6 +16,8 @@ from slime.training.parallel import ParallelContext
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.backends.megatron_utils.test_context_parallel"
 CP = {"context_parallel_size": 2}
 SEQUENCE_MIS = {

@@ -9,6 +9,8 @@ from tests.backends.critic_reference import PPO, transformers_steps
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import critic_args, random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "1 process": (1, {}),
     "TP 2": (2, {"tensor_model_parallel_size": 2}),

@@ -8,6 +8,8 @@ from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import critic_args, random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2}
 VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 LAYOUTS = {

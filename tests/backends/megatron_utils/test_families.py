@@ -1,6 +1,7 @@
 """Each family: Megatron's logits are those of ``transformers``, and its weights survive a round trip.
 
-The ranks of a layout are started once and compute all families.
+Families and layouts are combined pairwise, by ``pytest -m nightly`` in the full product. The ranks of a
+layout are started once and compute all of its families.
 """
 
 from functools import cache
@@ -9,26 +10,31 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.covering import covering, full_product, pairs
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
 from tests.megatron_harness import make_args, run_ranks
 
 LENGTHS = [9, 30, 1, 9, 15]
-LAYOUTS = {
-    "1 process": {},
-    "TP 2": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
-    "PP 2": {"pipeline_model_parallel_size": 2},
-    "EP 2": {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
-}
 # Experts with biases are not split.
-ETP1 = {**LAYOUTS["TP 2"], "expert_tensor_parallel_size": 1}
 BIASED = ["gpt_oss"]
 MOE = [name for name, (_, own) in FAMILIES.items() if "num_experts_per_tok" in own]
-MEMBERS = dict.fromkeys(LAYOUTS, FAMILIES) | {
-    "TP 2": [name for name in FAMILIES if name not in BIASED],
-    "TP 2, ETP 1": BIASED,
-    "EP 2": MOE,
-}
-LAYOUTS["TP 2, ETP 1"] = ETP1
+SIZES = [1, 2]
+FACTORS = {"family": [*FAMILIES], "TP": SIZES, "PP": SIZES, "EP": SIZES, "ETP": SIZES}
+
+
+def _ranks(row):
+    """As few as have all experts: groups of EP times ETP ranks are within a stage."""
+    stage = max(row["TP"], row["EP"] * row["ETP"])
+    return row["PP"] * stage
+
+
+def _allowed(row):
+    if row["family"] not in MOE:
+        return row["EP"] == row["ETP"] == 1
+    unsplit = row["ETP"] == 1 or (row["TP"] == 2 and row["family"] not in BIASED)
+    return unsplit and _ranks(row) <= 4
+
+
 _PARTLY_ROTATED = {
     **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4},
     "partial_rotary_factor": 0.5,
@@ -71,7 +77,27 @@ VARIANTS = {
         },
     ),
 }
-CASES = [(layout, family) for layout, families in MEMBERS.items() for family in families]
+# Beside its ranks a case costs what is done once: the reference, what is written and compared.
+PAIRWISE = covering(FACTORS, _allowed, cost=lambda row: 4 + _ranks(row))
+PRODUCT = full_product(FACTORS, _allowed)
+
+
+def _name(row):
+    sizes = [f"{kind} {size}" for kind, size in row.items() if size == 2]
+    return ", ".join([row["family"], *(sizes or ["1 process"])])
+
+
+CASES = [pytest.param(row, id=_name(row)) for row in PAIRWISE]
+CASES += [
+    pytest.param(row, id=_name(row), marks=pytest.mark.nightly) for row in PRODUCT if row not in PAIRWISE
+]
+
+
+def test_each_family_is_computed_with_each_kind_of_parallelism_and_each_pair_of_kinds():
+    assert pairs(PAIRWISE) == pairs(PRODUCT)
+    assert {(row["family"], kind) for row in PAIRWISE for kind in ("TP", "PP") if row[kind] == 2} == {
+        (family, kind) for family in FAMILIES for kind in ("TP", "PP")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +108,47 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def results(checkpoints):
-    """What the ranks of a layout give for all of its families."""
+def expected(checkpoints):
+    """The logits of ``transformers`` for a family."""
 
     @cache
-    def of(layout):
-        families = [family for case, family in CASES if case == layout]
-        losses = {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
-        runs = {name: make_args(checkpoints[name][0], **losses, **LAYOUTS[layout]) for name in families}
-        return run_ranks(_logits_and_weights, 1 if layout == "1 process" else 2, runs)
+    @torch.no_grad()
+    def of(family):
+        model = checkpoints[family][1]
+        return torch.cat([model(segment[None]).logits[0] for segment in _segments()])
 
     return of
+
+
+@pytest.fixture(scope="module")
+def results(checkpoints, request):
+    """What the ranks of a layout give for all of its families that are tested this time."""
+    rows = [item.callspec.params["row"] for item in request.session.items if _is_of_this_file(item)]
+
+    @cache
+    def of(*sizes):
+        families = {row["family"]: row for row in rows if _sizes(row) == sizes}
+        runs = {name: make_args(checkpoints[name][0], **_flags(row)) for name, row in families.items()}
+        return run_ranks(_logits_and_weights, _ranks(next(iter(families.values()))), runs)
+
+    return lambda row: [rank[row["family"]] for rank in of(*_sizes(row))]
+
+
+def _is_of_this_file(item):
+    return item.module.__name__ == __name__ and "row" in item.fixturenames
+
+
+def _sizes(row):
+    return row["TP"], row["PP"], row["EP"], row["ETP"]
+
+
+def _flags(row):
+    parallel = {
+        **{"tensor_model_parallel_size": row["TP"], "sequence_parallel": row["TP"] > 1},
+        **{"pipeline_model_parallel_size": row["PP"], "expert_model_parallel_size": row["EP"]},
+        "expert_tensor_parallel_size": row["ETP"],
+    }
+    return {**parallel, "moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]}
 
 
 def _segments():
@@ -119,8 +175,8 @@ def _of_family(args):
     load_hf_weights(args, model, args.hf_checkpoint)
     tokens = torch.cat(_segments())[None]
     if not mpu.is_pipeline_first_stage():
-        hidden = torch.empty(tokens.numel(), 1, args.hidden_size)
-        dist.recv(hidden, src=0)
+        hidden = torch.empty(tokens.numel() // args.tensor_model_parallel_size, 1, args.hidden_size)
+        dist.recv(hidden, src=mpu.get_pipeline_model_parallel_prev_rank())
         model[0].set_input_tensor(hidden)
     out = model[0](tokens, None, None, packed_seq_params=_packed_seq_params(LENGTHS, tokens.device))
     logits = None
@@ -129,22 +185,20 @@ def _of_family(args):
         dist.all_gather(parts, out.contiguous(), group=mpu.get_tensor_model_parallel_group())
         logits = torch.cat(parts, dim=-1)[0, :, : args.vocab_size]
     else:
-        dist.send(out, dst=1)
+        dist.send(out, dst=mpu.get_pipeline_model_parallel_next_rank())
     buckets = HfWeights(args, model).buckets(50_000)
     weights = {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
     return {"logits": logits, "weights": weights}
 
 
-@pytest.mark.parametrize(("layout", "family"), CASES)
-def test_logits_are_those_of_transformers(checkpoints, results, layout, family):
-    model = checkpoints[family][1]
-    with torch.no_grad():
-        expected = torch.cat([model(segment[None]).logits[0] for segment in _segments()])
-    assert expected.std() > 0.1
-    found = [rank[family]["logits"] for rank in results(layout) if rank[family]["logits"] is not None]
-    assert found
+@pytest.mark.parametrize("row", CASES)
+def test_logits_are_those_of_transformers(expected, results, row):
+    wanted = expected(row["family"])
+    assert wanted.std() > 0.1
+    found = [rank["logits"] for rank in results(row) if rank["logits"] is not None]
+    assert len(found) == _ranks(row) / row["PP"]
     for logits in found:
-        assert (logits - expected).abs().max() < tolerance(family)
+        assert (logits - wanted).abs().max() < tolerance(row["family"])
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +224,10 @@ def test_what_a_model_sets_otherwise_is_computed_so(variants, variant):
     assert (found["logits"] - expected).abs().max() < tolerance(VARIANTS[variant][0]) * scale
 
 
-@pytest.mark.parametrize(("layout", "family"), CASES)
-def test_export_equals_import_bit_for_bit_on_every_rank(checkpoints, results, layout, family):
-    stored = stored_tensors(family, checkpoints[family][0])
-    for rank in results(layout):
-        weights = rank[family]["weights"]
-        assert weights.keys() == stored.keys()
+@pytest.mark.parametrize("row", CASES)
+def test_export_equals_import_bit_for_bit_on_every_rank(checkpoints, results, row):
+    stored = stored_tensors(row["family"], checkpoints[row["family"]][0])
+    for rank in results(row):
+        assert rank["weights"].keys() == stored.keys()
         for name, tensor in stored.items():
-            assert torch.equal(weights[name], tensor), name
+            assert torch.equal(rank["weights"][name], tensor), name

@@ -12,6 +12,8 @@ from tests.families import tiny_family
 from tests.megatron_harness import run_ranks
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 TP4 = TP2 | {"tensor_model_parallel_size": 4}
 CP2 = {"context_parallel_size": 2}

@@ -14,6 +14,8 @@ from tests.megatron_harness import run_ranks
 from tests.mtp_models import MtpReference
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}

@@ -11,6 +11,8 @@ from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 OFFLOAD = dict(
     optimizer_cpu_offload=True,
     overlap_cpu_optimizer_d2h_h2d=True,

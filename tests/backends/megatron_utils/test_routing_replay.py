@@ -21,6 +21,8 @@ from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 SELECTED = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
 PP2 = {"pipeline_model_parallel_size": 2}
