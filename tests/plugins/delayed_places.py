@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.plugins.random_delays import Delays
 
-_AROUND = (  # a wait before and one after
+_AROUND: tuple[tuple[Any, str], ...] = (  # a wait before and one after
     *((threading.Thread, "start"), (threading.Event, "set"), (threading.Event, "wait")),
     *((threading.Condition, "wait"), (queue.Queue, "put"), (queue.Queue, "get")),
     *((concurrent.futures.ThreadPoolExecutor, "submit"), (concurrent.futures.Future, "set_result")),
     *((subprocess.Popen, "__init__"), (subprocess.Popen, "poll"), (subprocess.Popen, "wait")),
     (multiprocessing.process.BaseProcess, "start"),
 )
-_BEFORE = (
+_BEFORE: tuple[tuple[Any, str], ...] = (
     *((threading.Thread, "run"), (multiprocessing.process.BaseProcess, "run")),
     *((asyncio.BaseEventLoop, "_run_once"), (asyncio.BaseEventLoop, "call_soon_threadsafe")),
 )
 # Not after: one that is cancelled then has put or got nothing.
-_BEFORE_ASYNC = (
+_BEFORE_ASYNC: tuple[tuple[Any, str], ...] = (
     *((asyncio.Queue, "put"), (asyncio.Queue, "get"), (asyncio.Event, "wait"), (asyncio.Lock, "acquire")),
     *((asyncio.Semaphore, "acquire"), (asyncio.Condition, "wait"), (asyncio, "sleep")),
 )

@@ -1,7 +1,7 @@
 """Random delays where threads, tasks, queues, events, locks, child processes and lines of tests meet.
 
 Each thread draws its delays from the seed, the test, its own name and the place. Python processes that a
-delayed one starts take part, by ``SLIME_RANDOM_DELAYS`` and ``startup/sitecustomize.py``; hence the few imports.
+delayed one starts take part, by ``SLIME_RANDOM_DELAYS`` and ``startup/sitecustomize.py``, so imports are few.
 """
 
 import os
