@@ -1,18 +1,16 @@
 #!/usr/bin/env bash
 # Lint, types and tests, in the environment that the quickstart uses.
 #
-#     bash scripts/test.sh                     # everything
-#     bash scripts/test.sh --fast              # without the tests that start Ray and the slow ones, two at a time
+#     bash scripts/test.sh                     # everything but what is nightly
+#     bash scripts/test.sh --fast              # without the tests that start Ray and the slow ones
+#     bash scripts/test.sh --nightly           # the long forms, mutants, and the search for flaky tests; hours
+#     bash scripts/test.sh --flaky [--runs 20] [--load 12] [tests...]   # that search alone
 #     bash scripts/test.sh tests/utils -x      # lint, types and these tests; arguments go to pytest
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-# By file: what the tests of a module share is made once.
-TWO_AT_A_TIME=(-n 2 --dist loadfile)
-if [[ "${1:-}" == --fast ]]; then
-    shift
-    set -- "${TWO_AT_A_TIME[@]}" -m "not cluster and not slow" "$@"
-fi
+# By file, the longest first: what the tests of a module share is made once.
+TWO_AT_A_TIME=(-n 2 --dist loadfile --no-loadscope-reorder)
 
 use_environment dev docs test
 share_cores_politely
@@ -24,12 +22,35 @@ run() {
     "$@"
 }
 
-run ruff check .
-run ruff format --check .
-run mypy
-run shellcheck scripts/*.sh scripts/*/*.sh examples/*/run.sh
-run mkdocs build --quiet --strict
-if (($#)); then
+# As long as mypy takes without its cache: it has one of the two cores, the others share the other one.
+check() {
+    local types status=0
+    run mypy &
+    types=$!
+    { run ruff check . && run ruff format --check . &&
+        run shellcheck scripts/*.sh scripts/*/*.sh examples/*/run.sh && run mkdocs build --quiet --strict; } || status=1
+    wait "$types" || status=1
+    return "$status"
+}
+
+case "${1:-}" in
+--nightly)
+    shift
+    run python benchmarks/nightly.py "$@"
+    exit
+    ;;
+--flaky)
+    shift
+    run python -m tests.flaky "$@"
+    exit
+    ;;
+esac
+
+check
+if [[ "${1:-}" == --fast ]]; then
+    shift
+    run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster and not slow" "$@"
+elif (($#)); then
     run python -m pytest "$@"
 else
     run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster"

@@ -10,6 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = [
+    "tests.plugins.records",  # which others import
+    "tests.plugins.logs",
+    "tests.plugins.order",
+    "tests.plugins.progress",
+    "tests.plugins.tiers",
+]
 HAS_GPU = Path("/dev/nvidia0").exists()
 
 # torch then asks the driver's management library whether there is a GPU. Asking the CUDA runtime, as it does

@@ -54,7 +54,7 @@ def test_an_address_that_nobody_answers_is_named_in_time() -> None:
     start = time.monotonic()
     with pytest.raises(ClusterUnreachable, match=rf"RAY_ADDRESS {address}: nobody answers within 1 s"):
         _join(address, 1.0)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < HANGS
 
 
 def test_a_server_that_never_says_whether_it_is_a_cluster_is_left_in_time() -> None:

@@ -68,7 +68,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
             use_fault_tolerance=fault_tolerant,
             offload_rollout=colocated,
             check_weight_update_equal=False,
-            engine_startup_timeout=5,
+            engine_startup_timeout=600,
             rollout_health_check_interval=60.0,
             rollout_health_check_timeout=1.0,
             rollout_health_check_first_wait=0.0,

@@ -32,7 +32,7 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         debug_rollout_only=False,
         use_rollout_routing_replay=False,
         use_fault_tolerance=True,
-        engine_startup_timeout=5,
+        engine_startup_timeout=600,
         num_gpus_per_node=8,
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=1.0,

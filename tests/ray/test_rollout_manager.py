@@ -74,7 +74,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         num_rollout=None,
         num_epoch=3,
         load_debug_rollout_data=None,
-        rollout_timeout=10,
+        rollout_timeout=600,
         use_fault_tolerance=False,
         debug_rollout_only=False,
         rollout_health_check_interval=1.0,

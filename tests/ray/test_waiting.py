@@ -33,10 +33,9 @@ def answer(value: int) -> int:
 
 
 def test_a_failed_rank_is_reported_while_an_earlier_one_hangs() -> None:
-    start = time.monotonic()
+    # Once the deadline has passed, the error would be that one.
     with pytest.raises(ValueError, match="rank 1 is broken"):
         wait_all([hang.remote(), fail.remote()], "a collective", timeout=150)
-    assert time.monotonic() - start < 140
 
 
 def test_the_deadline_names_the_wait_and_the_missing_ranks() -> None:

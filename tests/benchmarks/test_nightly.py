@@ -1,0 +1,30 @@
+"""What is written of a night."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import nightly
+from benchmarks.nightly import NOT_RUN, PARTS, RESULTS, Night, run_parts
+
+
+def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(nightly, "PARTS", {"first": lambda night: found, "second": lambda night: ["x: no"]})
+    results = tmp_path / "nightly.json"
+    assert run_parts(["first"], Night(20, 12), results)
+    first = json.loads(results.read_text())["first"]
+    assert json.loads(results.read_text())["second"] == NOT_RUN
+    assert first["failed"] == [] and len(first["commit"].split()[0]) == 40 and first["date"].startswith("20")
+    assert not run_parts(["second"], Night(20, 12), results)
+    told = json.loads(results.read_text())
+    assert told["first"] == first and told["second"]["failed"] == ["x: no"]
+
+
+def test_the_checked_in_night_tells_of_each_part() -> None:
+    told = json.loads(RESULTS.read_text())
+    assert told.keys() == PARTS.keys()
+    assert all(part == NOT_RUN or {"date", "commit", "failed"} <= part.keys() for part in told.values())
