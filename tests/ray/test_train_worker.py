@@ -1,6 +1,7 @@
 """A trainer process from its flags to its metrics, dumps and exports."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import transformers
 from safetensors.torch import load_file
 
 from slime.observability import logging_utils
-from slime.ray.train_worker import TrainWorker
+from slime.ray import train_worker
+from slime.ray.train_worker import TrainRayActor, TrainWorker
+from slime.training.trainer import Trained
 from slime.utils.types import EngineEndpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
@@ -324,3 +327,25 @@ def test_a_sample_without_a_response_counts_as_one_whose_response_is_masked(chec
     ((masked,),) = run_ranks(_train_with_one_that_teaches_nothing, 1, args, True)
     assert without == pytest.approx(masked, rel=1e-5, abs=1e-7)
     assert without["train/grad_norm"] > 0
+
+
+def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_rank_was_given(monkeypatch):
+    """Rank 3 of TP 2 has the second shard, as rank 2 does, and values of its own."""
+    seen = []
+
+    class Actor(TrainRayActor):
+        def __init__(self):
+            self._args, self._role = Namespace(rank=3), Namespace(gives=())
+
+        def parallel_config(self):
+            return {"dp_rank": 1}
+
+        def train_shard(self, *given):
+            seen.append(given)
+            return {}, Trained([])
+
+    monkeypatch.setattr(train_worker.ray, "get", lambda ref: f"what {ref} refers to")
+    Actor().train(5, ["shard 0", "shard 1"], [f"values {rank}" for rank in range(4)])
+    Actor().train(6, ["shard 0", "shard 1"])
+    values = "what values 3 refers to"
+    assert seen == [(5, "what shard 1 refers to", values), (6, "what shard 1 refers to", None)]

@@ -1,0 +1,12 @@
+"""Faults between and within the processes of a run, by name; ``planted_faults.py`` tries them.
+
+Tests are named by file and ``-k`` expression, so that other parameters of a test change nothing here: the
+smallest set that has to notice.
+"""
+
+from benchmarks.process_faults import books, engines, processes, training
+from benchmarks.process_faults.fault import Fault
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS: dict[str, Fault] = {**engines.FAULTS, **training.FAULTS, **books.FAULTS, **processes.FAULTS}

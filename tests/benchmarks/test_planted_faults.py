@@ -1,0 +1,46 @@
+"""That every fault can still be planted, and has been found."""
+
+import ast
+import json
+
+import pytest
+
+from benchmarks.planted_faults import FOUND, NO_PROOF, RESULTS, ROOT, SURVIVED, judge, planted, run_tests
+from benchmarks.process_faults import FAULTS, Fault
+
+TEST = "import product\n\n\ndef test_product():\n    assert product.answer == 42\n"
+
+
+def test_every_fault_changes_one_place_of_its_file_and_its_tests_are_there():
+    for name, fault in FAULTS.items():
+        source = (ROOT / fault.path).read_text()
+        assert ast.dump(ast.parse(planted(fault, source))) != ast.dump(ast.parse(source)), name
+        assert all((ROOT / test).is_file() for test in fault.tests), name
+
+
+@pytest.mark.parametrize("source", ["", "a = 1\na = 1\n"])
+def test_what_is_not_there_once_is_not_replaced(source):
+    with pytest.raises(ValueError, match=r"module.py: found [02] times 'a = 1', wanted once"):
+        planted(Fault("module.py", "a = 1", "a = 2", ()), source)
+
+
+def test_a_fault_is_found_by_a_test_that_fails_with_it_and_not_without(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_product.py").write_text(TEST)
+    product = tmp_path / "product.py"
+    product.write_text("answer = 42\n")
+    fault, harmless, broken = (
+        Fault("product.py", "42", after, ("tests/test_product.py",)) for after in ("41", "40 + 2", "")
+    )
+    assert run_tests([fault, harmless], tmp_path, 60).passed
+    rows = [judge(one, tmp_path, 60) for one in (fault, harmless, broken)]
+    assert [row["outcome"] for row in rows] == [FOUND, SURVIVED, NO_PROOF]
+    assert rows[0]["why"].startswith("FAILED tests/test_product.py::test_product - ")
+    assert product.read_text() == "answer = 42\n"
+
+
+def test_every_fault_that_was_tried_was_found():
+    results = json.loads(RESULTS.read_text())
+    rows = results["faults"]
+    assert rows.keys() <= FAULTS.keys() and results["found"] == len(rows)
+    assert {name: row["why"] for name, row in rows.items() if row["outcome"] != FOUND} == {}
