@@ -53,6 +53,5 @@ if [[ "${1:-}" == --fast ]]; then
 elif (($#)); then
     run python -m pytest "$@"
 else
-    run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster"
-    run python -m pytest -m cluster
+    run python -m pytest "${TWO_AT_A_TIME[@]}"
 fi

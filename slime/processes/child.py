@@ -85,10 +85,9 @@ class ManagedProcess:
             TimeoutError: it still runs after ``timeout`` seconds.
         """
         try:
-            self._supervisor.wait(timeout)
+            return self._supervisor.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.name}: still running after {timeout:g} s") from None
-        return self._supervisor.returncode
 
     def terminate(self, grace_s: float = 5.0) -> None:
         """Sends SIGTERM, kills what is left of the tree after ``grace_s`` seconds, waits for the end."""

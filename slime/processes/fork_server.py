@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -187,6 +188,7 @@ def _become(job: Job, files: Sequence[int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(write_through=bool(job.env.get("PYTHONUNBUFFERED")))
     os.environ.clear()
     os.environ.update(job.env)

@@ -20,9 +20,16 @@ def start(tmp_path_factory):
     return layout
 
 
-# One that differs in its advantages, one that differs in its loss, and one with a second model.
+# One with a second model; by night one that differs in its advantages, and one that differs in its loss.
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "gspo", "ppo"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ppo",
+        pytest.param("reinforce_plus_plus", marks=pytest.mark.nightly),
+        pytest.param("gspo", marks=pytest.mark.nightly),
+    ],
+)
 def test_practice_raises_held_out_accuracy(start, name) -> None:
     layout = branch(start, start.root.with_name(name))
     practise(layout, 0, ROLLOUTS, name, ALGORITHMS[name], Console())

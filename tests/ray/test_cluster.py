@@ -28,7 +28,9 @@ import ray
 from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, ray_cluster
 try:
-    with ray_cluster(Namespace(cluster_timeout=float(sys.argv[1]), num_gpus_per_node=2)):
+    flags = Namespace(cluster_timeout=float(sys.argv[1]), num_gpus_per_node=2, debug_train_only=True)
+    flags.debug_rollout_only = True
+    with ray_cluster(flags):
         print("joined", ray.cluster_resources()["GPU"], len(ray.nodes()))
 except ClusterUnreachable as error:
     print(error)
@@ -128,6 +130,7 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setattr(cluster, "start_run_reaper", lambda: None)
     monkeypatch.setattr(cluster, "share_environment", lambda: None)
     monkeypatch.setattr(cluster, "_reapers", [])
+    monkeypatch.setenv("SLIME_FORK_WORKERS", "0")
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
     cluster._start_local(Namespace(num_gpus_per_node=1))
     assert "Ray's logs may be readable for everybody" in caplog.text and str(tmp_path / "gone") in caplog.text
