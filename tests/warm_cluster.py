@@ -32,7 +32,12 @@ GPUS = 8
 _LEAVE_TIMEOUT = 120.0  # seconds that a run's processes have to be gone after its driver
 _WATCH_INTERVAL = 0.5  # seconds
 # What drivers import beyond what workers do. Ray may not be among it.
-_OF_DRIVERS = ("slime.arguments.registry", "slime.arguments.parser", "slime.observability.console", "rich.console")
+_OF_DRIVERS = (
+    "slime.arguments.registry",
+    "slime.arguments.parser",
+    "slime.observability.console",
+    "rich.console",
+)
 
 
 class WarmCluster:
@@ -61,9 +66,7 @@ class WarmCluster:
             self._seen |= self.processes().keys()
             time.sleep(_WATCH_INTERVAL)
 
-    def start(
-        self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None
-    ) -> ForkedProcess:
+    def start(self, words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> ForkedProcess:
         """``python WORD ...`` as a driver that joins. ``env`` is seen by its workers as well."""
         own = dict(env or {})
         joins = {
@@ -164,4 +167,3 @@ def _modules() -> list[str]:
         for module in modules_of(Namespace(train_backend=backend, **run))
     ]
     return list(dict.fromkeys([*found, *_OF_DRIVERS]))
-

@@ -33,7 +33,9 @@ def server():
 
 def fork(server: ForkServer, *words: object, **options) -> ForkedProcess:
     with open(os.devnull, "r+b") as nothing:
-        return ForkedProcess(server.address, [str(w) for w in words], files=(nothing.fileno(),) * 3, **options)
+        return ForkedProcess(
+            server.address, [str(w) for w in words], files=(nothing.fileno(),) * 3, **options
+        )
 
 
 def report(server: ForkServer, directory: Path, number: int = 0, **options) -> dict:
