@@ -5,8 +5,8 @@ with WarmCluster() as cluster:
     driver.wait()
     cluster.sweep()                                       # fails if the run has left anything
 
-What a run must do with a cluster of its own (start it, end it, survive the loss of its processes) is tested with
-one of its own.
+What a run must do with a cluster of its own (start it, end it, survive the loss of its processes) is tested
+with one of its own.
 """
 
 import json

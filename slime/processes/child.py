@@ -36,7 +36,7 @@ class ManagedProcess:
 
     Args:
         env: changes to this process's environment; None removes a variable.
-        imports_much: for ``python -m MODULE ...``: it may be forked from the run's fork server, if there is one.
+        imports_much: of a ``python`` command: it may be forked from the run's fork server, if there is one.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ def last_words(log: str) -> str:
 def _started(
     argv: Sequence[str], files: tuple[int, int, int], env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """The supervisor of a command. -I keeps the script's folder out of sys.path, where it would come first."""
+    """The supervisor of a command. -I keeps the script's folder out of sys.path: it would come first."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), *argv]
     stdin, stdout, stderr = files
     return subprocess.Popen(

@@ -2,11 +2,10 @@
 
     python -m slime.processes.fork_server SOCKET [ROOM]
 
-Requests come through a socket that only this user reaches (:mod:`slime.processes.forked` sends them): names of
-modules to import from now on, or the words behind ``python`` of a process to be, with its environment, its
-directory and its first three files. A request that a forked process could not serve as a new one would, since
-its environment differs in a variable that a library may have read when it was imported, is declined: whoever
-asks then starts an interpreter.
+Requests come through a socket that only this user reaches (:mod:`slime.processes.forked` sends them): names
+of modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
+its directory and its first three files. A request is declined if its environment differs from the server's in a
+variable that a library may have read when it was imported: whoever asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
 input is the lifeline: at its end the server ends, and the kernel kills what it has forked. The ROOM in its

@@ -1,4 +1,4 @@
-"""Processes from a fork server are those that an interpreter would have made. With children: test_child.py."""
+"""Processes from a fork server are as an interpreter would have made them. With children: test_child.py."""
 
 import json
 import os
