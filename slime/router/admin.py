@@ -13,6 +13,7 @@ import orjson
 
 from slime.router.metrics import Counts, prometheus
 from slime.router.pool import Worker, WorkerPool, WorkerState
+from slime.router.worker_url import WANTED, spelling, worker_url
 
 OPEN_PATHS = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
 """Nobody needs a key for these, as on an engine."""
@@ -115,33 +116,45 @@ class Admin:
     async def _add(self, request: AdminRequest) -> AdminAnswer:
         body = _object(request.body)
         kind = body.get("worker_type") or "regular"
-        if not _is_url(body.get("url")):
-            return _error(400, "bad_worker", f"url is {body.get('url')!r} (wanted: http://host:port)")
+        url = worker_url(body.get("url"))
+        if url is None:
+            return _error(400, "bad_worker", f"url is {body.get('url')!r} (wanted: {WANTED})")
         if kind != "regular":
             message = f"worker_type is {kind!r} (wanted: regular, or sglang-router for prefill and decode)"
             return _error(400, "bad_worker", message)
-        worker = await self._register(body["url"], body.get("api_key"))
+        if (other := self._other_spelling(url)) is not None:
+            return other
+        worker = await self._register(url, body.get("api_key"))
         location = f"/workers/{worker.id}"
         return AdminAnswer(202, {"status": "accepted", "worker_id": worker.id, "location": location})
 
     async def _add_old(self, request: AdminRequest) -> AdminAnswer:
-        url = _worker_url(request)
+        url = _url_in(request)
         if url is None:
-            return _error(400, "bad_worker", "no worker: give url, by query or as JSON")
+            return _error(400, "bad_worker", f"no worker: give url, by query or as JSON (wanted: {WANTED})")
+        if (other := self._other_spelling(url)) is not None:
+            return other
         await self._register(url, None)
         counts = {worker.url: worker.in_flight for worker in self._pool}
         return AdminAnswer(200, {"status": "success", "worker_urls": counts})
 
     async def _remove_old(self, request: AdminRequest) -> AdminAnswer:
-        url = _worker_url(request)
+        url = _url_in(request)
         if url is None:
-            return _error(400, "bad_worker", "no worker: give url, by query or as JSON")
+            return _error(400, "bad_worker", f"no worker: give url, by query or as JSON (wanted: {WANTED})")
         self._pool.remove(url)
         await self._spread()
         return AdminAnswer(200, {"status": "success"})
 
+    def _other_spelling(self, url: str) -> AdminAnswer | None:
+        """A refusal, if the same worker is known by another address: it would get its share twice."""
+        for worker in self._pool:
+            if worker.url != url and spelling(worker.url) == spelling(url):
+                return _error(400, "bad_worker", f"{url} is registered as {worker.url}")
+        return None
+
     async def _register(self, url: str, api_key: str | None) -> Worker:
-        worker = self._pool.add(url.rstrip("/"), api_key)
+        worker = self._pool.add(url, api_key)
         if worker.state is not WorkerState.SERVING:
             await self._check(worker)
         await self._spread()
@@ -185,13 +198,9 @@ def _object(body: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _worker_url(request: AdminRequest) -> str | None:
+def _url_in(request: AdminRequest) -> str | None:
     for source in (request.query, _object(request.body)):
-        url = source.get("url") or source.get("worker_url")
-        if _is_url(url):
+        url = worker_url(source.get("url") or source.get("worker_url"))
+        if url is not None:
             return url
     return None
-
-
-def _is_url(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(("http://", "https://"))

@@ -6,13 +6,15 @@ from urllib.parse import parse_qsl
 import orjson
 
 from slime.router.admin import OPEN_PATHS, AdminRequest, AdminServer, is_own
-from slime.router.http_server import ClientConnection, Request
+from slime.router.http_server import ClientConnection, RawHeaders, Request
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
 from slime.utils.http_connection import HttpConnection
+from slime.utils.same_site import is_foreign
 
 WHOLE_BYTES = 2**20
 """Answers up to this length are handed on in one piece, others as they come."""
+FOREIGN = {"error": "asked by a page of another site (Host or Origin are not those of this server)"}
 NO_TREE = (
     "no radix tree (wanted: --slime-router-middleware-paths "
     "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware)"
@@ -24,16 +26,28 @@ class Front:
 
     Args:
         api_key: that clients have to show; None for none.
+        host: on which the server listens.
     """
 
-    def __init__(self, upstream: Upstream, admin: AdminServer, counts: Counts, api_key: str | None) -> None:
-        self._upstream, self._admin, self._counts, self._api_key = upstream, admin, counts, api_key
+    def __init__(
+        self, upstream: Upstream, admin: AdminServer, counts: Counts, api_key: str | None, host: str
+    ) -> None:
+        self._upstream, self._admin, self._counts = upstream, admin, counts
+        self._api_key, self._host = api_key, host
+
+    def admits(self, target: bytes, headers: RawHeaders) -> bool:
+        """Whether the body of a request is worth keeping: not without the key."""
+        shown = next((value for name, value in headers if name.lower() == b"authorization"), b"")
+        return is_allowed(self._api_key, target.partition(b"?")[0].decode("latin-1"), shown)
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
         """Answers one request of a client."""
         raw_path, _, query = request.target.partition(b"?")
         path = raw_path.decode("latin-1")
-        if not is_allowed(self._api_key, path, request.header(b"authorization")):
+        host, origin = (request.header(name).decode("latin-1") for name in (b"host", b"origin"))
+        if is_foreign(host, origin, self._host):
+            _respond_json(client, 403, FOREIGN)
+        elif not is_allowed(self._api_key, path, request.header(b"authorization")):
             _respond_json(client, 401, {"error": "Unauthorized"})
         elif is_own(path):
             await self._answer_itself(request, path, query, client)

@@ -66,7 +66,8 @@ class HealthWatch:
                     return f"/health answers {response.status}", None
             async with self._session.get(f"{worker.url}/model_info", headers=headers) as response:
                 info = await response.read()
-        except (aiohttp.ClientError, OSError) as error:
+        # ValueError: a name that no resolver takes.
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}".rstrip(": "), None
         return None, _version(info)
 

@@ -1,11 +1,12 @@
 """An HTTP/1.1 server for one who passes on what he gets: whole requests in, answers out as they come.
 
-httptools, which is llhttp, parses. Bodies stay as they are and have no limit. A client's requests are handled
-one after the other; when it goes away, its handler is cancelled.
+httptools, which is llhttp, parses. Bodies stay as they are. A client's requests are handled one after the
+other; when it goes away, its handler is cancelled.
 """
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 RawHeaders = list[tuple[bytes, bytes]]
 _PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
 _WITHOUT_BODY = (204, 304)
+BODY_BYTES = 2**28
+"""The longest body of a request. Of one that is not admitted nothing is kept."""
+_TOO_LONG = (413, f"the body of the request has over {BODY_BYTES} bytes")
+_UNPAID_BYTES = HEAD_BYTES + 2**18
+"""What may come after a head without being part of a body: of chunks and trailers, which nobody reads."""
 PATIENCE_S = 60.0
 """How long the head of a request may take, from connecting or the answer before; a body may pause as long."""
 
@@ -53,6 +59,8 @@ class ClientConnection(asyncio.Protocol):
     Args:
         handle: answers a request, by ``respond``, or by ``begin``, ``write`` and ``end``.
         connections: all of the server; this one is in it as long as it lasts.
+        admits: whether the body of a request is worth keeping, by target and headers.
+        most: connections at a time; a further one takes the place of whoever has been idle or slow longest.
 
     Attributes:
         status: of the answer; 0 before it has begun.
@@ -63,8 +71,13 @@ class ClientConnection(asyncio.Protocol):
         self,
         handle: Callable[[Request, "ClientConnection"], Awaitable[None]],
         connections: set["ClientConnection"],
+        admits: Callable[[bytes, RawHeaders], bool] = lambda target, headers: True,
+        most: float = math.inf,
     ) -> None:
         self._handle, self._connections = handle, connections
+        self._admits, self._most = admits, most
+        self._kept = True
+        self._body_bytes = self._unpaid = 0
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
@@ -74,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._full: asyncio.Future[None] | None = None
         self._head_bytes = 0
         self._in_body = False
-        self._fault = ""  # of what came after the requests that wait
+        self._fault: tuple[int, str] | None = None  # of what came after the requests that wait
         self._since = self._loop.time()  # when this client was last waited for anew
         self._watch: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
@@ -141,25 +154,46 @@ class ClientConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         # One whose machine is gone would be waited for without end.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if len(self._connections) >= self._most and not self._make_room():
+            self._refuse(503, f"{len(self._connections)} requests are being answered, and that is the most")
+            return
         self._connections.add(self)
         self._watch = self._loop.call_later(PATIENCE_S, self._look)
 
     def data_received(self, data: bytes) -> None:
-        if self._fault:
+        if self._fault or self._transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._in_body:
             self._since = self._loop.time()
+            self._unpaid += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self._fault = f"this is no HTTP/1.1: {error}"
+            self._fault = self._fault or (400, f"this is no HTTP/1.1: {error}")
         else:
-            if self._head_bytes > HEAD_BYTES:
-                self._fault = f"the head of the request has over {HEAD_BYTES} bytes"
+            self._look_at_lengths()
         self._go_on()
         if self._fault and self.task is None:
-            self._refuse(400, self._fault)
+            self._refuse(*self._fault)
+
+    def _look_at_lengths(self) -> None:
+        if self._head_bytes > HEAD_BYTES:
+            self._fault = (400, f"the head of the request has over {HEAD_BYTES} bytes")
+        elif self._body_bytes > BODY_BYTES:
+            self._fault = _TOO_LONG
+        elif self._unpaid > _UNPAID_BYTES:
+            self._fault = (400, f"over {_UNPAID_BYTES} bytes of the request after its head are no body")
+
+    def _make_room(self) -> bool:
+        """End the connection whose client was last heard of before all others and waits for no answer."""
+        idle = [client for client in self._connections if client.task is None]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda client: client._since)
+        self._connections.discard(longest)
+        longest.abort()
+        return True
 
     def _parse(self, data: bytes) -> None:
         """Ignores wishes for another protocol, as a server may (RFC 9110, section 7.8).
@@ -175,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
             except httptools.HttpParserUpgrade as stop:
                 request = self._waiting.pop()
                 if request.method == b"CONNECT":
-                    self._fault = "a tunnel is not served"
+                    self._fault = (400, "a tunnel is not served")
                     return
                 rest = rest[stop.args[0] :]
                 self._parser = httptools.HttpRequestParser(self)
@@ -217,17 +251,30 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = -(2**62)  # what follows is the body
         self._in_body, self._since = True, self._loop.time()
+        self._kept = self._admits(self._target, self._headers)
+        self._body_bytes = self._unpaid = 0
+        declared = next((value for name, value in self._headers if name.lower() == b"content-length"), b"0")
+        if int(declared) > BODY_BYTES:
+            self._body_bytes = int(declared)  # refused without waiting for it
 
     def on_body(self, part: bytes) -> None:
-        self._body.append(part)
+        self._unpaid = 0
+        self._body_bytes += len(part)
+        if self._kept and self._body_bytes <= BODY_BYTES:
+            self._body.append(part)
 
     def on_message_complete(self) -> None:
+        if self._body_bytes > BODY_BYTES:
+            self._fault = _TOO_LONG
+        if self._fault:
+            return  # what follows a fault is not looked at
         parser, body = self._parser, self._body
         whole = body[0] if len(body) == 1 else b"".join(body)
         modern = parser.get_http_version() == "1.1"
         keeps = modern and parser.should_keep_alive()
         self._waiting.append(Request(parser.get_method(), self._target, self._headers, whole, keeps, modern))
         self._head_bytes, self._in_body = 0, False
+        self._unpaid = 0
 
     # One request after the other.
 
@@ -254,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
         if self._waiting:
             self._go_on()
         elif self._fault:
-            self._refuse(400, self._fault)
+            self._refuse(*self._fault)
         elif self._held:
             self._held = False
             self._transport.resume_reading()

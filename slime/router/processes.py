@@ -171,7 +171,7 @@ async def _run_child(settings: RouterSettings, end: socket.socket) -> None:
         return {"counts": counts, "in_flight": {worker.url: worker.in_flight for worker in pool}}
 
     line = await Line.over(end, take_over)
-    front = Front(upstream, _AskedParent(line), counts, settings.api_key)
+    front = Front(upstream, _AskedParent(line), counts, settings.api_key, settings.host)
     async with listening(front, settings.host, settings.port, shared=True):
         await until_first(stop.wait(), line.run())
     await upstream.close()

@@ -23,6 +23,7 @@ from slime.router.pool import WorkerPool, WorkerState
 from slime.router.processes import run_parent
 from slime.router.serving import BACKLOG, listening, stop_signal, until_first
 from slime.router.settings import RouterSettings
+from slime.router.strict_http import StrictProtocol
 from slime.router.upstream import Upstream
 from slime.utils.misc import load_function
 
@@ -80,7 +81,11 @@ class SlimeRouter:
         middleware = [Middleware(cls, router=self) for cls in reversed(loaded)]
         keeper: Any = Gatekeeper
         app = Starlette(
-            lifespan=lifespan, middleware=[Middleware(keeper, api_key=self.settings.api_key), *middleware]
+            lifespan=lifespan,
+            middleware=[
+                Middleware(keeper, api_key=self.settings.api_key, host=self.settings.host),
+                *middleware,
+            ],
         )
         app.router.default = ProxyApp(self)
         return app
@@ -107,7 +112,7 @@ def server_options(settings: RouterSettings) -> dict[str, Any]:
     """Of uvicorn.
 
     It parses by h11: with httptools it ends at the head of a request that wishes for another protocol, as
-    clients do that know HTTP/2, and takes its body for the next request.
+    clients do that know HTTP/2, and takes its body for the next request. What h11 puts up with is refused.
     """
     return {
         "host": settings.host,
@@ -116,7 +121,7 @@ def server_options(settings: RouterSettings) -> dict[str, Any]:
         "log_level": "warning",
         "backlog": BACKLOG,
         "lifespan": "on",
-        "http": "h11",
+        "http": StrictProtocol,
         "ws": "none",
         "timeout_graceful_shutdown": 1,
     }
@@ -125,6 +130,6 @@ def server_options(settings: RouterSettings) -> dict[str, Any]:
 async def _serve(router: SlimeRouter) -> None:
     stop, settings = stop_signal(), router.settings
     async with router.running() as health:
-        front = Front(router.upstream, router.admin, router.counts, settings.api_key)
+        front = Front(router.upstream, router.admin, router.counts, settings.api_key, settings.host)
         async with listening(front, settings.host, settings.port):
             await until_first(stop.wait(), health.task)

@@ -1,7 +1,10 @@
 """A server of the router in this process, from start to SIGTERM."""
 
 import asyncio
+import os
+import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
@@ -11,6 +14,10 @@ from slime.utils.async_utils import cancel_all
 
 GRACE_S = 0.5
 BACKLOG = 2048
+_AT_ONCE = 64
+"""Connections that asyncio accepts before it looks at any of them."""
+_OWN_DESCRIPTORS = 64
+"""Of logs, health checks and the like."""
 
 
 @asynccontextmanager
@@ -21,18 +28,33 @@ async def listening(front: Front, host: str, port: int, *, shared: bool = False)
         shared: other processes listen on the same port, and the kernel spreads connections over them.
     """
     clients: set[ClientConnection] = set()
+    most = most_clients()
     server = await asyncio.get_running_loop().create_server(
-        lambda: ClientConnection(front.handle, clients),
+        lambda: ClientConnection(front.handle, clients, front.admits, most),
         host,
         port,
-        backlog=BACKLOG,
+        # asyncio takes so many at once, and goes on with a line of log for each where it has no descriptor.
+        backlog=_AT_ONCE,
         reuse_port=shared or None,
     )
+    for listener in server.sockets:
+        with socket.socket(fileno=os.dup(listener.fileno())) as same:
+            same.listen(BACKLOG)
     try:
         yield
     finally:
         server.close()
         await _end(clients)
+
+
+def most_clients() -> int:
+    """Connections of clients that leave this process one more for each, to an engine, and its own."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        most = now
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return max(1, (most - _OWN_DESCRIPTORS - _AT_ONCE) // 2)
 
 
 async def _end(clients: set[ClientConnection]) -> None:

@@ -65,7 +65,7 @@ async def served(**changes: Any) -> AsyncIterator[Served]:
     host, port = args.sglang_router_ip, args.sglang_router_port
     url = f"http://{host}:{port}"
     async with router.running(), aiohttp.ClientSession(base_url=url) as client:
-        front = Front(router.upstream, router.admin, router.counts, router.settings.api_key)
+        front = Front(router.upstream, router.admin, router.counts, router.settings.api_key, host)
         async with listening(front, host, port):
             yield Served(router, client, url)
 

@@ -52,7 +52,7 @@ class Outer(Stamping):
 async def behind(*paths: str, **changes: Any) -> AsyncIterator[tuple[SlimeRouter, httpx.AsyncClient]]:
     router = SlimeRouter(router_args(slime_router_middleware_paths=list(paths), **changes))
     transport = httpx.ASGITransport(router.app)
-    async with router.running(), httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+    async with router.running(), httpx.AsyncClient(transport=transport, base_url="http://[::1]") as client:
         yield router, client
 
 
@@ -143,9 +143,11 @@ def test_another_protocol_may_be_wished_for_in_vain(start_engine, protocol) -> N
         body = b'{"input_ids": [1, 2]}'
         with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             head = (
-                b"POST /generate HTTP/1.1\r\nHost: r\r\n" + wish + b"Content-Length: %d\r\n\r\n" % len(body)
+                b"POST /generate HTTP/1.1\r\nHost: [::1]\r\n"
+                + wish
+                + b"Content-Length: %d\r\n\r\n" % len(body)
             )
-            client.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")
+            client.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
             received = b"".join(iter(lambda: client.recv(65536), b""))
         assert received.count(b"HTTP/1.1 200 OK\r\n") == 2
         (call,) = (call for call in engine.calls if call.path == "generate")

@@ -16,17 +16,23 @@ _FLOOD = 64
 TIMED_OUT = -1
 
 
+_RESOURCES = {
+    "memory_bytes": resource.RLIMIT_AS,
+    "cpu_s": resource.RLIMIT_CPU,
+    "file_bytes": resource.RLIMIT_FSIZE,
+    "processes": resource.RLIMIT_NPROC,
+    "open_files": resource.RLIMIT_NOFILE,
+}
+
+
 def set_limits(limits: Mapping[str, int]) -> None:
-    """Of the calling process and all that come from it."""
-    for name, value in (
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_CPU, limits["cpu_s"]),
-        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_NOFILE, limits["open_files"]),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(name, (value, value))
+    """Of the calling process and all that come from it; those that are named, and no core file."""
+    for name, limit in _RESOURCES.items():
+        if name in limits:
+            _, most = resource.getrlimit(limit)
+            value = limits[name] if most == resource.RLIM_INFINITY else min(limits[name], most)
+            resource.setrlimit(limit, (value, value))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def run_command(

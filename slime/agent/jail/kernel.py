@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+from collections.abc import Collection
 
 NOBODY = 65534
 """The user and group that root becomes."""
@@ -19,6 +20,8 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
+CAP_DAC_READ_SEARCH = 2
+"""To read what root could read; the others of root's rights are more than that."""
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
@@ -91,12 +94,16 @@ def set_no_new_privileges() -> None:
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def drop_capabilities() -> None:
-    """All of them, for this process and for those that it starts."""
+def drop_capabilities(kept: Collection[int] = ()) -> None:
+    """All but those kept (of the first 32), for this process and for those that it starts."""
     for capability in range(_MOST_CAPABILITIES):
+        if capability in kept:
+            continue
         try:
             prctl(_PR_CAPBSET_DROP, capability)
         except OSError:  # beyond the last one, or there is nothing left to drop with
             break
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    bits = sum(1 << capability for capability in kept)
+    # Effective, permitted and inheritable ones below 32, then the same from there on.
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(bits, bits)), "capset")

@@ -1,11 +1,13 @@
 """The first process of a jail: it shuts itself in, then takes requests from the parent, a JSON line each."""
 
+import base64
 import json
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slime.agent.jail.commands import run_command
 from slime.agent.jail.setup import Jail, enter_namespaces, shut
@@ -37,15 +39,36 @@ def _serve(request: dict[str, Any], jail: Jail) -> dict[str, Any]:
         if request["do"] == "write":
             path = _path(request["path"], jail)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(request["content"].encode("latin-1"))
+            with _regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "wb") as file:
+                file.write(request["content"].encode("latin-1"))
             return {}
         if request["do"] == "read":
-            with _path(request["path"], jail).open("rb") as file:
-                content = file.read(jail.config["limits"]["file_bytes"] + 1)
-            return {"content": content.decode("latin-1")}
+            with _regular(_path(request["path"], jail), os.O_RDONLY, "rb") as file:
+                return {"content": base64.b64encode(_whole(file, jail)).decode()}
         return run_command(request, jail.config["limits"], jail.workspace, stdin=0)
     except (OSError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _regular(path: Path, flags: int, mode: str) -> BinaryIO:
+    """Open a file that has an end: a pipe may have nobody at its other end, and a device goes on for ever.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is no regular file")
+    return os.fdopen(descriptor, mode)  # type: ignore[return-value]
+
+
+def _whole(file: BinaryIO, jail: Jail) -> bytes:
+    most = jail.config["limits"]["file_bytes"]
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{file.name} has over {most} bytes (wanted: file_bytes at most)")
+    return content
 
 
 def _path(name: str, jail: Jail) -> Path:

@@ -3,13 +3,19 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime.agent.jail import kernel
+from slime.agent.jail.commands import set_limits
 from slime.agent.jail.mounts import WORKSPACE, build_root
-from slime.agent.jail.system_calls import refuse_dangerous_calls
+from slime.agent.jail.system_calls import (
+    ALL_USUAL_SOCKETS,
+    LOCAL_SOCKETS,
+    NO_SOCKETS,
+    refuse_dangerous_calls,
+)
 
 _INSIDE = 1000
 _SPACES = (
@@ -49,7 +55,7 @@ def enter_namespaces(jail: Jail) -> bool:
     def part_as_user() -> None:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(_SPACES | kernel.CLONE_NEWUSER)
-        _map_users(user, group)
+        _map_users(user, group, _INSIDE, _INSIDE)
 
     return jail.attempt(wanted, part_as_user)
 
@@ -70,13 +76,36 @@ def shut(jail: Jail, apart: bool) -> None:
         with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as limit:
             limit.write("0")
     os.chdir(jail.workspace)
-    jail.attempt("privileges", _drop_rights)
-    network = "network" in jail.held
-    if jail.attempt("syscalls", lambda: refuse_dangerous_calls(network)) and not network:
-        jail.held.append("network")
-        del jail.missing["network"]
+    _drop_rights(jail, ALL_USUAL_SOCKETS if "network" in jail.held else LOCAL_SOCKETS)
     kernel.set_dumpable(False)
     kernel.die_with_parent(signal.SIGKILL)
+
+
+def confine(limits: Mapping[str, int]) -> dict[str, str]:
+    """Shut this process off from the network, other processes and rare system calls, for good.
+
+    It keeps its user and its files, so that it can import what the caller imports. Call it before there are
+    threads.
+
+    Returns:
+        What this machine cannot hold, by name, and why.
+    """
+    set_limits(limits)
+    jail = Jail({})
+    if os.geteuid() == 0:
+        jail.attempt("network", lambda: kernel.unshare(kernel.CLONE_NEWNET))
+        _drop_rights(jail, NO_SOCKETS, kept=(kernel.CAP_DAC_READ_SEARCH,))
+    else:
+        # In a name space of users of its own it may not look into processes outside of that.
+        jail.attempt("network processes", _part_with_network)
+        _drop_rights(jail, NO_SOCKETS)
+    return jail.missing
+
+
+def _part_with_network() -> None:
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
+    _map_users(user, group, user, group)
 
 
 def _build(jail: Jail) -> bool:
@@ -107,19 +136,28 @@ def _give_up_root(jail: Jail) -> None:
     kernel.set_dumpable(True)  # which the change of user took away; without it the maps cannot be written
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWUSER)
-        _map_users(kernel.NOBODY, kernel.NOBODY)
+        _map_users(kernel.NOBODY, kernel.NOBODY, _INSIDE, _INSIDE)
 
 
-def _map_users(user: int, group: int) -> None:
+def _map_users(user: int, group: int, user_inside: int, group_inside: int) -> None:
     for name, content in (
         ("setgroups", "deny"),
-        ("uid_map", f"{_INSIDE} {user} 1"),
-        ("gid_map", f"{_INSIDE} {group} 1"),
+        ("uid_map", f"{user_inside} {user} 1"),
+        ("gid_map", f"{group_inside} {group} 1"),
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(content)
 
 
-def _drop_rights() -> None:
-    kernel.drop_capabilities()
-    kernel.set_no_new_privileges()
+def _drop_rights(jail: Jail, sockets: int, kept: Collection[int] = ()) -> None:
+    """No capabilities but those kept, no way to win any; no dangerous calls, no sockets of other families."""
+
+    def drop() -> None:
+        kernel.drop_capabilities(kept)
+        kernel.set_no_new_privileges()
+
+    jail.attempt("privileges", drop)
+    network = "network" in jail.held
+    if jail.attempt("syscalls", lambda: refuse_dangerous_calls(sockets)) and not network:
+        jail.held.append("network")
+        jail.missing.pop("network", None)

@@ -9,7 +9,8 @@ _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _MISSING = 0x00050000 | errno.ENOSYS
 _GREATER, _MASKED_EQUAL = 6, 7
-_AF_UNIX, _AF_INET6 = 1, 10
+NO_SOCKETS, LOCAL_SOCKETS, ALL_USUAL_SOCKETS = 0, 1, 10
+"""The highest family of sockets left: none, AF_UNIX, AF_INET6."""
 _REFUSED = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd"),
     *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen"),
@@ -29,10 +30,11 @@ class _Comparison(ctypes.Structure):
     ]
 
 
-def refuse_dangerous_calls(network: bool) -> None:
+def refuse_dangerous_calls(sockets: int) -> None:
     """Refuse what reaches other processes, mounts, namespaces and rare parts of the kernel, for good.
 
-    Sockets are left those of AF_UNIX, AF_INET and AF_INET6; without ``network`` those of AF_UNIX.
+    Args:
+        sockets: the highest family of sockets that can still be made.
 
     Raises:
         OSError: there is no libseccomp, or the kernel refuses the filter.
@@ -49,8 +51,7 @@ def refuse_dangerous_calls(network: bool) -> None:
     # A namespace of users would bring capabilities inside it.
     new_user = _Comparison(0, _MASKED_EQUAL, CLONE_NEWUSER, CLONE_NEWUSER)
     _add(library, rules, _REFUSE, "clone", new_user)
-    highest = _AF_INET6 if network else _AF_UNIX
-    _add(library, rules, _REFUSE, "socket", _Comparison(0, _GREATER, highest, 0))
+    _add(library, rules, _REFUSE, "socket", _Comparison(0, _GREATER, sockets, 0))
     if (code := library.seccomp_load(rules)) < 0:
         raise OSError(-code, "seccomp_load failed")
     library.seccomp_release(rules)

@@ -1,6 +1,7 @@
 """A sandbox on this machine: a process in namespaces of its own, with limits. Linux, no daemon, no image."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -196,7 +197,7 @@ class LocalSandbox:
             SandboxError: it cannot be read.
         """
         reply = await self._ask({"do": "read", "path": path}, _START_LIMIT_S)
-        return reply["content"].encode("latin-1").decode(errors="replace")
+        return base64.b64decode(reply["content"]).decode(errors="replace")
 
     async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         async with self._busy:

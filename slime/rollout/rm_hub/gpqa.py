@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Possessive where blanks may end in two ways: a long row of them must not be tried in all of them.
 _ANSWERS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"\\boxed\{\s*(?:\\text\{)?\s*\(?([A-Z])\)?\s*\}?\s*\}",
-        r"(?:answer|option|choice)\s*(?:is|:)?\s*\**\(?([A-Z])\)?(?![A-Za-z])",
+        r"\\boxed\{\s*+(?:\\text\{\s*+)?\(?([A-Z])\)?\s*+(?:\}\s*+)?\}",
+        r"(?:answer|option|choice)\s*+(?:(?:is|:)\s*+)?\**+\(?([A-Z])\)?(?![A-Za-z])",
         r"\b([A-Z])\)?\**\s+is\s+(?:the\s+)?correct",
     )
 )

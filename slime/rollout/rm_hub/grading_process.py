@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -9,11 +10,14 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from slime.processes.marks import kill_marked
 from slime.rollout.base_types import GradingFailed
+
+logger = logging.getLogger(__name__)
 
 _WORKER = Path(__file__).with_name("grading_worker.py")
 # Importing sympy and math-verify takes seconds, and more on a busy machine.
@@ -24,6 +28,7 @@ _GRACE_S = 2.0
 _ENDING_S = 1.0
 _MARK = "SLIME_GRADING_PROCESS"
 _CHUNK = 1 << 16
+_PYTHONS_OWN = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "LANG", "LC_ALL")
 
 
 class GraderError(RuntimeError):
@@ -85,18 +90,19 @@ class GradingProcess:
             raise GraderError(f"a process for {function} does not start: {error}") from error
         if "failed" in reply:
             raise GraderError(f"{function} cannot be imported: {reply['failed']}")
+        if reply["missing"]:
+            _tell("; ".join(f"{name} ({why})" for name, why in reply["missing"].items()))
         self._loaded.add(function)
 
     def _start(self) -> None:
         self._mark = uuid.uuid4().hex
         self._loaded = set()
-        search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         # -P: the folder of the script must not come before the standard library on the import path.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path, _MARK: self._mark},
+            env={**_environment(), _MARK: self._mark},
             start_new_session=True,
         )
 
@@ -131,6 +137,17 @@ class GradingProcess:
                     stream.close()
         self._process = None
         kill_marked(_MARK, self._mark)
+
+
+def _environment() -> dict[str, str]:
+    """What Python needs to start and to import the same; keys and tokens are nobody's business there."""
+    own = {name: os.environ[name] for name in _PYTHONS_OWN if name in os.environ}
+    return {**own, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
+@cache
+def _tell(missing: str) -> None:
+    logger.warning("graders run on this machine without being shut off from: %s", missing)
 
 
 def _read_line(descriptor: int, limit_s: float) -> tuple[bytes, bool]:

@@ -3,14 +3,14 @@
 Run by path, not as a module of the package: it must start without torch, ray or the HTTP stack.
 Request {"function": dotted path, "args": list or null to import it only, "limit_s", "ending_s": what the
 processes of the grader may take to end}; reply {"value"}, {"label_error"} if the label is at fault,
-or {"failed"} if the grader is.
+or {"failed"} if the grader is. The reply to an import says under "missing" what this process is not shut off
+from.
 """
 
 import ctypes
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -19,7 +19,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from slime.agent.jail.setup import confine
+
 MEMORY_LIMIT_BYTES = 4 << 30
+# No limit of processes: the kernel counts all of the user's, threads of the run included.
+_LIMITS = {"memory_bytes": MEMORY_LIMIT_BYTES, "file_bytes": 64 << 20, "open_files": 256}
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 
@@ -74,16 +78,24 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # math-verify warns at every call that its own limits are off, which is on purpose.
     logging.disable(logging.WARNING)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    missing = _shut()
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
-        reply = json.dumps(_answer(request))
+        answer = _answer(request)
+        if request["args"] is None:
+            answer["missing"] = missing
+        reply = json.dumps(answer)
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.write(replies, reply.encode() + b"\n")
+
+
+def _shut() -> dict[str, str]:
+    """Off from network, other processes and rare system calls; what is not held here, and why."""
+    if sys.platform != "linux":
+        return {"network, processes, system calls": f"held on Linux only, not on {sys.platform}"}
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return confine(_LIMITS)
 
 
 if __name__ == "__main__":

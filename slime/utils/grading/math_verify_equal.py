@@ -5,6 +5,8 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from slime.utils.grading.no_evaluation import nothing_evaluated
+
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 _LABELS = 1024
 
@@ -30,7 +32,8 @@ def are_equal(gold: str, answer: str) -> bool:
 
 
 def _parse(answer: str) -> list[Any]:
-    return parse(f"\\boxed{{{answer}}}", extraction_config=_CONFIG, parsing_timeout=None)
+    with nothing_evaluated():
+        return parse(f"\\boxed{{{answer}}}", extraction_config=_CONFIG, parsing_timeout=None)
 
 
 @lru_cache(_LABELS)

@@ -1,31 +1,22 @@
 """Equality of answers by strings and sympy: the grader of PRM800K (arXiv 2305.20050) and its descendants.
 
-``parse_expr`` evaluates what it reads and ``simplify`` may take for ever: this belongs in a grading process.
+``simplify`` may take for ever: this belongs in a grading process.
 """
 
 from sympy import simplify
-from sympy.parsing.sympy_parser import (
-    implicit_multiplication_application,
-    parse_expr,
-    standard_transformations,
-)
 
+from slime.utils.grading.formula import read_formula
 from slime.utils.grading.mathd import grade_answer_mathd
 from slime.utils.grading.prm800k import grade_by
-
-_TRANSFORMATIONS = (*standard_transformations, implicit_multiplication_application)
 
 
 def are_equal_under_sympy(ground_truth: str, given: str) -> bool:
     """Whether the difference of two normalised expressions simplifies to 0; not, if they are no formulas."""
     try:
-        difference = parse_expr(
-            f"({ground_truth})-({given})".replace("^", "**"), transformations=_TRANSFORMATIONS
-        )
-        return bool(simplify(difference) == 0)
+        return bool(simplify(read_formula(ground_truth) - read_formula(given)) == 0)
     except MemoryError:
         raise
-    except Exception:  # the model wrote it, and the parser raises whatever the text makes Python raise
+    except Exception:  # the model wrote it, and sympy raises whatever a formula makes it raise
         return False
 
 
