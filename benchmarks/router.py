@@ -34,7 +34,7 @@ from slime.utils.http_utils import find_available_port
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "router.json"
 ANSWER_BYTES, EVENTS, MEGABYTE = 4096, 50, 2**20
 PROMPT = {"input_ids": list(range(100, 132)), "sampling_params": {"max_new_tokens": 128, "temperature": 1.0}}
-HEAD = b"POST %s HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 SHORT = json.dumps(PROMPT).encode()
 LONG = json.dumps({**PROMPT, "text": "x" * MEGABYTE}).encode()
 

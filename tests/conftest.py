@@ -44,14 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("e2e") is not None:
             item.add_marker("cluster")
-    if "nightly" not in config.option.markexpr:
-        nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -18,7 +18,11 @@ def test_a_test_that_starts_ray_is_marked() -> None:
     assert len(files) >= 4
     assert [str(file) for file in files if not MARKED.search(file.read_text())] == []
     runs = list(TESTS.glob("e2e/test_*.py"))
-    assert [str(file) for file in runs if "pytestmark = pytest.mark.e2e" not in file.read_text()] == []
+    assert [
+        str(file)
+        for file in runs
+        if not re.search(r"^pytestmark = \[?pytest\.mark\.e2e\b", file.read_text(), re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.e2e

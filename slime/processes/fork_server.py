@@ -4,8 +4,8 @@
 
 Requests come through a socket that only this user reaches (:mod:`slime.processes.forked` sends them): names
 of modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
-its directory and its first three files. A request is declined if its environment differs from the server's in a
-variable that a library may have read when it was imported: whoever asks then starts an interpreter.
+its directory and its first three files. A request is declined if its environment differs from the server's in
+a variable that a library may have read when it was imported: whoever asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
 input is the lifeline: at its end the server ends, and the kernel kills what it has forked. The ROOM in its

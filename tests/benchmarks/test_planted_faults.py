@@ -2,12 +2,24 @@
 
 import ast
 import json
+import subprocess
+import sys
 
 import pytest
 
-from benchmarks.planted_faults import FOUND, NO_PROOF, RESULTS, ROOT, SURVIVED, judge, planted, run_tests
+from benchmarks.planted_faults import FOUND, NO_PROOF, RESULTS, ROOT, SURVIVED, planted
 from benchmarks.process_faults import FAULTS, Fault
 
+JUDGING = """
+import json, sys
+from pathlib import Path
+from benchmarks.planted_faults import judge, run_tests
+from benchmarks.process_faults import Fault
+tree = Path(sys.argv[1])
+faults = [Fault("product.py", "42", after, ("tests/test_product.py",)) for after in ("41", "40 + 2", "")]
+passed = run_tests(faults[:2], tree, 60).passed
+print(json.dumps([passed, *(judge(fault, tree, 60) for fault in faults)]))
+"""
 TEST = "import product\n\n\ndef test_product():\n    assert product.answer == 42\n"
 
 
@@ -25,15 +37,16 @@ def test_what_is_not_there_once_is_not_replaced(source):
 
 
 def test_a_fault_is_found_by_a_test_that_fails_with_it_and_not_without(tmp_path):
+    """In a process of its own: it ends all that runs below the one that judges."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_product.py").write_text(TEST)
     product = tmp_path / "product.py"
     product.write_text("answer = 42\n")
-    fault, harmless, broken = (
-        Fault("product.py", "42", after, ("tests/test_product.py",)) for after in ("41", "40 + 2", "")
+    judging = subprocess.run(
+        [sys.executable, "-c", JUDGING, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
-    assert run_tests([fault, harmless], tmp_path, 60).passed
-    rows = [judge(one, tmp_path, 60) for one in (fault, harmless, broken)]
+    passed, *rows = json.loads(judging.stdout.splitlines()[-1])
+    assert passed
     assert [row["outcome"] for row in rows] == [FOUND, SURVIVED, NO_PROOF]
     assert rows[0]["why"].startswith("FAILED tests/test_product.py::test_product - ")
     assert product.read_text() == "answer = 42\n"
