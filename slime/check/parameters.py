@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from slime.arguments.run_args import copied
 from slime.check.layout import Layout, layout_of
 from slime.models import family_of
 from slime.models.linear_attention import DeltaNetSizes
@@ -256,5 +257,5 @@ def whole_model(args: Namespace, role: str = "actor") -> dict[Kind, int]:
             "virtual_pipeline_model_parallel_size",
         )
     )
-    one = Namespace(**{**vars(args), **alone, **none, "padded_vocab_size": args.vocab_size})
+    one = copied(args, **{**alone, **none, "padded_vocab_size": args.vocab_size})
     return counted(p for chunk in stage_parameters(one, layout_of(one), 0, role) for p in chunk)

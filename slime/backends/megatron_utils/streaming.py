@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystemWr
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.futures import Future
 
+from slime.arguments.run_args import copied
 from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.foreign_checkpoint import split_objects
 from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_param
@@ -55,7 +56,7 @@ _FILE_BYTES = 256 * 1024**2
 def empty_model(args: Namespace) -> list[torch.nn.Module]:
     """The model chunks of this rank, their parameters without storage."""
     # megatron-core then asks for no device of its own.
-    return get_model(Namespace(**{**vars(args), "use_cpu_initialization": True}), device=torch.device("meta"))
+    return get_model(copied(args, use_cpu_initialization=True), device=torch.device("meta"))
 
 
 class _Named(NamedTuple):
