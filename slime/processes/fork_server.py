@@ -2,8 +2,8 @@
 
     python -m slime.processes.fork_server SOCKET [ROOM]
 
-Requests come through a socket that only this user reaches (:mod:`slime.processes.forked` sends them): names
-of modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
+Requests come with a key, through a socket of this user's (:mod:`slime.processes.forked` sends them): names of
+modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
 its directory and its first three files. A request is declined if its environment differs from the server's in
 a variable that a library may have read when it was imported: whoever asks then starts an interpreter.
 
@@ -15,6 +15,7 @@ command line is where forked processes write theirs, for whoever lists processes
 import contextlib
 import ctypes
 import gc
+import hmac
 import importlib
 import io
 import json
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.processes import supervisor
-from slime.processes.forked import receive_request
+from slime.processes.forked import VARIABLE, receive_request, split_address
 
 PR_SET_PDEATHSIG = supervisor.PR_SET_PDEATHSIG
 _OWN_PREFIXES = ("RAY_", "SLIME_", "SGLANG_", "SPT_", "PYTEST_")
@@ -58,9 +59,15 @@ class Job:
 
 
 class ForkServer:
-    """Imports and forks as it is asked to. ``own_env`` is the environment that its imports have read."""
+    """Imports and forks as it is asked to.
 
-    def __init__(self, listener: socket.socket, own_env: Mapping[str, str]) -> None:
+    Args:
+        own_env: the environment that its imports have read.
+        key: of a request.
+    """
+
+    def __init__(self, listener: socket.socket, own_env: Mapping[str, str], key: str) -> None:
+        self._key = key
         self._listener, self._own_env = listener, _that_counts(own_env)
         self._selector = selectors.DefaultSelector()
         self._wakeup, writer = os.pipe()
@@ -96,6 +103,11 @@ class ForkServer:
             request, files = receive_request(client)
         except (OSError, ValueError):  # it went away, or is none of ours
             client.close()
+            return None
+        if not hmac.compare_digest(str(request.get("key")), self._key):
+            client.close()
+            for file in files:
+                os.close(file)
             return None
         if "modules" in request:
             self._to_import += request["modules"]
@@ -236,15 +248,15 @@ def run(job: Job) -> None:
         runpy.run_path(job.words[0], run_name="__main__")
 
 
-def main(address: str) -> Job | None:
+def main(path: str) -> Job | None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own_env = dict(os.environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
+        listener.bind(path)
         listener.listen(128)
-        job = ForkServer(listener, own_env).serve()
+        job = ForkServer(listener, own_env, split_address(own_env[VARIABLE])[0]).serve()
     if job is None:
-        shutil.rmtree(Path(address).parent, ignore_errors=True)
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
     return job
 
 

@@ -7,12 +7,13 @@
 
 Imports the standard library only, and is also a plain file that Ray starts its workers with:
 
-    python -I -S forked.py SOCKET PYTHON [setup_worker.py] default_worker.py ARGUMENT ...
+    python -I -S forked.py PYTHON [setup_worker.py] default_worker.py ARGUMENT ...
 """
 
 import contextlib
 import json
 import os
+import secrets
 import select
 import shlex
 import signal
@@ -28,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 VARIABLE = "SLIME_FORK_SERVER"
-"""Names the socket of the run's server; processes of the run inherit it."""
+"""``KEY@SOCKET`` of the run's server. Processes of the run inherit it; code in a jail does not."""
 
 _LENGTH = struct.Struct("!Q")
 _REQUEST_TIMEOUT = 5.0  # seconds that a request may take to arrive as a whole
@@ -46,8 +47,9 @@ class ForkServer:
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.directory = _socket_directory()
-        self.address = str(self.directory / "socket")
-        command = [sys.executable, "-m", "slime.processes.fork_server", self.address, " " * _LONGEST_TITLE]
+        socket_path = str(self.directory / "socket")
+        self.address = f"{secrets.token_hex(16)}@{socket_path}"
+        command = [sys.executable, "-m", "slime.processes.fork_server", socket_path, " " * _LONGEST_TITLE]
         # Titles must not overwrite the environment, by which processes are told from others'.
         environment = {**(os.environ if env is None else env), VARIABLE: self.address, "SPT_NOENV": "1"}
         self._process = subprocess.Popen(
@@ -60,9 +62,10 @@ class ForkServer:
 
     def preload(self, modules: Iterable[str]) -> None:
         """Has it import these next; returns at once."""
-        client = _connect(self.address, wait_for_server=True)
+        key, path = split_address(self.address)
+        client = _connect(path, wait_for_server=True)
         with client:
-            _send_request(client, {"modules": list(modules)}, ())
+            _send_request(client, {"key": key, "modules": list(modules)}, ())
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -107,8 +110,10 @@ class ForkedProcess:
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._received = b""
-        self._socket = _connect(address)
+        key, path = split_address(address)
+        self._socket = _connect(path)
         request = {
+            "key": key,
             "words": [str(word) for word in words],
             "env": dict(os.environ if env is None else env),
             "cwd": cwd or os.getcwd(),
@@ -122,7 +127,7 @@ class ForkedProcess:
             raise Declined(f"the fork server does not answer: {error}") from error
         if answer is None or "pid" not in answer:
             self._socket.close()
-            raise Declined(f"environment: {answer['declined']}" if answer else "the fork server is gone")
+            raise Declined(f"environment: {answer['declined']}" if answer else "the fork server has hung up")
         self.pid = int(answer["pid"])
 
     def poll(self) -> int | None:
@@ -179,6 +184,12 @@ class ForkedProcess:
         return answer
 
 
+def split_address(address: str) -> tuple[str, str]:
+    """The key and the path of the socket."""
+    key, _, path = address.partition("@")
+    return key, path
+
+
 def server_of_run() -> str | None:
     """The address of the server that forks processes of this run; None if there is none."""
     return os.environ.get(VARIABLE) or None
@@ -213,7 +224,7 @@ def receive_request(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def worker_python(server: ForkServer) -> str:
     """The path of a program that takes Python's place where Ray starts its workers: it has them forked."""
-    ours = [sys.executable, "-I", "-S", __file__, server.address, sys.executable]
+    ours = [sys.executable, "-I", "-S", __file__, sys.executable]
     path = server.directory / "python"
     path.write_text(
         "#!/bin/sh\n"
@@ -263,10 +274,10 @@ def _socket_directory() -> Path:
     return Path(found)
 
 
-def _launch_worker(address: str, python: str, words: list[str]) -> None:
+def _launch_worker(python: str, words: list[str]) -> None:
     """Has a worker of Ray forked, or becomes it. The worker tells Ray its own process id."""
-    forkable = _without_setup(python, words)
-    if forkable is not None:
+    address, forkable = server_of_run(), _without_setup(python, words)
+    if address is not None and forkable is not None:
         env, worker = forkable
         with contextlib.suppress(Declined):
             ForkedProcess(address, worker, files=(0, 1, 2), env=env)
@@ -293,4 +304,4 @@ def _without_setup(python: str, words: list[str]) -> tuple[dict[str, str], list[
 
 
 if __name__ == "__main__":
-    _launch_worker(sys.argv[1], sys.argv[2], sys.argv[3:])
+    _launch_worker(sys.argv[1], sys.argv[2:])

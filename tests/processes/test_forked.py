@@ -11,7 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.processes.forked import Declined, ForkedProcess, ForkServer, _without_setup, worker_python
+from slime.processes.forked import (
+    VARIABLE,
+    Declined,
+    ForkedProcess,
+    ForkServer,
+    _without_setup,
+    split_address,
+    worker_python,
+)
 
 REPORT = """
 import json, os, random, sys
@@ -114,6 +122,16 @@ def test_an_environment_that_libraries_would_have_read_otherwise_is_declined(ser
         fork(server, "-m", "this", env=env)
 
 
+def test_a_request_without_the_key_is_not_answered(server, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    _, path = split_address(server.address)
+    with open(os.devnull, "r+b") as nothing, pytest.raises(Declined, match="hung up"):
+        ForkedProcess(f"{'0' * 32}@{path}", [str(script)], files=(nothing.fileno(),) * 3)
+    assert not (tmp_path / "ran").exists()
+    assert fork(server, script).wait(60) == 0 and (tmp_path / "ran").exists()
+
+
 def test_what_was_forked_ends_with_its_server(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time; time.sleep(600)")
@@ -169,7 +187,10 @@ def test_a_worker_whose_setup_changes_variables_alone_is_forked(monkeypatch: pyt
     assert _without_setup("py", [word for word in worker({}) if "language" not in word]) is None
 
 
-def test_the_program_for_rays_workers_is_python_for_everything_else(server, tmp_path: Path) -> None:
+def test_the_program_for_rays_workers_is_python_for_everything_else(
+    server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, server.address)
     program = worker_python(server)
     code = "import sys; print(sys.argv[1:], sys.executable)"
     done = subprocess.run([program, "-c", code, "a b"], stdout=subprocess.PIPE, text=True, check=True)
