@@ -39,6 +39,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("PYTEST_ADDOPTS", None)  # options of this run, not of those that tests start
     if HAS_GPU and "gpu" not in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
