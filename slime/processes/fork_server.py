@@ -67,7 +67,7 @@ class ForkServer:
     """
 
     def __init__(self, listener: socket.socket, own_env: Mapping[str, str], key: str) -> None:
-        self._key = key
+        self._key = key.encode()
         self._listener, self._own_env = listener, _that_counts(own_env)
         self._selector = selectors.DefaultSelector()
         self._wakeup, writer = os.pipe()
@@ -104,7 +104,7 @@ class ForkServer:
         except (OSError, ValueError):  # it went away, or is none of ours
             client.close()
             return None
-        if not hmac.compare_digest(str(request.get("key")), self._key):
+        if not hmac.compare_digest(str(request.get("key")).encode(), self._key):
             client.close()
             for file in files:
                 os.close(file)
