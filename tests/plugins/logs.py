@@ -48,7 +48,10 @@ def _places(basetemp: Path) -> Iterator[Path]:
 
 
 def logs_since(began: float, basetemp: Path) -> list[Path]:
-    """Logs that were written since then and hold something, the one that was written last first."""
+    """Logs that were written since then and hold something: those of tests of this process, then the others.
+
+    Of each the one that was written last comes first; the others' may be of tests that ran side by side.
+    """
     written = {}
     for log in _places(basetemp):
         try:
@@ -57,7 +60,7 @@ def logs_since(began: float, basetemp: Path) -> list[Path]:
             continue
         if status.st_mtime >= began and status.st_size and not log.is_symlink():
             written[log] = status.st_mtime
-    return sorted(written, key=lambda log: -written[log])[:LOGS]
+    return sorted(written, key=lambda log: (not log.is_relative_to(basetemp), -written[log]))[:LOGS]
 
 
 @pytest.hookimpl(wrapper=True)

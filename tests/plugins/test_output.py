@@ -40,6 +40,8 @@ def test_a_run_says_what_failed_with_the_end_of_its_logs_and_what_was_slow(
 ) -> None:
     (tmp_path / "test_a.py").write_text(PASSING)
     (tmp_path / "test_b.py").write_text(FAILING)
+    # Else it would show logs of the tests that run beside this one.
+    (tmp_path / "conftest.py").write_text(f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n")
     times, log = tmp_path / "times.json", tmp_path / "out"
     words = [*PLUGINS, "--record-times", str(times), "--rootdir", str(tmp_path), *workers]
     words += ["--basetemp", str(tmp_path / "temporary"), str(tmp_path)]
