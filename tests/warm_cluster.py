@@ -30,6 +30,7 @@ from slime.processes.reaper import sweep
 ROOT = Path(__file__).parents[1]
 GPUS = 8
 _LEAVE_TIMEOUT = 120.0  # seconds that a run's processes have to be gone after its driver
+_STARTS = 4  # tries
 _WATCH_INTERVAL = 0.5  # seconds
 # What drivers import beyond what workers do. Ray may not be among it.
 _OF_DRIVERS = (
@@ -47,8 +48,18 @@ class WarmCluster:
         self._env = _environment()
         self._server = ForkServer(self._env)
         self._server.preload(_modules())
+        # On a busy machine Ray gives up on its own agents after 20 or 30 seconds, which nothing can change.
+        for _ in range(_STARTS):
+            self._head = self._start_head()
+            if line := self._line():
+                break
+        self.address: str = json.loads(line)["address"]
+        self._seen: set[int] = set()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _start_head(self) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "tests.warm_head", worker_python(self._server), str(GPUS)]
-        self._head = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=ROOT,
             env=self._env | {"SLIME_FORK_SERVER": self._server.address},
@@ -57,9 +68,6 @@ class WarmCluster:
             text=True,
             start_new_session=True,
         )
-        self.address: str = self._answer()["address"]
-        self._seen: set[int] = set()
-        threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         while self._head.poll() is None:
@@ -126,10 +134,14 @@ class WarmCluster:
         return left
 
     def _answer(self) -> Any:
-        assert self._head.stdout is not None
-        line = self._head.stdout.readline()
+        line = self._line()
         assert line, "the head of the tests' Ray cluster has ended"
         return json.loads(line)
+
+    def _line(self) -> str:
+        """What the head says next; empty if it has ended."""
+        assert self._head.stdout is not None
+        return self._head.stdout.readline()
 
     def close(self) -> None:
         assert self._head.stdin is not None
