@@ -3,6 +3,7 @@
 A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same model.
 """
 
+import queue
 import random
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from megatron.core import dist_checkpointing, tensor_parallel
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy, SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
@@ -70,6 +72,10 @@ class CheckpointWriter:
     def __init__(self, args: Namespace) -> None:
         self._args = args
         self._queue = AsyncCallsQueue(persistent=False) if getattr(args, "async_save", False) else None
+        if self._queue is None and filesystem_async._results_queue is None:
+            # By which the writer reports. megatron-core starts a process for it, which imports all that this
+            # one has, at the first save of every rank; a save in this process needs none.
+            filesystem_async._results_queue = queue.SimpleQueue()
 
     def save(
         self,

@@ -6,6 +6,7 @@ import signal
 from argparse import Namespace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -53,6 +54,7 @@ def _run(rank, args, rollouts, save_after):
             worker.save_model(rollout_id, force_sync=args.force_sync)
     worker.backend._writer.finish()
     return {
+        "left_running": len(psutil.Process().children()),
         "start": start,
         "steps": steps,
         "weights": _weights(args, worker),
@@ -97,6 +99,8 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     assert [result["start"] for result in resumed] == [2] * world_size
     assert _one(resumed, "steps") == _one(through, "steps")[2:]
     for before, after in zip(through, resumed, strict=True):
+        # A save in the background needs a process beside it to be told of the end.
+        assert before["left_running"] == ("async_save" in extra)
         assert after["version"] == 5
         if not extra:
             assert after["steps"] == before["steps"][2:]
