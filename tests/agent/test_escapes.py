@@ -15,7 +15,7 @@ import pytest
 from slime.agent.sandbox import EXIT_TIME_BUDGET_EXCEEDED, Limits, LocalSandbox, SandboxError
 from slime.agent.sandbox.limits import MIB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
 SMALL = Limits(
     memory_bytes=256 * MIB, cpu_s=5, file_bytes=4 * MIB, disk_bytes=8 * MIB, processes=24, output_bytes=4096
 )

@@ -10,6 +10,8 @@ import pytest
 from slime.arguments.registry import declared_groups, shipped_code
 from slime.arguments.user_code import why_unusable
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "megatron.core", "transformers", "ray", "sglang")
 LOADED = f"[name for name in {HEAVY!r} if name in sys.modules]"

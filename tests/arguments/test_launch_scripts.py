@@ -6,6 +6,8 @@ from tests.arguments.launch_table import PAGE, reasons, table
 from tests.arguments.original_scripts import SCRIPTS, words_of, write_data, write_model
 from tests.arguments.sglang_options import as_installed
 
+pytestmark = pytest.mark.slow
+
 # The beginnings of what a script is told that is about no single flag of its own.
 OF_THE_RUN = ("groups finished beyond a batch", "fully async rollouts: tokens are older")
 
@@ -36,7 +38,6 @@ def test_the_page_has_a_row_for_each_of_the_44():
     assert f"\n{sum(not messages for messages in table().values())} start." in PAGE.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, messages in table().items() if not messages])
 def test_a_script_starts(name, command, notes):
     words = command(name)

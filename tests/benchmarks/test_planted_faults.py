@@ -10,6 +10,8 @@ import pytest
 from benchmarks.planted_faults import FOUND, NO_PROOF, RESULTS, ROOT, SURVIVED, planted
 from benchmarks.process_faults import FAULTS, Fault
 
+pytestmark = pytest.mark.slow
+
 JUDGING = """
 import json, sys
 from pathlib import Path

@@ -16,6 +16,8 @@ from tests.check.harness import (
 )
 from tests.megatron_harness import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 PP2 = {"pipeline_model_parallel_size": 2}
 VPP2 = PP2 | {"num_virtual_stages_per_pipeline_rank": 2}

@@ -11,6 +11,8 @@ import pytest
 from slime.processes import reaper
 from slime.processes.reaper import SHARED_MEMORY, living, read_processes, sweep
 
+pytestmark = pytest.mark.slow
+
 # The reaper, which also writes a line for each look at what runs below the driver.
 TELLING = """
 import sys

@@ -19,6 +19,8 @@ from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, _join
 from tests.engines import free_port
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 HANGS = 600  # seconds; on a busy machine a process takes a while to import Ray
 JOIN = """

@@ -13,6 +13,8 @@ from slime.ray import engine_keeper
 from slime.ray.engine_keeper import EngineKeeper, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
 
+pytestmark = pytest.mark.slow
+
 
 class Slots:
     """Four slots, on GPUs 4 to 7."""

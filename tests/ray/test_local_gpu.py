@@ -8,6 +8,8 @@ import ray
 
 from slime.ray.local_gpu import local_gpu
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("assigned", "visible", "number"),

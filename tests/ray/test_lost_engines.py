@@ -31,6 +31,8 @@ from tests.engines.forked import Blow
 from tests.ray.forked_engines import ForkedEngine, ForkedEngines, manager_of
 from tests.ray.stand_ins import wait_until
 
+pytestmark = pytest.mark.slow
+
 BATCH, SAMPLES, ROLLOUTS = 4, 2, 3
 OVER_SAMPLING = ["--over-sampling-batch-size", 2 * BATCH]  # some wait for their turn when the batch is full
 STREAMING = ["--custom-generate-function-path", "slime.rollout.sglang_streaming_rollout.generate_streaming"]

@@ -20,6 +20,8 @@ from slime.rollout.rm_hub.grading_process import GraderError, GradingProcess
 from slime.utils.types import Sample
 from tests.rollout import bad_graders
 
+pytestmark = pytest.mark.slow
+
 EQUAL = "slime.utils.grading.math_verify_equal.are_equal"
 
 

@@ -22,6 +22,8 @@ from slime.utils.data import Dataset
 from slime.utils.data_sources import epoch_order
 from slime.utils.types import Sample
 
+pytestmark = pytest.mark.slow
+
 SCALE = float(os.environ.get("SLIME_HISTORIES", "1"))
 PROMPTS = 4
 FILTERS = [None, "newest_first", "newest_only", "last_selected"]

@@ -14,6 +14,8 @@ from slime.utils.async_utils import run
 from slime.utils.types import EngineEndpoint, Sample
 from tests.engines.embedded import Server, make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
 
 

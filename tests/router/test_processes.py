@@ -24,6 +24,8 @@ from tests.engines import free_port
 from tests.router.conftest import router_args
 from tests.router.test_middleware import RADIX
 
+pytestmark = pytest.mark.slow
+
 HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
 """Each request is on a connection of its own."""
 GENERATE = {"input_ids": [1, 2, 3], "sampling_params": {}}

@@ -14,6 +14,8 @@ from tests.engines.embedded import Server, make_checkpoint
 from tests.router.conftest import router_args
 from tests.router.test_middleware import RADIX
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def args(tmp_path) -> Iterator[Namespace]:

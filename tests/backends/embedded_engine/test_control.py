@@ -11,6 +11,8 @@ from slime.utils.types import EngineEndpoint
 from tests.backends.embedded_engine.test_scheduler import make_state
 from tests.engines.embedded import ENDLESS, LONG, Server
 
+pytestmark = pytest.mark.slow
+
 AN_ENDLESS = {"max_new_tokens": ENDLESS, "ignore_eos": True, "temperature": 0}
 A_LONG = {"max_new_tokens": LONG, "ignore_eos": True, "temperature": 0}
 PROMPT = [1, 2, 3, 4]

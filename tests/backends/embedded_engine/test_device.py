@@ -24,6 +24,8 @@ from tests.engines.embedded import make_checkpoint, make_model
 from tests.families import tiny_family
 from tests.pretend_gpu import GPU, PretendGpu, on_gpu
 
+pytestmark = pytest.mark.slow
+
 ENGINE = "slime.backends.embedded_engine"
 
 

@@ -15,6 +15,8 @@ from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from tests.engines.embedded import make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def make_state(checkpoint, **changes) -> ServerState:
     return build_server(
@@ -84,7 +86,6 @@ def mixed_requests(count: int = 24) -> list[Sequence]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("family", "heads"),

@@ -9,6 +9,8 @@ import pytest
 from tests.engines.embedded import Server, make_checkpoint
 from tests.forking import ForkedScript
 
+pytestmark = pytest.mark.slow
+
 READERS = [
     *(
         ("/weights_checker", {"action": action})

@@ -14,6 +14,8 @@ from tests.backends.fsdp_harness import fsdp_args, train, weights_of
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
+pytestmark = pytest.mark.slow
+
 SEARCH = dict(initial_loss_scale=2.0**10, min_loss_scale=1.0, loss_scale_window=2, hysteresis=1)
 HALF = dict(params_dtype=torch.float16, fp16=True, loss_scale=None, **SEARCH)
 OVERFLOWS = {**HALF, "initial_loss_scale": 2.0**40, "hysteresis": 2}

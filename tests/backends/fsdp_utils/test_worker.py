@@ -10,6 +10,8 @@ from tests.backends.fsdp_harness import fsdp_args, train, weights_of
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):

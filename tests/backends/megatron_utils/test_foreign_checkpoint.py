@@ -17,6 +17,8 @@ from slime.training.checkpoint_dir import MARKER, find_checkpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import trainer_args
 
+pytestmark = pytest.mark.slow
+
 # Names of TransformerEngine's layers, by those of plain ones.
 LAYER = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",

@@ -6,7 +6,10 @@ import sys
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the module does nothing with CUDA")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the module does nothing with CUDA"),
+]
 
 
 def _run(code):

@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 
 from tests.megatron_harness import make_args, run_ranks, tiny_hf_model
 
+pytestmark = pytest.mark.slow
+
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 EP2 = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 LAYOUTS = {

@@ -16,6 +16,8 @@ from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import trainer_args
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def trainer_is_loaded():

@@ -13,6 +13,8 @@ from slime.arguments.model_only import model_args
 from tests.families import tiny_family
 from tests.megatron_harness import run_ranks
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "one process": (1, []),
     "tp2": (2, ["--tensor-model-parallel-size", "2", "--sequence-parallel"]),

@@ -16,6 +16,8 @@ from slime.utils.http_utils import HttpStatusError, init_http_client, post, shar
 from tests.backends.sglang_utils.conftest import engine_args, start_embedded
 from tests.engines import free_port
 
+pytestmark = pytest.mark.slow
+
 KEY = "a key of this run"
 
 

@@ -10,6 +10,8 @@ from slime.utils.http_utils import post
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(tmp_path):

@@ -19,6 +19,8 @@ from slime.utils.http_utils import (
 )
 from tests.engines import free_port
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"engine_startup_timeout": 600.0, "use_slime_router": False}
 CONCURRENCY = Namespace(sglang_server_concurrency=8, rollout_num_gpus=1, rollout_num_gpus_per_engine=1)
 
