@@ -1,6 +1,6 @@
 """One Ray cluster for the runs of a test session, and one process of which they and their workers are forked.
 
-with WarmCluster() as cluster:
+with closing(WarmCluster()) as cluster:
     driver = cluster.start(["train.py", *flags], log)     # as ``python train.py ...``, without the seconds
     driver.wait()
     cluster.sweep()                                       # fails if the run has left anything
@@ -19,8 +19,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -148,14 +147,6 @@ class WarmCluster:
         self._head.stdin.close()
         self._head.wait(60)
         self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _environment() -> dict[str, str]:

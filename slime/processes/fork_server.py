@@ -70,10 +70,10 @@ class ForkServer:
         self._key = key.encode()
         self._listener, self._own_env = listener, _that_counts(own_env)
         self._selector = selectors.DefaultSelector()
-        self._wakeup, writer = os.pipe()
+        self._wakeup, self._waker = os.pipe()
         os.set_blocking(self._wakeup, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        os.set_blocking(self._waker, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for source in (0, self._wakeup, listener):
             self._selector.register(source, selectors.EVENT_READ)
@@ -166,6 +166,7 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         self._selector.close()
         os.close(self._wakeup)
+        os.close(self._waker)
         for other in (self._listener, client, *self._clients.values()):
             other.close()
 

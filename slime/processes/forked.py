@@ -1,6 +1,6 @@
 """Processes that are forked from one that has imported what they need (:mod:`slime.processes.fork_server`).
 
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         server.preload(["torch"])
         process = ForkedProcess(server.address, ["-m", "module", "--flag"], files=(0, 1, 2))
         process.wait(10)
@@ -25,8 +25,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 VARIABLE = "SLIME_FORK_SERVER"
 """``KEY@SOCKET`` of the run's server. Processes of the run inherit it; code in a jail does not."""
@@ -75,14 +74,6 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ForkedProcess:

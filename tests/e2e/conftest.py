@@ -10,6 +10,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Self
 
@@ -183,7 +184,7 @@ Start = Callable[..., Run]
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[WarmCluster]:
     """The session's Ray cluster. Nothing of it is lost on purpose."""
-    with WarmCluster() as cluster:
+    with closing(WarmCluster()) as cluster:
         yield cluster
 
 

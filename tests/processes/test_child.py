@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def fork_server():
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         yield server
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -28,13 +29,14 @@ json.dump({
     "name": __name__, "imported": "wave" in sys.modules, "random": random.random(),
     "session": os.getsid(0) == os.getpid(), "main": sys.modules["__main__"].__file__,
     "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
+    "files": sorted(int(name) for name in os.listdir("/proc/self/fd")),
 }, open(sys.argv[1], "w"))
 """
 
 
 @pytest.fixture(scope="module")
 def server():
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         server.preload(["wave", "numpy", "no_such_module"])
         yield server
 
@@ -58,6 +60,7 @@ def test_a_script_finds_what_an_interpreter_would_give_it(server, tmp_path: Path
     found = report(server, tmp_path, env=env, cwd="/")
     assert found["argv"] == [str(tmp_path / "report.py"), str(tmp_path / "0.json")]
     assert found["env"] == env and found["cwd"] == "/" and found["path"] == str(tmp_path)
+    assert found["files"] == [0, 1, 2, 3]  # the last one lists them
     assert found["name"] == "__main__" and found["main"] == str(tmp_path / "report.py")
     assert found["session"]
 
@@ -135,7 +138,7 @@ def test_a_request_without_the_key_is_not_answered(server, tmp_path: Path) -> No
 def test_what_was_forked_ends_with_its_server(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import time; time.sleep(600)")
-    with ForkServer() as server:
+    with closing(ForkServer()) as server:
         server.preload(["wave"])
         process = fork(server, script)
         os.kill(server.pid, signal.SIGKILL)
