@@ -11,6 +11,7 @@ import ray
 
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
+from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
@@ -61,6 +62,7 @@ class RolloutManager:
         self._args = with_facts(self._args, num_rollout=self.num_rollout())
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
+        self._flat: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         spare_collector()
         reached("rollout manager ready")
@@ -97,15 +99,17 @@ class RolloutManager:
         if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(self, rollout_id: int, updates_ahead: int = 0) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
+    def generate(
+        self, rollout_id: int, updates_ahead: int = 0
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], str | None]:
         """One rollout.
 
         Args:
             updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
-            A reference to the train shard of each data-parallel rank (none without a trainer), and
-            the rollout's metrics.
+            A reference to the train shard of each data-parallel rank (none without a trainer),
+            the rollout's metrics, and a warning if its rewards are the first of a row that teach nothing.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -123,7 +127,7 @@ class RolloutManager:
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
         metrics |= lost | self._data_metrics() | self._fleet.metrics()
-        return refs, metrics | take_logged("rollout", "train")
+        return refs, metrics | take_logged("rollout", "train"), self._warning(samples)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -250,6 +254,11 @@ class RolloutManager:
             trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
+
+    def _warning(self, samples: list[Sample]) -> str | None:
+        """Once for a row of rollouts whose rewards do not differ."""
+        seen, self._flat = self._flat, flat_rewards(self._args, samples)
+        return None if seen else self._flat
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""
