@@ -153,6 +153,12 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
     assert isinstance(args.lr, float)
 
 
+def test_numbers_of_yaml_may_be_written_as_on_the_command_line(words, tmp_path):
+    (tmp_path / "more.yaml").write_text("lr: 4e-4\nweight_decay: 1E-2\nmine: [-1e+3, '4e-4']\n")
+    args = validated_args(words(custom_config_path=tmp_path / "more.yaml"))
+    assert (args.lr, args.weight_decay, args.mine) == (4e-4, 0.01, [-1000.0, "4e-4"])
+
+
 OWN_KEYS = {
     "max_tokens": "max_tokens_per_gpu",
     "use_mis": "use_tis",
