@@ -36,6 +36,7 @@ from slime.training.conversion import (
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
+from slime.utils.notes import take_notes
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class RolloutManager:
 
     def notices(self) -> list[str]:
         """What a user should be told about the data."""
-        return getattr(self._data_source, "notices", [])
+        return [*getattr(self._data_source, "notices", []), *take_notes()]
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
@@ -101,7 +102,7 @@ class RolloutManager:
 
     def generate(
         self, rollout_id: int, updates_ahead: int = 0
-    ) -> tuple[list[ray.ObjectRef], dict[str, Any], str | None]:
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str]]:
         """One rollout.
 
         Args:
@@ -109,7 +110,7 @@ class RolloutManager:
 
         Returns:
             A reference to the train shard of each data-parallel rank (none without a trainer),
-            the rollout's metrics, and a warning if its rewards are the first of a row that teach nothing.
+            the rollout's metrics, and what a user should be told of it.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -127,7 +128,7 @@ class RolloutManager:
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
         metrics |= lost | self._data_metrics() | self._fleet.metrics()
-        return refs, metrics | take_logged("rollout", "train"), self._warning(samples)
+        return refs, metrics | take_logged("rollout", "train"), self._warnings(samples)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -255,10 +256,10 @@ class RolloutManager:
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
 
-    def _warning(self, samples: list[Sample]) -> str | None:
-        """Once for a row of rollouts whose rewards do not differ."""
+    def _warnings(self, samples: list[Sample]) -> list[str]:
+        """Rewards that do not differ are told once for a row of such rollouts."""
         seen, self._flat = self._flat, flat_rewards(self._args, samples)
-        return None if seen else self._flat
+        return take_notes() + ([self._flat] if self._flat and not seen else [])
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""

@@ -228,4 +228,4 @@ def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
     found = iter(["flat", "flat", None, "flat again"])
     monkeypatch.setattr(rollout_manager, "flat_rewards", lambda args, samples: next(found))
     manager = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
-    assert [manager.generate(i)[2] for i in range(4)] == ["flat", None, None, "flat again"]
+    assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]
