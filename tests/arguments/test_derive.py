@@ -48,10 +48,13 @@ def test_a_run_without_optimizer_steps_needs_not_say_their_size(words, idle):
     assert args.global_batch_size == 16
 
 
-def test_a_run_that_trains_has_to_say_the_size_of_its_steps(words):
-    wanted = r"^--global-batch-size: missing \(wanted: .* 16 for one step .* --num-steps-per-rollout\)$"
-    with pytest.raises(UsageError, match=wanted):
-        validated_args(words(num_steps_per_rollout=None))
+def test_steps_are_as_in_megatron_lm_where_nobody_says_their_size(words):
+    """A micro-batch on each data-parallel rank."""
+    steps = dict(num_steps_per_rollout=None, micro_batch_size=2)
+    assert validated_args(words(**steps)).global_batch_size == 2
+    assert validated_args(words(**steps, actor_num_gpus_per_node=4)).global_batch_size == 8
+    halves = dict(actor_num_gpus_per_node=4, tensor_model_parallel_size=2)
+    assert validated_args(words(**steps, **halves)).global_batch_size == 4
 
 
 def test_the_shape_comes_from_the_checkpoint(words):
