@@ -117,7 +117,7 @@ def make_args(checkpoint: str, port: int, samples: int) -> Namespace:
     return Namespace(
         hf_checkpoint=checkpoint, trust_remote_code=False, rollout_global_dataset=True, rollout_timeout=3600,
         rollout_batch_size=groups, over_sampling_batch_size=groups, n_samples_per_prompt=GROUP,
-        partial_rollout=False, mask_offpolicy_in_partial_rollout=False, drop_surplus_groups=False,
+        partial_rollout=False, mask_offpolicy_in_partial_rollout=False, keep_surplus_groups=False,
         rollout_temperature=1.0, rollout_top_p=1.0, rollout_top_k=-1, rollout_max_response_len=64,
         rollout_max_context_len=None, rollout_stop=None, rollout_stop_token_ids=None, rollout_seed=1,
         rollout_skip_special_tokens=False, rollout_num_gpus=2, rollout_num_gpus_per_engine=1,

@@ -105,11 +105,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--disable-compute-advantages-and-returns: the policy loss needs advantages "
             "(wanted: --rollout-data-postprocess-path that makes them, or without)"
         )
-    elif args.n_samples_per_prompt == 1 and _learns_by_comparison_alone(args):
-        yield (
-            f"--n-samples-per-prompt 1: {args.advantage_estimator} compares the samples of a prompt, so "
-            "every advantage would be 0 (wanted: 2 or more, or --disable-rewards-normalization)"
-        )
 
 
 def _learns_by_comparison_alone(args: Namespace) -> bool:
@@ -123,12 +118,17 @@ def _learns_by_comparison_alone(args: Namespace) -> bool:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Numbers that the estimator does not heed."""
+    """Numbers that the estimator does not heed, and groups of one."""
     if args.loss_type != "policy_loss" or args.disable_compute_advantages_and_returns:
         return
     if args.custom_advantage_function_path is not None:
         return
     name, estimator = args.advantage_estimator, ESTIMATORS[args.advantage_estimator]
+    if args.n_samples_per_prompt == 1 and _learns_by_comparison_alone(args):
+        yield (
+            f"--n-samples-per-prompt 1: {name} compares the samples of a prompt, so every advantage is 0 and "
+            "nothing is learned (wanted: 2 or more, or --disable-rewards-normalization)"
+        )
     if args.kl_coef and not estimator.penalised:
         yield (
             f"--kl-coef {args.kl_coef}: {name} has no KL in its rewards, it will only be measured "

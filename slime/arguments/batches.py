@@ -16,7 +16,7 @@ class BatchArgs:
     rollout_batch_size: int = flag(required=True, above=0, help="prompts of one rollout")
     n_samples_per_prompt: int = flag(1, above=0, help="samples of one prompt, a group")
     global_batch_size: int | None = flag(
-        above=0, help="samples of one optimizer step; a run that trains needs it or --num-steps-per-rollout"
+        above=0, help="samples of one optimizer step; default --micro-batch-size x data-parallel size"
     )
     num_steps_per_rollout: int | None = flag(
         above=0, help="optimizer steps of a rollout; sets --global-batch-size"
@@ -45,7 +45,15 @@ class DerivedBatches:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """A limit that nothing is held to, and one that another decides."""
+    """A limit that nothing is held to, one that another decides, and steps that nobody chose."""
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    if args.global_batch_size is None and args.num_steps_per_rollout is None and _trains(args):
+        step = _samples_by_default(args)
+        if step != samples:
+            yield (
+                f"--global-batch-size: not given, so {step} as in Megatron-LM, a micro-batch on each "
+                f"data-parallel rank: {samples // step} optimizer steps in a rollout ({samples} makes one)"
+            )
     tokens, limit = args.max_tokens_per_gpu, args.log_probs_max_tokens_per_gpu
     if tokens is not None and not args.use_dynamic_batch_size:
         yield f"--max-tokens-per-gpu {tokens}: has no effect without --use-dynamic-batch-size"
@@ -62,24 +70,21 @@ def derive(args: Namespace) -> None:
     if args.num_steps_per_rollout is not None:
         args.global_batch_size = _samples_of_a_step(args, samples, args.num_steps_per_rollout)
     if args.global_batch_size is None:
-        args.global_batch_size = _samples_of_nobody(args, samples)
+        args.global_batch_size = _samples_by_default(args) if _trains(args) else samples
     args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
     if args.balance_by_flops:
         args.balance_data = True
 
 
-def _samples_of_nobody(args: Namespace, samples: int) -> int:
-    """A number for runs without an optimizer step.
+def _trains(args: Namespace) -> bool:
+    return args.num_rollout != 0 and not args.debug_rollout_only
 
-    Other runs have to say it: to one user no word means one step per rollout, to another Megatron-LM's
-    default, a step for every ``micro_batch_size`` samples of each data-parallel rank.
-    """
-    if args.num_rollout != 0 and not args.debug_rollout_only:
-        raise UsageError(
-            "--global-batch-size: missing (wanted: the samples of one optimizer step, "
-            f"{samples} for one step in a rollout; or --num-steps-per-rollout)"
-        )
-    return samples
+
+def _samples_by_default(args: Namespace) -> int:
+    """A micro-batch on each data-parallel rank, as in Megatron-LM."""
+    world = args.actor_num_nodes * args.actor_num_gpus_per_node
+    sizes = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    return args.micro_batch_size * max(1, world // sizes)
 
 
 def _samples_of_a_step(args: Namespace, samples: int, steps: int) -> int:

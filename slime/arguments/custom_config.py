@@ -18,6 +18,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, place_flag
 from slime.arguments.spelling import misspelt, nearest
 from slime.arguments.values import describe, typed, why_no_file, why_no_place
+from slime.arguments.yaml_file import load_plain_yaml
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def apply_custom_config(
 
 def _read(where: str, path: Path) -> dict[Any, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_plain_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, or no such date

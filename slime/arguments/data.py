@@ -9,7 +9,7 @@ from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 from slime.arguments.records import Records, bad_records, imitates
 from slime.arguments.rejection import samples_by_rejection
-from slime.arguments.rewards import compares_with_label, follows_instructions, scores_by_type
+from slime.arguments.rewards import compares_with_label, follows_instructions, needs_no_grade, scores_by_type
 from slime.arguments.rollout import generates_by_default, replays
 
 BUILT_IN_DATA_SOURCES = "slime.rollout.data_source."
@@ -66,7 +66,9 @@ class DerivedData:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """A template that is applied anyway."""
+    """A template that is applied anyway, and rewards that no label decides."""
+    if args.label_key is None and args.rm_type is not None and needs_no_grade(args, args.rm_type):
+        yield f"--rm-type {args.rm_type}: without --label-key every reward is 0; the teacher alone teaches"
     if args.apply_chat_template and imitates(args) and args.eval_interval is None:
         yield "--apply-chat-template: has no effect, SFT renders conversations itself"
 
@@ -94,7 +96,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "(wanted: without, and apply_chat_template in --eval-config)"
         )
     unlabelled = args.label_key is None and _reads_prompt_data(args) and not args.rollout_sample_hook_path
-    if unlabelled and args.num_rollout != 0 and scores_by_type(args) and compares_with_label(args.rm_type):
+    graded = scores_by_type(args) and compares_with_label(args.rm_type)
+    if unlabelled and args.num_rollout != 0 and graded and not needs_no_grade(args, args.rm_type):
         yield f"--rm-type {args.rm_type}: compares with a label (wanted: --label-key)"
     if args.prompt_data is not None or args.load_debug_rollout_data is not None:
         return

@@ -24,7 +24,7 @@ class KlArgs:
     use_kl_loss: bool = flag(False, help="add the KL to the reference model to the loss")
     kl_loss_coef: float = flag(0.0, at_least=0, help="weight of the KL in the loss")
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag(
-        "k1", help="estimator of the KL; as a loss k1 needs --use-unbiased-kl"
+        "k1", help="estimator of the KL; as a loss k1 has a gradient only with --use-unbiased-kl"
     )
     use_unbiased_kl: bool = flag(False, help="weight the KL with the importance ratio")
     kl_coef: float = flag(0.0, at_least=0, help="weight of the KL in the reward")
@@ -36,12 +36,14 @@ class KlArgs:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """A reference whose weights are read from where they were converted from."""
+    """A reference whose weights are read from where they were converted from, and estimators that mislead."""
     if _is_conversion(args):
         yield (
             f"--ref-load {args.ref_load}: says that a converter wrote it, and holds no weights; "
             "those of --hf-checkpoint are used, after which it is named"
         )
+    if args.loss_type == "policy_loss":
+        yield from _wrong_gradients(args)
 
 
 def derive(args: Namespace) -> None:
@@ -66,8 +68,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--kl-loss-coef {args.kl_loss_coef}: needs --use-kl-loss"
     if args.use_unbiased_kl and not args.use_kl_loss:
         yield "--use-unbiased-kl: needs --use-kl-loss"
-    if args.loss_type == "policy_loss":
-        yield from _wrong_gradients(args)
 
 
 def _wrong_gradients(args: Namespace) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _wrong_gradients(args: Namespace) -> Iterator[str]:
             f"(wanted: {_choices(unbiased)}, or {_choices(not unbiased)} {'without' if unbiased else 'with'} "
             "--use-unbiased-kl)"
         )
-    own_advantages = args.custom_advantage_function_path or not args.compute_advantages_and_returns
+    own_advantages = args.custom_advantage_function_path or args.disable_compute_advantages_and_returns
     if args.kl_coef and kind not in REWARD_ESTIMATORS and not own_advantages:
         wanted = ", ".join(sorted(REWARD_ESTIMATORS))
         yield f"--kl-loss-type {kind} with --kl-coef: has the wrong gradient in the reward (wanted: {wanted})"

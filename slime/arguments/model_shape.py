@@ -207,8 +207,8 @@ def derive(args: Namespace) -> None:
 
 def _idle(shape: Mapping[str, Any]) -> set[str]:
     """Flags that mean nothing for a model: whatever their values are, it is the same."""
-    # Latent attention has widths of its own for a head.
-    names = {"kv_channels"} if shape.get("multi_latent_attention") else set()
+    # Latent attention has widths of its own for a head, and no projection that this bias could be of.
+    names = {"kv_channels", "add_qkv_bias"} if shape.get("multi_latent_attention") else set()
     if "rope" in shape and shape["rope"].kind == "default":
         names |= {"rope_scaling_factor", "mscale", "mscale_all_dim"}
     return names

@@ -8,6 +8,7 @@ from typing import Literal
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, flags_of, option_string, path_flag
 from slime.arguments.rollout import is_fully_async, keeps_surplus
+from slime.arguments.router import given_router_options
 
 _LOSSES = "slime.training.losses."
 CORRECTIONS = {
@@ -98,6 +99,7 @@ def derive(args: Namespace) -> None:
     args.tis_function_path = args.custom_tis_function_path or CORRECTIONS[args.tis_type or "tis"]
     args.tis_needs_mean = args.tis_batch_normalize and _corrects_by_mis(args) and args.use_tis
     args.use_routing_replay = args.use_routing_replay or args.use_rollout_routing_replay
+    args.use_slime_router = args.use_slime_router or _wants_slime_router(args)
     args.records_routes = args.use_routing_replay and not args.use_rollout_routing_replay
 
 
@@ -114,9 +116,13 @@ def notes(args: Namespace) -> Iterator[str]:
         yield from says_how_age_is_corrected(args, "--partial-rollout", masks)
     if is_fully_async(args):
         yield from says_how_age_is_corrected(args, "fully async rollouts")
+    if _wants_slime_router(args):
+        yield (
+            "--use-rollout-routing-replay: taken with --use-slime-router, as sglang-router drops "
+            "return_routed_experts from requests"
+        )
     if keeps_surplus(args):
-        cause = "groups finished beyond a batch (without --drop-surplus-groups)"
-        yield from says_how_age_is_corrected(args, cause, ())
+        yield from says_how_age_is_corrected(args, "--keep-surplus-groups", ())
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
     for spec in flags_of(OffPolicyArgs):
@@ -192,6 +198,13 @@ def _loses_routes(args: Namespace) -> Iterator[str]:
             "--use-rollout-routing-replay: sglang-router drops return_routed_experts from requests "
             "(wanted: --use-slime-router)"
         )
+
+
+def _wants_slime_router(args: Namespace) -> bool:
+    """Whether the router may be chosen here: nothing was said that only sglang-router does."""
+    replays = args.use_rollout_routing_replay and not (args.debug_train_only or args.loss_type == "sft_loss")
+    own = args.sglang_router_ip or args.prefill_num_servers or args.sglang_config
+    return replays and not (args.use_slime_router or own or any(given_router_options(args)))
 
 
 def _empty_ranges(args: Namespace) -> Iterator[str]:

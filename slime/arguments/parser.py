@@ -177,6 +177,8 @@ def _unknown(word: str, parser: argparse.ArgumentParser, specs: dict[str, Flag],
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
     refuse_gone(name)
+    if "lora" in name.lower().replace("_", "-").split("-"):
+        return f"{name}: not supported, weights are trained whole (wanted: without)"
     refused = {name for spec in specs.values() if spec.supported == (spec.default,) for name in spec.names}
     refused |= {name for entry in foreign_flags() for name in entry.names}
     options = {option for action in parser._actions for option in action.option_strings}

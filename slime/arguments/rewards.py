@@ -59,7 +59,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     yield from _bad_overlong_buffer(args)
     if args.rm_url is not None and not _is_web_address(args.rm_url):
         yield f"--rm-url {args.rm_url}: wanted an address, http://host:port/path or https://..."
-    if _kind(args.rm_type) == "dapo" and not (args.reward_key or _makes_numbers(args)):
+    if gives_a_mapping(args.rm_type) and not (args.reward_key or _makes_numbers(args)):
         yield "--rm-type dapo: gives a mapping of score, acc and pred (wanted: --reward-key score)"
 
 
@@ -104,6 +104,20 @@ def scores_samples(args: Namespace) -> bool:
 def compares_with_label(rm_type: Any) -> bool:
     """Whether a sample without a label cannot be scored by this type."""
     return _kind(rm_type) in ("math", "deepscaler", "math_compat", "deepscaler_compat", "dapo", "f1")
+
+
+def gives_a_mapping(rm_type: Any) -> bool:
+    """Whether rewards of this type are mappings, of which ``--reward-key`` names the number."""
+    return _kind(rm_type) == "dapo"
+
+
+def needs_no_grade(args: Any, rm_type: Any) -> bool:
+    """Whether an answer without a label earns 0, as a teacher's log-probs teach and not the reward."""
+    return (
+        bool(getattr(args, "use_opd", False))
+        and compares_with_label(rm_type)
+        and not gives_a_mapping(rm_type)
+    )
 
 
 def follows_instructions(args: Namespace, rm_type: Any) -> bool:

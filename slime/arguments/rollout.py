@@ -56,8 +56,10 @@ class RolloutArgs:
     partial_rollout: bool = flag(
         False, help="keep unfinished samples and go on with them in the next rollout"
     )
-    drop_surplus_groups: bool = flag(
-        False, help="drop groups that finish when the batch is full, rather than train on them next"
+    keep_surplus_groups: bool = flag(
+        False,
+        help="train in the next rollout on groups that finish when the batch is full, rather than drop them; "
+        "--partial-rollout keeps them too",
     )
     mask_offpolicy_in_partial_rollout: bool = flag(False, help="do not train on tokens of earlier rollouts")
     custom_generate_function_path: str | None = path_flag(
@@ -161,11 +163,11 @@ def notes(args: Namespace) -> Iterator[str]:
 
 
 def keeps_surplus(args: Namespace) -> bool:
-    """Whether a rollout may finish more groups than it trains on, and leave them to the next one."""
+    """Whether a rollout may finish more groups than it trains on, and is to leave them to the next one."""
     fetched = args.over_sampling_batch_size or args.rollout_batch_size
     more = fetched > args.rollout_batch_size or args.dynamic_sampling_filter_path
     masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
-    return generates_by_default(args) and bool(more) and not (masked or args.drop_surplus_groups)
+    return generates_by_default(args) and bool(more) and not masked and args.keep_surplus_groups
 
 
 def replays(args: Namespace) -> bool:

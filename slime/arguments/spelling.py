@@ -9,15 +9,18 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that this one misspells; None where it would take more than a slip of the finger.
 
     A slip is one letter too many, too few, wrong or swapped with its neighbour; names of 20 letters and more
-    may have two. Dashes, underscores and capitals don't count. So does the beginning of only one known name.
+    may have two. Dashes, underscores and capitals don't count. The beginning of only one known name will do
+    as well. A whole word more or less, however short, is another name: ``--lora-rank``, ``--q-lora-rank``.
     """
     wanted = _letters(name)
     slips = 0 if len(wanted) < 4 else 1 if len(wanted) < 20 else 2
-    near = [(_distance(wanted, _letters(other), slips), other) for other in sorted(known)]
+    names = sorted(known)
+    alike = [other for other in names if not _lacks_a_word(name, other)]
+    near = [(_distance(wanted, _letters(other), slips), other) for other in alike]
     distance, best = min(near, default=(slips + 1, ""))
     if distance <= slips:
         return best
-    longer = [other for _, other in near if _letters(other).startswith(wanted)]
+    longer = [other for other in names if _letters(other).startswith(wanted)]
     return longer[0] if len(longer) == 1 and len(wanted) >= _SHORTEST_PREFIX else None
 
 
@@ -30,6 +33,16 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     return next(
         (other for other in sorted(known) if len(_letters(other)) >= 6 and _slipped(name, other)), None
     )
+
+
+def _lacks_a_word(name: str, other: str) -> bool:
+    """Whether one is the other but for one word."""
+    shorter, longer = sorted(
+        (name.lower().replace("_", "-").strip("-").split("-") for name in (name, other)), key=len
+    )
+    if len(longer) != len(shorter) + 1:
+        return False
+    return any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer)))
 
 
 def _slipped(name: str, meant: str) -> bool:

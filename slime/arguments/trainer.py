@@ -3,12 +3,14 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, option_string, path_flag, refused
 from slime.arguments.limits import MOST_SEED
+from slime.models.hf_config import HfConfigError, read_hf_config
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,23 @@ class TrainerArgs:
     only_train_params_name_list: list[str] | None = flag(help="regexes; only matching parameters train")
     freeze_params_name_list: list[str] | None = flag(help="regexes; matching parameters are frozen")
     freeze_indexer: bool = flag(
-        False, help="freeze the indexers of sparse attention, which models that have them need"
+        False,
+        help="freeze the indexers of sparse attention: they have no gradient, and weight decay shrinks them",
     )
     seed: int = flag(1234, at_least=0, at_most=MOST_SEED, help="seed of the trainer's random numbers")
     megatron_config_path: str | None = refused(help="YAML file of overrides per role")
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Parameters that only weight decay would change."""
+    with suppress(HfConfigError):  # which derive() reports
+        if "index_topk" in read_hf_config(args.hf_checkpoint) and not (
+            args.freeze_indexer or args.debug_rollout_only
+        ):
+            yield (
+                "--freeze-indexer: not given; what an indexer chooses has no gradient, so nothing trains it, "
+                "and weight decay shrinks it"
+            )
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -49,11 +64,6 @@ def _indexers(args: Namespace) -> Iterator[str]:
     indexers = getattr(args, "dsa_indexer_freq", ())  # nothing is known of architectures without a family
     if args.freeze_indexer and indexers is None:
         yield "--freeze-indexer: config.json of --hf-checkpoint describes a model without an indexer"
-    if indexers and not (args.freeze_indexer or args.debug_rollout_only):
-        yield (
-            f"--freeze-indexer: missing (wanted with model_type {args.model_type}: what an indexer chooses "
-            "has no gradient, so nothing trains it, and weight decay would shrink it)"
-        )
 
 
-CONCERN = Concern({"trainer": TrainerArgs}, contradictions=contradictions)
+CONCERN = Concern({"trainer": TrainerArgs}, notes=notes, contradictions=contradictions)

@@ -1,10 +1,27 @@
 """YAML files that flags name."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from slime.arguments.errors import UsageError
 from slime.arguments.values import why_no_file
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Values of plain types, and 4e-4 is a number, as in YAML 1.2: PyYAML wants 4.0e-4."""
+
+
+PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?|\.\d)\d*[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_plain_yaml(text: str) -> Any:
+    """The value of a YAML text; raises ``yaml.YAMLError``."""
+    return yaml.load(text, PlainLoader)
 
 
 def read_yaml(where: str, path: Path) -> Any:

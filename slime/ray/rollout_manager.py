@@ -11,6 +11,7 @@ import ray
 
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
+from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
@@ -35,6 +36,7 @@ from slime.training.conversion import (
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
+from slime.utils.notes import take_notes
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class RolloutManager:
         self._args = with_facts(self._args, num_rollout=self.num_rollout())
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
+        self._flat: str | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         spare_collector()
         reached("rollout manager ready")
@@ -84,7 +87,7 @@ class RolloutManager:
 
     def notices(self) -> list[str]:
         """What a user should be told about the data."""
-        return getattr(self._data_source, "notices", [])
+        return [*getattr(self._data_source, "notices", []), *take_notes()]
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
         self._parallel_config = config
@@ -97,15 +100,17 @@ class RolloutManager:
         if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(self, rollout_id: int, updates_ahead: int = 0) -> tuple[list[ray.ObjectRef], dict[str, Any]]:
+    def generate(
+        self, rollout_id: int, updates_ahead: int = 0
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str]]:
         """One rollout.
 
         Args:
             updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
-            A reference to the train shard of each data-parallel rank (none without a trainer), and
-            the rollout's metrics.
+            A reference to the train shard of each data-parallel rank (none without a trainer),
+            the rollout's metrics, and what a user should be told of it.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -123,7 +128,7 @@ class RolloutManager:
         refs, lost = self._to_train_refs(samples)
         self._save_state(rollout_id)
         metrics |= lost | self._data_metrics() | self._fleet.metrics()
-        return refs, metrics | take_logged("rollout", "train")
+        return refs, metrics | take_logged("rollout", "train"), self._warnings(samples)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -250,6 +255,11 @@ class RolloutManager:
             trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
+
+    def _warnings(self, samples: list[Sample]) -> list[str]:
+        """Rewards that do not differ are told once for a row of such rollouts."""
+        seen, self._flat = self._flat, flat_rewards(self._args, samples)
+        return take_notes() + ([self._flat] if self._flat and not seen else [])
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""

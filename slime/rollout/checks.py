@@ -11,9 +11,11 @@ from typing import Any
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.utils.misc import is_finite_number
+from slime.utils.notes import note
 from slime.utils.types import Sample
 
 _KINDS = {"status": Sample.Status, "metadata": dict, "response": str, "response_length": Integral}
+_STATUSES = {status.value for status in Sample.Status}
 _HIGHEST_LOG_PROB = 0.01
 """Above 0 by rounding errors alone: what is higher is no logarithm of a probability."""
 
@@ -42,7 +44,11 @@ def check_samples(origin: str, samples: Sequence[Any]) -> None:
 
 
 def _check_kinds(origin: str, sample: Sample) -> None:
-    """Of what everybody reads and nobody could do without."""
+    """Of what everybody reads and nobody could do without. A status may come as its text."""
+    if isinstance(sample.status, str) and sample.status in _STATUSES:
+        name = sample.status.upper()
+        note(f"{origin} sets status to text: {sample.status!r}, taken as Sample.Status.{name}")
+        sample.status = Sample.Status(sample.status)
     for name, kind in _KINDS.items():
         value = getattr(sample, name)
         if not isinstance(value, kind):

@@ -146,10 +146,11 @@ class _Collection:
 
     @property
     def keeps_surplus(self) -> bool:
-        """Not if nothing of a finished group would be trained on in the next rollout."""
+        """If asked for, and not if nothing of a finished group would be trained on in the next rollout."""
         args = self.args
         masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
-        return self.account.keeps_finished and not masked and not args.drop_surplus_groups
+        asked = args.keep_surplus_groups or args.partial_rollout
+        return self.account.keeps_finished and asked and not masked
 
     async def fill(self, state: GenerateState) -> None:
         """Generate until enough groups are kept; what still runs then stays in ``state.pending``."""

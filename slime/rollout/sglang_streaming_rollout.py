@@ -81,15 +81,20 @@ async def _stream_answer(
 
 
 class _Before:
-    """A sample as it was before the call. Chunks repeat what came before, so each is added to that."""
+    """A sample as it was before the call. Chunks repeat what came before, so each is added to that.
+
+    Lists grow in place, and whoever holds one is to see it grow: so they are cut back, not replaced.
+    """
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
         self._values = {name: getattr(sample, name) for name in _FIELDS}
+        self._lengths = {name: len(value) for name, value in self._values.items() if isinstance(value, list)}
 
     def restore(self) -> None:
-        """Lists are never extended in place; the two counters are."""
         for name, value in self._values.items():
+            if name in self._lengths:
+                del value[self._lengths[name] :]
             setattr(self._sample, name, value)
         self._sample.spec_info = copy.copy(self._sample.spec_info)
         self._sample.prefix_cache_info = copy.copy(self._sample.prefix_cache_info)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.utils.data_files import DataError, Records
 from slime.utils.data_sources import find_sources
+from slime.utils.notes import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,12 +56,16 @@ def make_row(where: str, record: Mapping[str, Any], keys: RecordKeys, source: st
             raise DataError(f"{where} has no field {key!r} (found: {', '.join(sorted(record))})")
         if key is not None and record[key] is None:
             raise DataError(f"{where}: field {key!r} is null")
-    _check_prompt(where, keys.prompt, record[keys.prompt])
+    prompt = record[keys.prompt]
+    if isinstance(prompt, int) and not isinstance(prompt, bool):
+        note(f"field {keys.prompt!r} of the data holds numbers, which prompts have as text")
+        prompt = str(prompt)
+    _check_prompt(where, keys.prompt, prompt)
     metadata = _parse(where, "metadata", record.get(keys.metadata), dict) if keys.metadata else None
     tools = _parse(where, "tools", record.get(keys.tools), list) if keys.tools else None
     label = record[keys.label] if keys.label else None
     named = {} if source is None else {"source_name": source}
-    return Row(where, record[keys.prompt], label, named | (metadata or {}), tools)
+    return Row(where, prompt, label, named | (metadata or {}), tools)
 
 
 def _check_prompt(where: str, key: str, prompt: Any) -> None:

@@ -68,6 +68,13 @@ def _as_list(values: Any) -> list[Any]:
     return values.reshape(-1).tolist() if hasattr(values, "tolist") else list(values)
 
 
+def _extended(values: Any, more: list[Any]) -> list[Any]:
+    """The same list if it is one."""
+    found = values if type(values) is list else _as_list(values)
+    found += more
+    return found
+
+
 class SampleStatus(Enum):
     """How far the generation of a sample got."""
 
@@ -198,6 +205,8 @@ class Sample:
     ) -> None:
         """Extend the response by tokens of the model (trainable) or of a tool or user (not trainable).
 
+        Lists of the sample grow in place, so that a generate function may hold them under names of its own.
+
         Args:
             tokens: ids, as a sequence, tensor or array; none where an answer was aborted before its first.
             log_probs: the engine's, one per trainable token; other tokens get 0.0.
@@ -241,10 +250,10 @@ class Sample:
         earlier = self.response_length
         mask = [1] * earlier if self.loss_mask is None else self.loss_mask
         before = [0.0] * earlier if self.rollout_log_probs is None else self.rollout_log_probs
-        self.tokens = [*self.tokens, *ids]
+        self.tokens = _extended(self.tokens, ids)
         self.response_length += len(ids)
-        self.loss_mask = [*mask, *[int(trainable)] * len(ids)]
-        self.rollout_log_probs = [*before, *log_probs]
+        self.loss_mask = _extended(mask, [int(trainable)] * len(ids))
+        self.rollout_log_probs = _extended(before, log_probs)
         if not trainable and self.rollout_top_p_token_offsets is not None:
             # No model sampled these tokens: their nuclei are empty.
             last = self.rollout_top_p_token_offsets[-1]
@@ -273,7 +282,7 @@ class Sample:
         self.prefix_cache_info.add(meta_info)
         self.request_times = merge_request_times(self.request_times, meta_info)
         if "weight_version" in meta_info:
-            self.weight_versions = [*self.weight_versions, meta_info["weight_version"]]
+            self.weight_versions = _extended(self.weight_versions, [meta_info["weight_version"]])
         self.status = _STATUS_OF_FINISH_REASON.get(reason["type"], self.status)
 
     def _validate_response_metadata_lengths(self) -> None:

@@ -1,6 +1,7 @@
 """An agent that speaks OpenAI's API, a scripted engine behind it, and the samples that come of it."""
 
 import asyncio
+import itertools
 import json
 import threading
 from copy import copy
@@ -179,14 +180,134 @@ async def test_events_say_the_same(serve, engine):
     *lines, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
     assert response.headers["content-type"].startswith("text/event-stream") and last == "[DONE]"
     said, ended, usage = map(json.loads, lines)
+    assert (
+        said["choices"][0]["delta"]["role"] == "assistant" and "content" not in ended["choices"][0]["delta"]
+    )
     assert said["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
     assert ended["choices"][0]["finish_reason"] == "tool_calls" and usage["usage"]["completion_tokens"] > 0
     assert len(await adapter.finish_session("s", base_sample=Sample())) == 1
 
 
+async def test_events_come_while_the_engine_writes(serve, engine):
+    adapter, client = serve()
+    seen, numbers = threading.Event(), itertools.count()
+    engine.answer = lambda conversation: f"I ask a thing. {CALL}"
+
+    def delay(conversation):
+        number = next(numbers)
+        return lambda: number < 3 or seen.is_set()
+
+    engine.delay = delay
+    options = {"stream": True, "tools": TOOLS}
+    text, kinds = "", []
+    body = {"messages": [USER], **options}
+    async with asyncio.timeout(60), client.stream("POST", PATH, json=body) as response:
+        async for line in response.aiter_lines():
+            if not line or line.endswith("[DONE]"):
+                continue
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            seen.set()  # until now the engine has stood at its third token
+            text += choice["delta"].get("content") or ""
+            kinds.append(sorted(choice["delta"]))
+    assert text == "I ask a thing." and len(kinds) > 4 and kinds[-2:] == [["tool_calls"], []]
+    answered = {"role": "assistant", "content": text}
+    await ask(client, [USER, answered, {"role": "user", "content": "and?"}], tools=TOOLS)
+    assert len(await adapter.finish_session("s", base_sample=Sample())) >= 1
+
+
+async def test_a_stream_says_what_the_whole_answer_would(serve, engine):
+    """Whatever is text, call, thought or only looks like one."""
+    _, client = serve(reasoning_parser="qwen3")
+    for answer in (
+        *("plain", "  spaced out  ", "a < b <tool", f"<think>hm</think>\n\nI ask. {CALL}", CALL, ""),
+        *(
+            "<think>never closed",
+            "<tool_call>{no json}</tool_call> so",
+            "héé 你好 🎈 ok",
+            f"x {CALL} y {CALL}",
+        ),
+    ):
+        engine.answer = lambda conversation, answer=answer: answer
+        whole = (await ask(client, [USER], tools=TOOLS))["choices"][0]
+        response = await client.post(PATH, json={"messages": [USER], "tools": TOOLS, "stream": True})
+        events = [
+            json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line
+        ]
+        choices = [event["choices"][0] for event in events]
+        said = {
+            name: "".join(choice["delta"].get(name) or "" for choice in choices)
+            for name in ("content", "reasoning_content")
+        }
+        calls = [call["function"] for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        assert said["content"] == whole["message"]["content"], answer
+        assert said["reasoning_content"] == whole["message"].get("reasoning_content", ""), answer
+        assert calls == [call["function"] for call in whole["message"].get("tool_calls", ())], answer
+        assert choices[-1]["finish_reason"] == whole["finish_reason"]
+
+
+async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(serve, engine):
+    _, client = serve()
+    engine.answer = lambda conversation: "a long answer of words"
+    engine.breaks_after = 2
+    response = await client.post(PATH, json={"messages": [USER], "stream": True})
+    assert response.status_code == 200
+    last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["type"] == "server_error"
+    engine.answers["generate"] = {}
+    engine.breaks_after = 0
+    assert (await client.post(PATH, json={"messages": []})).status_code == 400
+
+
+async def test_log_probs_are_those_of_the_engine(serve, engine, tokenizer):
+    _, client = serve()
+    done = await ask(client, [USER], logprobs=True)
+    content = done["choices"][0]["logprobs"]["content"]
+    assert [item["logprob"] for item in content] == [-0.25] * len(content)
+    assert "".join(item["token"] for item in content) == "ok" + EOS
+    await client.post(PATH, json={"messages": [USER], "logprobs": True, "top_logprobs": 3})
+    assert engine.seen("generate")[1]["top_logprobs_num"] == 3
+    assert "logprobs" not in (await ask(client, [USER]))["choices"][0]
+    response = await client.post(PATH, json={"messages": [USER], "logprobs": True, "stream": True})
+    streamed = [json.loads(line[6:]) for line in response.text.split("\n\n") if '"logprobs"' in line]
+    assert streamed[0]["choices"][0]["logprobs"]["content"] == content
+
+
+async def test_a_seed_and_a_format_reach_the_engine(serve, engine):
+    _, client = serve()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for wanted, sent in (
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, '{"type": "object"}'),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, json.dumps(schema)),
+    ):
+        await ask(client, [USER], response_format=wanted, seed=7)
+        params = engine.seen("generate")[-1]["sampling_params"]
+        assert params.get("json_schema") == sent and params["sampling_seed"] == 7
+
+
+async def test_a_format_that_the_engine_does_not_know_is_refused(serve, engine):
+    from fastapi.responses import JSONResponse
+
+    _, client = serve()
+    engine.answers["generate"] = JSONResponse({"error": "no grammars here"}, status_code=400)
+    body = {"messages": [USER], "response_format": {"type": "json_object"}}
+    for stream in (False, True):
+        response = await client.post(PATH, json={**body, "stream": stream})
+        assert (
+            response.status_code == 400 and "json_schema" in response.text and "no grammars" in response.text
+        )
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
+        ({"messages": [USER], "tools": TOOLS, "tool_choice": "required"}, 400),
+        ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400),
+        ({"messages": [USER], "logit_bias": {"5": 1}}, 400),
+        ({"messages": [USER], "response_format": {"type": "regex"}}, 400),
+        ({"messages": [USER], "response_format": {"type": "json_schema"}}, 400),
+        ({"messages": [USER], "top_logprobs": 3}, 400),
+        ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, 400),
         ({"messages": [USER], "n": 2}, 400),
         ({"messages": []}, 400),
         ({}, 400),
@@ -213,7 +334,7 @@ async def test_what_is_no_request_is_refused(serve, engine, body, status):
 async def test_a_session_must_be_named_and_open(serve):
     adapter, client = serve(session=False)
     assert (await client.post(PATH, json={"messages": [USER]})).status_code == 401
-    assert (await client.post(PATH, json={"messages": [USER], "user": "s"})).status_code == 503
+    assert (await client.post(PATH, json={"messages": [USER], "user": "s"})).status_code == 401
     adapter.open_session("s", sampling_defaults=PARAMS)
     with pytest.raises(ValueError, match="'s' is open already"):
         adapter.open_session("s")

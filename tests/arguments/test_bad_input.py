@@ -296,25 +296,6 @@ CONTRADICTIONS = [
     (dict(rollout_max_context_len=10**6), "--rollout-max-context-len 1000000: above max_position_embeddings"),
     (dict(kl_loss_coef=0.1), "--kl-loss-coef 0.1: needs --use-kl-loss"),
     (dict(use_unbiased_kl=True), "--use-unbiased-kl: needs --use-kl-loss"),
-    (
-        dict(use_kl_loss=True, kl_loss_coef=0.1),
-        "--kl-loss-type k1: has an expected gradient of 0 as a loss (wanted: k2, k3, low_var_kl, or k1, k3, "
-        "low_var_kl with --use-unbiased-kl)",
-    ),
-    (
-        dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2", use_unbiased_kl=True),
-        "--kl-loss-type k2 with --use-unbiased-kl: has the wrong gradient (wanted: k1, k3, low_var_kl, or "
-        "k2, k3, low_var_kl without --use-unbiased-kl)",
-    ),
-    (
-        dict(
-            advantage_estimator="reinforce_plus_plus",
-            normalize_advantages=True,
-            kl_coef=0.1,
-            kl_loss_type="k3",
-        ),
-        "--kl-loss-type k3 with --kl-coef: has the wrong gradient in the reward (wanted: k1)",
-    ),
     (dict(custom_tis_function_path="os.getcwd"), "--custom-tis-function-path: needs --use-tis"),
     (dict(tis_type="mis"), "--tis-type: needs --use-tis"),
     (

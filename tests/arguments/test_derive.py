@@ -48,10 +48,13 @@ def test_a_run_without_optimizer_steps_needs_not_say_their_size(words, idle):
     assert args.global_batch_size == 16
 
 
-def test_a_run_that_trains_has_to_say_the_size_of_its_steps(words):
-    wanted = r"^--global-batch-size: missing \(wanted: .* 16 for one step .* --num-steps-per-rollout\)$"
-    with pytest.raises(UsageError, match=wanted):
-        validated_args(words(num_steps_per_rollout=None))
+def test_steps_are_as_in_megatron_lm_where_nobody_says_their_size(words):
+    """A micro-batch on each data-parallel rank."""
+    steps = dict(num_steps_per_rollout=None, micro_batch_size=2)
+    assert validated_args(words(**steps)).global_batch_size == 2
+    assert validated_args(words(**steps, actor_num_gpus_per_node=4)).global_batch_size == 8
+    halves = dict(actor_num_gpus_per_node=4, tensor_model_parallel_size=2)
+    assert validated_args(words(**steps, **halves)).global_batch_size == 4
 
 
 def test_the_shape_comes_from_the_checkpoint(words):
@@ -151,6 +154,12 @@ def test_a_custom_config_wins_and_what_is_derived_follows_it(words, tmp_path):
     args = validated_args(words(custom_config_path=tmp_path / "more.yaml"))
     assert (args.rollout_batch_size, args.global_batch_size, args.mine) == (8, 32, {"a": 1})
     assert isinstance(args.lr, float)
+
+
+def test_numbers_of_yaml_may_be_written_as_on_the_command_line(words, tmp_path):
+    (tmp_path / "more.yaml").write_text("lr: 4e-4\nweight_decay: 1E-2\nmine: [-1e+3, '4e-4']\n")
+    args = validated_args(words(custom_config_path=tmp_path / "more.yaml"))
+    assert (args.lr, args.weight_decay, args.mine) == (4e-4, 0.01, [-1000.0, "4e-4"])
 
 
 OWN_KEYS = {

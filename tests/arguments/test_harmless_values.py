@@ -124,8 +124,35 @@ WITHOUT_EFFECT = [
         "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
     ),
     (
-        dict(over_sampling_batch_size=64),
-        "groups finished beyond a batch (without --drop-surplus-groups): tokens are older",
+        dict(over_sampling_batch_size=64, keep_surplus_groups=True),
+        "--keep-surplus-groups: tokens are older",
+    ),
+    (
+        dict(use_kl_loss=True, kl_loss_coef=0.1),
+        "--kl-loss-type k1: has an expected gradient of 0 as a loss (wanted: k2, k3, low_var_kl, or k1, k3, "
+        "low_var_kl with --use-unbiased-kl)",
+    ),
+    (
+        dict(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="k2", use_unbiased_kl=True),
+        "--kl-loss-type k2 with --use-unbiased-kl: has the wrong gradient (wanted: k1, k3, low_var_kl, or "
+        "k2, k3, low_var_kl without --use-unbiased-kl)",
+    ),
+    (
+        dict(
+            advantage_estimator="reinforce_plus_plus",
+            normalize_advantages=True,
+            kl_coef=0.1,
+            kl_loss_type="k3",
+        ),
+        "--kl-loss-type k3 with --kl-coef: has the wrong gradient in the reward (wanted: k1)",
+    ),
+    (
+        dict(n_samples_per_prompt=1),
+        "--n-samples-per-prompt 1: grpo compares the samples of a prompt, so every advantage is 0",
+    ),
+    (
+        dict(global_batch_size=None, actor_num_gpus_per_node=2, micro_batch_size=2),
+        "--global-batch-size: not given, so 4 as in Megatron-LM",
     ),
     (dict(tis_level="sequence"), "--tis-level: has no effect without --tis-type mis"),
     (dict(keep_old_actor=True, use_rollout_logprobs=True), "--keep-old-actor: has no effect"),
@@ -164,7 +191,7 @@ def test_what_has_an_effect_gets_no_note(words, notes, own_checkpoint, tmp_path)
     assert notes(words(tensor_model_parallel_size=2, actor_num_gpus_per_node=2, sequence_parallel=True)) == []
     assert notes(words(load=own_checkpoint, save=tmp_path / "out", save_interval=1)) == []
     assert notes(words(load=tmp_path / "run", save=tmp_path / "run", save_interval=1)) == []
-    assert notes(words(over_sampling_batch_size=64, drop_surplus_groups=True)) == []
+    assert notes(words(over_sampling_batch_size=64)) == []
     assert notes(words(use_dynamic_batch_size=True, max_tokens_per_gpu=64)) == []
     assert notes(words(n_samples_per_prompt=1, disable_rewards_normalization=True)) == []
     assert notes(words(advantage_estimator="grpo", gamma=1, kl_coef=0, lambd=1)) == []

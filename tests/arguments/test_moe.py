@@ -216,11 +216,18 @@ def test_replaying_the_engines_routes_implies_replay(words, experts):
     assert validated_args(words(hf_checkpoint=experts)).records_routes is False
 
 
+def test_the_engines_routes_come_through_a_router_that_passes_them_on(words, notes, experts):
+    line = words(hf_checkpoint=experts, use_rollout_routing_replay=True)
+    assert validated_args(line).use_slime_router
+    assert notes(line)[0].startswith("--use-rollout-routing-replay: taken with --use-slime-router")
+    assert not validated_args(words(hf_checkpoint=experts, use_routing_replay=True)).use_slime_router
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (
-            {"use_rollout_routing_replay": True},
+            {"use_rollout_routing_replay": True, "router_policy": "round_robin"},
             "--use-rollout-routing-replay: sglang-router drops return_routed_experts from requests "
             "(wanted: --use-slime-router)",
         ),

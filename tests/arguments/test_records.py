@@ -36,7 +36,7 @@ GOOD = {"input": "1+1", "label": "2"}
     [
         (GOOD | {"input": ""}, "field 'input' is blank"),
         (GOOD | {"input": " \n"}, "field 'input' is blank"),
-        (GOOD | {"input": 5}, "field 'input' is 5, expected text or a list of messages"),
+        (GOOD | {"input": 5.5}, "field 'input' is 5.5, expected text or a list of messages"),
         (GOOD | {"input": []}, "field 'input' is [], expected text or a list of messages"),
         (GOOD | {"input": ["hi"]}, "'hi' in field 'input' is no message with a role"),
         (
@@ -220,9 +220,12 @@ def test_sft_renders_conversations_itself(words, refusal, notes, data):
     assert message.startswith("--apply-chat-template: SFT renders conversations itself (wanted: without, and")
 
 
-def test_a_reward_that_compares_needs_labels(words, refusal):
+def test_a_reward_that_compares_needs_labels_unless_a_teacher_teaches(words, refusal, notes, checkpoint):
     assert refusal(words(label_key=None)) == "--rm-type math: compares with a label (wanted: --label-key)"
     validated_args(words(label_key=None, rm_type="random"))
+    taught = words(label_key=None, use_opd=True, opd_type="megatron", opd_teacher_load=checkpoint)
+    (line,) = notes(taught)
+    assert line.startswith("--rm-type math: without --label-key every reward is 0; the teacher alone teaches")
     validated_args(words(label_key=None, rollout_sample_hook_path="tests.rollout.plugins.group_rm"))
 
 

@@ -25,7 +25,6 @@ def test_the_shape_comes_from_config_json(words, shared):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "--freeze-indexer: missing (wanted with model_type glm_moe_dsa: "),
         (
             {"freeze_indexer": True, "dsa_indexer_topk": 7},
             "--dsa-indexer-topk 7: config.json of --hf-checkpoint says 6",
@@ -38,6 +37,21 @@ def test_the_shape_comes_from_config_json(words, shared):
 )
 def test_what_cannot_be(words, refusal, shared, flags, message):
     assert refusal(words(hf_checkpoint=shared, **flags)).startswith(message)
+
+
+def test_a_run_that_does_not_freeze_the_indexers_is_told_what_becomes_of_them(words, notes, shared):
+    (line,) = notes(words(hf_checkpoint=shared))
+    assert line.startswith("--freeze-indexer: not given; what an indexer chooses has no gradient")
+    assert notes(words(hf_checkpoint=shared, freeze_indexer=True)) == []
+
+
+def test_a_bias_that_latent_attention_has_not_is_passed_over(words, shared, refusal):
+    """As the original's GLM 4.7 scripts have it."""
+    assert (
+        validated_args(words(hf_checkpoint=shared, freeze_indexer=True, add_qkv_bias=True)).add_qkv_bias
+        is False
+    )
+    assert refusal(words(add_qkv_bias=True)).startswith("--add-qkv-bias: config.json")
 
 
 def test_other_models_have_none(words, refusal):

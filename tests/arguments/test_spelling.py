@@ -28,6 +28,18 @@ def test_a_slip_is_guessed(word, meant):
         parse([*REQUIRED, word, "1"], None)
 
 
+@pytest.mark.parametrize("word", ["--lora-rank", "--lora_alpha", "--lora-dropout"])
+def test_adapters_of_low_rank_are_told_and_not_taken_for_the_rank_of_a_latent_vector(word):
+    with pytest.raises(UsageError, match=rf"^{word}: not supported, weights are trained whole"):
+        parse([*REQUIRED, word, "8"], None)
+
+
+def test_a_word_more_or_less_is_no_slip_however_short():
+    assert nearest("--lora-rank", ["--q-lora-rank"]) is None
+    assert nearest("--top-p-k", ["--top-p"]) is None
+    assert nearest("--loraa-rank", ["--lora-rank"]) == "--lora-rank"
+
+
 # Nobody's flags, and ours that are nearest mean something else.
 FOREIGN = [
     "--learning-rate",

@@ -147,7 +147,7 @@ async def test_a_sample_stays_in_the_group_that_was_given_out(engine, make_args,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"status": "completed"}, "status of sample 3 of group None is 'completed', expected SampleStatus"),
+        ({"status": "done"}, "status of sample 3 of group None is 'done', expected SampleStatus"),
         ({"metadata": None}, "metadata of sample 3 of group None is None, expected dict"),
         ({"response": None}, "response of sample 3 of group None is None, expected str"),
         (

@@ -41,8 +41,8 @@ REJECTION = ["--rollout-function-path", "slime.rollout.rejection_sampling.genera
 FUNCTIONS: dict[str, list[Any]] = {
     "default": [],
     "default, partial": [*OVER_SAMPLING, "--partial-rollout"],
-    "default, aborting": [*OVER_SAMPLING, "--drop-surplus-groups"],
-    "streaming": [*STREAMING, *OVER_SAMPLING],
+    "default, aborting": OVER_SAMPLING,
+    "streaming": [*STREAMING, *OVER_SAMPLING, "--keep-surplus-groups"],
     "streaming, aborting": [*STREAMING, *OVER_SAMPLING, "--partial-rollout", "--use-slime-router"],
     "fully async": [*FULLY_ASYNC, "--max-staleness", 2],
     "fully async, streaming": [*FULLY_ASYNC, *STREAMING, "--use-slime-router"],

@@ -9,7 +9,7 @@ import pytest
 
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig
 from slime.observability import logging_utils
-from slime.ray import addresses
+from slime.ray import addresses, rollout_manager
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
@@ -207,7 +207,25 @@ def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: d
         save_debug_rollout_data=None,
         save=None,
         partial_rollout=False,
+        loss_type="sft_loss",
     )
-    _, metrics = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    _, metrics, _ = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
     assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
+
+
+def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
+    flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags |= dict(
+        rollout_function_path=f"{__name__}.grouped_fn",
+        custom_rollout_log_function_path=f"{__name__}.say_nothing",
+        n_samples_per_prompt=2,
+        save_debug_rollout_data=None,
+        save=None,
+        partial_rollout=False,
+    )
+    found = iter(["flat", "flat", None, "flat again"])
+    monkeypatch.setattr(rollout_manager, "flat_rewards", lambda args, samples: next(found))
+    manager = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]
+    assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]

@@ -81,7 +81,7 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             rollout_batch_size=3,
             over_sampling_batch_size=3,
             partial_rollout=False,
-            drop_surplus_groups=False,
+            keep_surplus_groups=False,
             mask_offpolicy_in_partial_rollout=False,
             rollout_temperature=1.0,
             rollout_top_p=1.0,

@@ -4,6 +4,7 @@ import pytest
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_samples
+from slime.utils.notes import take_notes
 from slime.utils.types import Sample
 
 
@@ -42,3 +43,16 @@ def test_one_object_for_two_samples_is_named():
         match=r"as its samples 0 and 2 \(sample 4 of group 0\), .* \(copy.deepcopy makes one\)",
     ):
         check_samples("a.b", [one, sample(5), one])
+
+
+def test_a_status_may_come_as_text_and_is_told_once():
+    take_notes()
+    one, two = sample(4), sample(5)
+    one.status = two.status = "truncated"
+    check_samples("plug.in", [one, two])
+    check_samples("plug.in", [one])
+    assert one.status is two.status is Sample.Status.TRUNCATED
+    assert len([text for text in take_notes() if text.startswith("plug.in sets status to text")]) == 1
+    one.status = "done"
+    with pytest.raises(RolloutError, match="status of sample 4 of group 0 is 'done'"):
+        check_samples("plug.in", [one])

@@ -336,9 +336,9 @@ class Run:
         assert books.trained == len(self.trained)
         assert len(set(waiting)) == len(waiting) == books.buffered
         assert not set(waiting) & set(self.trained)
-        if args.partial_rollout and not args.drop_surplus_groups and not args.buffer_filter_path:
+        if args.partial_rollout and not args.buffer_filter_path:
             assert not books.dropped
-        if not args.partial_rollout and args.drop_surplus_groups:
+        if not args.partial_rollout and not args.keep_surplus_groups:
             assert not waiting
         if args.dynamic_sampling_filter_path is None:
             assert books.filtered == 0
@@ -350,7 +350,7 @@ SWITCHES = st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans(),
 
 
 def set_switches(args, switches):
-    args.partial_rollout, args.drop_surplus_groups, filtered, newest, args.over_sampling_batch_size = switches
+    args.partial_rollout, args.keep_surplus_groups, filtered, newest, args.over_sampling_batch_size = switches
     args.dynamic_sampling_filter_path = "tests.rollout.plugins.drop_some" if filtered else None
     args.buffer_filter_path = "tests.rollout.plugins.newest_only" if newest else None
 

@@ -88,6 +88,9 @@ async def test_an_unknown_type_and_a_missing_label_are_errors(make_args):
     args.rm_type = "math"
     with pytest.raises(RolloutError, match="no label"):
         await async_rm(args, Sample(response="\\boxed{1}"))
+    args.use_opd = True  # a teacher teaches, whatever the reward
+    assert await async_rm(args, Sample(response="\\boxed{1}")) == 0.0
+    assert await async_rm(args, Sample(response="\\boxed{1}", label="1")) == 1.0
 
 
 async def test_a_remote_reward_needs_an_address(make_args):

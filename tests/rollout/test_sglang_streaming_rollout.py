@@ -125,3 +125,12 @@ async def test_a_partial_rollout_keeps_what_was_streamed(engine, make_args, make
     output = await generate_rollout_async(args, 1, source)
     assert output.samples[0][0].response == "abcdefgh<|im_end|>"
     assert balanced(source)
+
+
+async def test_a_list_that_user_code_holds_grows_and_is_never_cut(engine, make_args):
+    engine.answer = lambda conversation: "a long answer of words"
+    args = make_args()
+    sample, params = asked(args)
+    sample.loss_mask = mask = []
+    await generate_streaming(args, sample, params)
+    assert mask is sample.loss_mask and len(mask) == sample.response_length > 3

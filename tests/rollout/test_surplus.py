@@ -11,7 +11,11 @@ from tests.engines.fake import NEVER
 from tests.rollout import plugins
 from tests.rollout.test_sglang_rollout import PLUGINS, balanced, question
 
-INSTANT = dict(over_sampling_batch_size=5, custom_generate_function_path=PLUGINS + "instant_generate")
+INSTANT = dict(
+    over_sampling_batch_size=5,
+    custom_generate_function_path=PLUGINS + "instant_generate",
+    keep_surplus_groups=True,
+)
 
 
 def numbers(groups):
@@ -54,8 +58,8 @@ async def test_surplus_groups_outlive_a_restart_with_rewards_and_versions(engine
     assert {s.metadata["start_rollout_id"] for group in waiting for s in group} == {0}
 
 
-async def test_a_flag_drops_surplus_groups_as_the_original_does(engine, make_args, make_source):
-    args = make_args(**INSTANT, drop_surplus_groups=True)
+async def test_surplus_groups_are_dropped_unless_a_flag_keeps_them(engine, make_args, make_source):
+    args = make_args(**INSTANT | {"keep_surplus_groups": False})
     source = make_source(args)
     output = await generate_rollout_async(args, 0, source)
     assert output.metrics == {"rollout/dropped/surplus": 2}
@@ -135,8 +139,14 @@ async def test_samples_that_were_split_are_kept_too(engine, make_args, make_sour
     assert balanced(source)
 
 
+async def test_partial_rollouts_go_on_with_surplus_groups_too(engine, make_args, make_source):
+    args = make_args(**INSTANT | {"keep_surplus_groups": False, "partial_rollout": True})
+    _, waiting, second = await two_rollouts(args, make_source(args))
+    assert len(waiting) == 2 and second[:2] == sorted(waiting)
+
+
 async def test_a_group_that_finishes_while_others_are_aborted_is_surplus(engine, make_args, make_source):
-    args = make_args(over_sampling_batch_size=5)
+    args = make_args(over_sampling_batch_size=5, keep_surplus_groups=True)
     engine.delay = lambda conversation: 0.0 if question(conversation) < 4 else NEVER
     source = make_source(args)
     first = await generate_rollout_async(args, 0, source)

@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slime.utils.data import DataError, Dataset, read_file
+from slime.utils.notes import take_notes
 from tools.make_tiny_model import make_tokenizer
 
 
@@ -109,7 +110,7 @@ def test_a_missing_or_foreign_file_is_an_error(tmp_path):
     ("record", "options", "message"),
     [
         ({"text": "a"}, {"prompt_key": "prompt"}, r":1 has no field 'prompt' \(found: text\)"),
-        ({"text": 3}, {}, r":1: field 'text' is 3, expected text or a list of messages"),
+        ({"text": 3.5}, {}, r":1: field 'text' is 3.5, expected text or a list of messages"),
         ({"text": "a", "answer": None}, {"label_key": "answer"}, r":1: field 'answer' is null"),
         ({"text": "a"}, {"label_key": "answer"}, r":1 has no field 'answer'"),
         ({"text": "a", "metadata": "[]"}, {}, r":1: metadata are list, expected an object"),
@@ -207,3 +208,15 @@ def test_reading_reports_the_true_line_after_blank_lines(tmp_path):
     with pytest.raises(DataError) as error:
         list(read_file(path))
     assert re.search(r"data\.jsonl:3:", str(error.value))
+
+
+def test_prompts_that_are_numbers_are_text_and_told(tmp_path, tokenizer):
+    """The data of tau-bench: --input-key index."""
+    path = write_lines(tmp_path, {"index": 3, "label": 7}, {"index": 4, "label": 8})
+    take_notes()
+    dataset = Dataset(path, tokenizer, prompt_key="index", label_key="label")
+    assert [(sample.prompt, sample.label) for sample in (dataset[0], dataset[1])] == [("3", 7), ("4", 8)]
+    (told,) = [text for text in take_notes() if "'index'" in text]
+    assert "holds numbers" in told
+    with pytest.raises(DataError, match="expected text or a list"):
+        Dataset(write_lines(tmp_path, {"index": True}), tokenizer, prompt_key="index")

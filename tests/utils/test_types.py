@@ -214,3 +214,22 @@ def test_the_reward_key_picks_a_number():
     assert Sample(reward={"score": 2.0}).get_reward_value(args) == 2.0
     with pytest.raises(ValueError, match="--reward-key score"):
         Sample(reward=1.0).get_reward_value(args)
+
+
+def test_lists_grow_where_a_plug_in_holds_them_too() -> None:
+    """As in the original: a generate function may go on with its own name for the mask."""
+    sample = Sample(tokens=[1], loss_mask=[], rollout_log_probs=[])
+    tokens, mask, log_probs = sample.tokens, sample.loss_mask, sample.rollout_log_probs
+    versions = sample.weight_versions
+    sample.append_response_tokens(tokens=[2, 3], log_probs=[-1.0, -0.5], meta_info=meta())
+    sample.append_response_tokens(tokens=[4], trainable=False)
+    assert (tokens, mask, log_probs) == ([1, 2, 3, 4], [1, 1, 0], [-1.0, -0.5, 0.0]) and versions
+    sample.loss_mask = mask
+    sample.append_response_tokens(tokens=[5], log_probs=[-2.0])
+    assert mask == [1, 1, 0, 1]
+
+
+def test_what_is_no_list_is_extended_as_one() -> None:
+    sample = Sample(tokens=(1,), loss_mask=np.array([], dtype=int))  # type: ignore[arg-type]
+    sample.append_response_tokens(tokens=[2], log_probs=[-1.0])
+    assert (sample.tokens, sample.loss_mask) == ([1, 2], [1])

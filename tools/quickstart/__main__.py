@@ -97,7 +97,7 @@ def run(
 
     report_start = time.monotonic()
     metrics = read_metrics(layout.rl_metrics)
-    summary = summarise(metrics, seconds, seed=seed, wall_s=report_start - start)
+    summary = summarise(metrics, seconds, seed=seed, wall_s=report_start - start, algorithm=algorithm)
     write_report(layout, metrics, summary)
     now = time.monotonic()
     summary["wall_s"] = now - start

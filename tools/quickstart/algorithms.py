@@ -27,3 +27,8 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     ),
     "mis": ("--use-tis", "--tis-type", "mis", "--tis-level", "geometric", "--use-rs", *_TWO_STEPS),
 }
+
+
+def title(algorithm: str) -> str:
+    """As it is written in a text: DR GRPO."""
+    return algorithm.replace("_", " ").upper()

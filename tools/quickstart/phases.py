@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from slime.observability.jsonl import read_metrics
-from tools.quickstart.algorithms import ALGORITHMS
+from tools.quickstart.algorithms import ALGORITHMS, title
 from tools.quickstart.layout import (
     GREEDY,
     NUM_RL_ROLLOUTS,
@@ -71,9 +71,9 @@ def plan(layout: Layout, seed: int, algorithm: str = "grpo") -> list[Phase]:
 
 def rl_phase(layout: Layout, algorithm: str, flags: Sequence[str], rollouts: int) -> Phase:
     """Practice by an algorithm, whose ``flags`` come after those of grpo.sh."""
-    title = f"Practice: {algorithm.replace('_', ' ').upper()} with a calculator"
+    heading = f"Practice: {title(algorithm)} with a calculator"
     command = [*_script("grpo.sh"), *flags]
-    return Phase(algorithm, title, command, rollouts, lambda: rl_progress(layout.rl_metrics))
+    return Phase(algorithm, heading, command, rollouts, lambda: rl_progress(layout.rl_metrics))
 
 
 def environment(layout: Layout, seed: int, phase: Phase, backend: str = "megatron") -> dict[str, str]:

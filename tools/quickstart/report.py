@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from tools.quickstart.algorithms import title
 from tools.quickstart.charts import Series, line_chart, percent, stacked_bar
 from tools.quickstart.layout import GREEDY, SAMPLED, Layout
 from tools.quickstart.summary import Metrics, Steps
@@ -15,9 +16,15 @@ from tools.quickstart.transcripts import Transcript, load_tokenizer, pick_pairs,
 HERE = Path(__file__).parent
 ROUNDING_LIMIT = 1e-5
 
+COMPARED = "Whatever the better attempts of a group did"
+LESSONS = {
+    "ppo": "Whatever did better than a second model, the critic, expected",
+    "reinforce_plus_plus": "Whatever did better than the mean of the whole round",
+}
+
 NEXT_STEPS = """\
 bash scripts/quickstart.sh --seed 1       another model, other data
-less {root}/logs/grpo.log                 what every process said
+{log:<41} what every process said
 cat scripts/quickstart/grpo.sh            the flags of this run: change --lr, --n-samples-per-prompt, ...
 less examples/calculator_tool/README.md   write your own tool and reward
 less docs/usage.md                        from here to a real model on GPUs"""
@@ -41,7 +48,10 @@ def write_report(layout: Layout, metrics: Metrics, summary: Mapping[str, Any]) -
         example_question=before[0].question if before else "47*28",
         pairs=pick_pairs(before, after),
         selection_note=_selection_note(before, after),
-        next_steps=NEXT_STEPS.format(root=layout.root),
+        next_steps=NEXT_STEPS.format(log=f"less {layout.root}/logs/{summary['algorithm']}.log"),
+        lesson=LESSONS.get(summary["algorithm"], COMPARED),
+        compares=summary["algorithm"] not in LESSONS,
+        algorithm=title(summary["algorithm"]),
         footer=f"Made by slime's quickstart on {platform.machine()}, Python {platform.python_version()}. "
         f"Raw numbers: {layout.rl_metrics.name} and {layout.summary.name} beside this file.",
         **_charts(layout, metrics),

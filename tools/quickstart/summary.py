@@ -19,7 +19,7 @@ _GAP = "train/train_rollout_logprob_abs_diff"
 
 
 def summarise(
-    metrics: Metrics, phase_seconds: Mapping[str, float], *, seed: int, wall_s: float
+    metrics: Metrics, phase_seconds: Mapping[str, float], *, seed: int, wall_s: float, algorithm: str = "grpo"
 ) -> dict[str, Any]:
     """The content of summary.json.
 
@@ -28,15 +28,16 @@ def summarise(
         phase_seconds: wall seconds of each phase of the quickstart.
 
     Raises:
-        ValueError: the metrics lack the evaluation before or after training, or the first RL step.
+        ValueError: the metrics lack the evaluation before or after training, or no RL step was measured.
     """
     evals = metrics["eval"]
     if len(evals) < 2 or min(evals) != 0:
         raise ValueError(f"evaluations at {sorted(evals)}: wanted one at 0 and one after training")
     before, after = evals[0], evals[max(evals)]
-    first = metrics["train"][min(metrics["train"])] if metrics["train"] else {}
-    if _GAP not in first:
-        raise ValueError(f"the first RL step lacks {_GAP}")
+    # The first steps may be a critic's alone, which has no log-probs.
+    first = next((row for _, row in sorted(metrics["train"].items()) if _GAP in row), None)
+    if first is None:
+        raise ValueError(f"none of {len(metrics['train'])} RL steps has {_GAP}")
     return {
         "eval_sampled_sft": before[f"eval/{SAMPLED}"],
         "eval_greedy_sft": before[f"eval/{GREEDY}"],
@@ -48,6 +49,7 @@ def summarise(
         "rl_step_s": mean_step_seconds(metrics["rollout"]),
         "num_rollouts": len(metrics["rollout"]),
         "seed": seed,
+        "algorithm": algorithm,
     }
 
 

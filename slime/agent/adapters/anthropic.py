@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.session import Asked
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -37,25 +39,27 @@ class AnthropicAdapter(BaseAdapter):
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await request.json()
-            messages, tools, params = _read(body)
-            turn = await self.turn(_session_of(request), messages, tools, params)
+            asked = Asked(_session_of(request), *_read(body))
+            if body.get("stream"):
+                return await self._stream(request, body, asked)
+            turn = await self.turn(asked)
         except Refused as error:
             return _error(error.status, str(error))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return _error(400, f"not a request for a message: {error!r}")
-        message = {
-            **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"},
-            **{"model": body.get("model") or "default", "content": _blocks(turn)},
-            **{"stop_reason": _reason(turn), "stop_sequence": None},
-            "usage": {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens},
-        }
-        if not body.get("stream"):
-            return web.json_response(message)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for event in _events(message):
-            await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
-        return response
+        content = {"content": _blocks(turn), "stop_reason": _reason(turn), "usage": _usage(turn)}
+        return web.json_response(_message(body) | content)
+
+    async def _stream(self, request: web.Request, body: _Message, asked: Asked) -> web.StreamResponse:
+        """Thoughts and text as they grow; calls of tools, known only at the end, each in one piece."""
+        blocks = _Blocks(EventStream(request), _message(body))
+        try:
+            turn = await self.turn(asked, follow=blocks.follow)
+        except Refused as error:
+            if blocks.events.response is None:
+                raise
+            return await blocks.send({"type": "error", "error": _described(error.status, str(error))})
+        return await blocks.end(turn)
 
     async def _count(self, request: web.Request) -> web.Response:
         return web.json_response({"input_tokens": 0})
@@ -79,8 +83,10 @@ def _read(body: Any) -> tuple[list[_Message], list[dict[str, Any]] | None, dict[
     for message in body["messages"]:
         messages += _chat_messages(message["role"], message["content"])
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
-    unwanted = (body.get("tool_choice") or {}).get("type") == "none"
-    tools = [] if unwanted else [_function(tool) for tool in body.get("tools") or ()]
+    choice = (body.get("tool_choice") or {}).get("type", "auto")
+    if choice not in ("auto", "none"):
+        raise Refused(400, f"tool_choice {choice!r}: the model cannot be made to call (wanted: auto or none)")
+    tools = [] if choice == "none" else [_function(tool) for tool in body.get("tools") or ()]
     return messages, tools or None, params
 
 
@@ -151,51 +157,94 @@ def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     return "".join(block["text"] for block in content)
 
 
+def _message(body: Mapping[str, Any]) -> _Message:
+    """An answer before anything is said."""
+    return {
+        **{"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"},
+        **{"model": body.get("model") or "default", "content": []},
+        **{"stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}},
+    }
+
+
 def _blocks(turn: Turn) -> list[dict[str, Any]]:
     """The content of an answer."""
-    output = turn.output
+    output, calls = turn.output, _calls(turn)
     thoughts = [{"type": "thinking", "thinking": output.reasoning, "signature": ""}]
-    calls = [
+    text = [{"type": "text", "text": output.text}] if output.text or not calls else []
+    return [*(thoughts if output.reasoning else ()), *text, *calls]
+
+
+def _calls(turn: Turn) -> list[dict[str, Any]]:
+    return [
         {
             **{"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex}"},
             **{"name": call.name, "input": json.loads(call.arguments)},
         }
-        for call in output.tool_calls
+        for call in turn.output.tool_calls
     ]
-    text = [{"type": "text", "text": output.text}] if output.text or not calls else []
-    return [*(thoughts if output.reasoning else ()), *text, *calls]
 
 
 def _reason(turn: Turn) -> str:
     return "tool_use" if turn.output.tool_calls else _REASONS.get(turn.finish_reason, "end_turn")
 
 
-def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A whole answer, each block in one piece: its calls of tools are known only at its end."""
-    usage = {**message["usage"], "output_tokens": 0}
-    begun = {**message, "content": [], "stop_reason": None, "usage": usage}
-    yield {"type": "message_start", "message": begun}
-    for index, block in enumerate(message["content"]):
-        empty, delta = _pieces(block)
-        yield {"type": "content_block_start", "index": index, "content_block": empty}
-        yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    usage = {"output_tokens": message["usage"]["output_tokens"]}
-    yield {"type": "message_delta", "delta": ended, "usage": usage}
-    yield {"type": "message_stop"}
+def _usage(turn: Turn) -> dict[str, int]:
+    return {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
 
 
-def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A block as it starts, and all that is added to it."""
-    kind = block["type"]
-    if kind == "tool_use":
-        delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-        return {**block, "input": {}}, delta
-    return {**block, kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+class _Blocks:
+    """The events of an answer: its blocks are opened, added to and closed one after the other."""
+
+    def __init__(self, events: EventStream, message: _Message) -> None:
+        self.events = events
+        self._message = message
+        self._index, self._open = -1, ""
+
+    async def send(self, event: dict[str, Any]) -> web.StreamResponse:
+        if self.events.response is None:
+            await self.events.send(
+                json.dumps({"type": "message_start", "message": self._message}), "message_start"
+            )
+        return await self.events.send(json.dumps(event), event["type"])
+
+    async def follow(self, reasoning: str, text: str) -> None:
+        for kind, new in (("thinking", reasoning), ("text", text)):
+            if new:
+                signature = {"signature": ""} if kind == "thinking" else {}
+                await self._add({"type": kind, kind: "", **signature}, {"type": f"{kind}_delta", kind: new})
+
+    async def end(self, turn: Turn) -> web.StreamResponse:
+        if self._index < 0 and not turn.output.tool_calls:
+            await self._begin({"type": "text", "text": ""})
+        for call in _calls(turn):
+            await self._close()
+            written = json.dumps(call["input"])
+            await self._add({**call, "input": {}}, {"type": "input_json_delta", "partial_json": written})
+        await self._close()
+        ended = {"stop_reason": _reason(turn), "stop_sequence": None}
+        await self.send({"type": "message_delta", "delta": ended, "usage": _usage(turn)})
+        return await self.send({"type": "message_stop"})
+
+    async def _add(self, block: dict[str, Any], delta: dict[str, Any]) -> None:
+        if self._open != block["type"]:
+            await self._close()
+            await self._begin(block)
+        await self.send({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    async def _begin(self, block: dict[str, Any]) -> None:
+        self._index, self._open = self._index + 1, block["type"]
+        await self.send({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    async def _close(self) -> None:
+        if self._open:
+            self._open = ""
+            await self.send({"type": "content_block_stop", "index": self._index})
 
 
 def _error(status: int, reason: str) -> web.Response:
+    return web.json_response({"type": "error", "error": _described(status, reason)}, status=status)
+
+
+def _described(status: int, reason: str) -> dict[str, str]:
     fallback = "api_error" if status >= 500 else "invalid_request_error"
-    error = {"type": _ERRORS.get(status, fallback), "message": reason}
-    return web.json_response({"type": "error", "error": error}, status=status)
+    return {"type": _ERRORS.get(status, fallback), "message": reason}

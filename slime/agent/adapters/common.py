@@ -5,58 +5,26 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from aiohttp import web
 from transformers import PreTrainedTokenizerBase
 
+from slime.agent.adapters.growing import Follow, GrowingAnswer, engine_answer
+from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn, sampling_of_turn
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
-from slime.utils.http_utils import HttpStatusError, post
+from slime.utils.http_utils import HttpStatusError
 from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
 
 BODY_LIMIT = 64 * 2**20
 _FORK_THRESHOLD = 1024
-_RETRIES = 20
+_ENDED_KEPT = 10_000
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _POLL_S = 0.02
-Messages = Sequence[Mapping[str, Any]]
-
-
-class Refused(Exception):
-    """A request that is not answered: HTTP status and reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-@dataclass
-class Session:
-    """An agent at work.
-
-    Attributes:
-        running: turns under way.
-        aborted: the engine gave up on one of its turns, so what the agent made is not whole.
-    """
-
-    sampling: dict[str, Any]
-    max_context_tokens: int
-    closed: bool = False
-    aborted: bool = False
-    running: int = 0
-
-
-@dataclass
-class Turn:
-    """What the agent is told of an answer."""
-
-    output: ParsedModelOutput
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class BaseAdapter:
@@ -91,6 +59,7 @@ class BaseAdapter:
         threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
         self._sessions: dict[str, Session] = {}
+        self._ended: dict[str, None] = {}  # in the order of their ends
         self.app = web.Application(client_max_size=BODY_LIMIT)
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/v1/models", self._models)
@@ -111,6 +80,7 @@ class BaseAdapter:
         """
         if sid in self._sessions:
             raise ValueError(f"session {sid!r} is open already")
+        self._ended.pop(sid, None)
         self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens)
 
     async def finish_session(
@@ -154,50 +124,63 @@ class BaseAdapter:
         session = self._sessions.pop(sid, None)
         if session is not None:
             session.closed = True
+            self._ended[sid] = None
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
         self.trajectories.drop_session(sid)
 
-    async def turn(
-        self,
-        sid: str,
-        messages: Messages,
-        tools: Sequence[Mapping[str, Any]] | None,
-        params: Mapping[str, Any],
-    ) -> Turn:
+    async def turn(self, asked: Asked, follow: Follow | None = None, top_log_probs: int = 0) -> Turn:
         """Asks the engine for the next message of a conversation.
 
+        Args:
+            follow: is told of the answer while it is written; calls of tools are known only at its end.
+            top_log_probs: how many tokens' to tell in the place of each.
+
         Raises:
-            Refused: the session is not open, has had its turns, has no room left, or the engine gave up.
+            Refused: nobody knows the session or it is closed, it has had its turns or has no room left, the
+                engine gave up or does not know what was asked for.
         """
-        session = self._open(sid)
+        session = self._open(asked.sid)
         session.running += 1
         try:
-            return await self._take_turn(session, sid, messages, tools, params)
-        except HttpStatusError as error:
+            return await self._take_turn(session, asked, follow, top_log_probs)
+        except (HttpStatusError, httpx.TransportError) as error:
+            grammars = [name for name in _GRAMMARS if name in asked.params]
+            if isinstance(error, HttpStatusError) and error.status == 400 and grammars:
+                raise Refused(400, f"the engine does not take {grammars[0]}: {error.body}") from error
             raise Refused(502, str(error)) from error
         finally:
             session.running -= 1
 
     def _open(self, sid: str) -> Session:
         session = self._sessions.get(sid)
+        if session is None and sid not in self._ended:
+            raise Refused(401, "no session has this key (wanted: the id of one that is open)")
         if session is None or session.closed:
-            raise Refused(503, f"session {sid!r} is not open")
+            raise Refused(503, f"session {sid!r} is closed")
         taken = self.trajectories.turn_count(sid) + session.running
         if self._max_turns is not None and taken >= self._max_turns:
             raise Refused(429, f"session {sid!r} has had its {self._max_turns} turns")
         return session
 
     async def _take_turn(
-        self,
-        session: Session,
-        sid: str,
-        messages: Messages,
-        tools: Sequence[Mapping[str, Any]] | None,
-        params: Mapping[str, Any],
+        self, session: Session, asked: Asked, follow: Follow | None, top_log_probs: int
     ) -> Turn:
+        sid, messages, tools, params = asked
         prompt = self._prompt_ids(sid, messages, tools)
-        sampling = _sampling_of_turn(session, params, len(prompt))
+        sampling = sampling_of_turn(session, params, len(prompt))
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        answer = await post(self._url, body, _RETRIES)
+        if top_log_probs:
+            body["top_logprobs_num"] = top_log_probs
+        growing = GrowingAnswer(
+            calls=bool(self._tool_parser and tools), reasons=self._reasoning_parser is not None
+        )
+
+        async def tell(triples: list[Any]) -> None:
+            if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
+                await follow(*new)
+
+        answer = await engine_answer(self._url, body, tell if follow else None)
         meta = answer["meta_info"]
         reason = (meta.get("finish_reason") or {}).get("type", "stop")
         if reason == "abort":
@@ -210,6 +193,8 @@ class BaseAdapter:
             tool_parser_name=self._tool_parser,
             reasoning_parser_name=self._reasoning_parser,
         )
+        if follow and any(new := growing.rest(parsed)):
+            await follow(*new)
         record = TurnRecord(
             prompt_ids=prompt,
             output_ids=[triple[1] for triple in triples],
@@ -220,7 +205,9 @@ class BaseAdapter:
         )
         if not session.closed:  # or it would come back after it was finished
             self._record(sid, record, messages, parsed)
-        return Turn(parsed, reason, len(prompt), len(record.output_ids))
+        tops = [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []]
+        pairs = list(zip(record.output_log_probs, record.output_ids, strict=True))
+        return Turn(parsed, reason, len(prompt), len(record.output_ids), pairs, tops)
 
     def _record(self, sid: str, record: TurnRecord, messages: Messages, parsed: ParsedModelOutput) -> None:
         said: dict[str, bool] = {}
@@ -313,13 +300,3 @@ def _text(content: Any) -> str:
         if not isinstance(part, str) and not isinstance(part.get("text"), str):
             raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
     return flatten_content(content)
-
-
-def _sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
-    own = {key: value for key, value in session.sampling.items() if value is not None}
-    limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
-    if session.max_context_tokens:
-        limits.append(session.max_context_tokens - prompt_tokens)
-        if limits[-1] <= 0:
-            raise Refused(400, f"{prompt_tokens} tokens of context, at most {session.max_context_tokens}")
-    return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}

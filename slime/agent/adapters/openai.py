@@ -9,6 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.session import Asked
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -20,7 +22,11 @@ _PARAMS = {
     "frequency_penalty": "frequency_penalty",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
 }
+_MOST_TOP_LOG_PROBS = 20
+# Would change the answer, and there is no way to heed them.
+_REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
 
 
 class OpenAIAdapter(BaseAdapter):
@@ -37,36 +43,67 @@ class OpenAIAdapter(BaseAdapter):
         try:
             body = await request.json()
             messages, tools, params = _read(body)
-            turn = await self.turn(session_of(request, body), messages, tools, params)
+            asked = Asked(session_of(request, body), messages, tools, params)
+            if body.get("stream"):
+                return await self._stream(request, body, asked)
+            turn = await self.turn(asked, top_log_probs=_top_log_probs(body))
         except Refused as error:
             return _error(error.status, str(error))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return _error(400, f"not a request for a chat completion: {error!r}")
-        if body.get("stream"):
-            return await self._stream(request, turn, body)
         return web.json_response(self._completion(turn, body))
 
     def _completion(self, turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
         choice = {"index": 0, "message": self.reply_message(turn.output), "finish_reason": _reason(turn)}
+        if body.get("logprobs"):
+            choice["logprobs"] = self._log_probs(turn)
         return {**_envelope(body, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
 
-    async def _stream(self, request: web.Request, turn: Turn, body: Mapping[str, Any]) -> web.StreamResponse:
-        """The whole answer in one event: its calls of tools are known only at its end."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        delta = self.reply_message(turn.output)
-        for i, call in enumerate(delta.get("tool_calls", ())):
-            call["index"] = i
-        envelope = _envelope(body, "chat.completion.chunk")
-        for choice in (
-            {"index": 0, "delta": delta, "finish_reason": None},
-            {"index": 0, "delta": {}, "finish_reason": _reason(turn)},
-        ):
-            await _send(response, {**envelope, "choices": [choice]})
+    async def _stream(
+        self, request: web.Request, body: Mapping[str, Any], asked: Asked
+    ) -> web.StreamResponse:
+        """The text as it grows; calls of tools, known only at its end, and log-probs in one event."""
+        events, envelope = EventStream(request), _envelope(body, "chat.completion.chunk")
+
+        async def send(
+            delta: dict[str, Any], reason: str | None = None, more: Mapping[str, Any] | None = None
+        ) -> None:
+            role = {} if events.response else {"role": "assistant", "content": ""}
+            choice = {"index": 0, "delta": role | delta, "finish_reason": reason, **(more or {})}
+            await events.send(json.dumps({**envelope, "choices": [choice]}))
+
+        async def follow(reasoning: str, text: str) -> None:
+            new = {"reasoning_content": reasoning, "content": text}
+            await send({name: value for name, value in new.items() if value})
+
+        try:
+            turn = await self.turn(asked, follow=follow, top_log_probs=_top_log_probs(body))
+        except Refused as error:
+            if events.response is None:
+                raise
+            return await events.send(json.dumps({"error": _described(error.status, str(error))}))
+        calls = self.reply_message(turn.output).get("tool_calls", ())
+        more = {"logprobs": self._log_probs(turn)} if body.get("logprobs") else {}
+        if calls or more:
+            indexed = [{**call, "index": i} for i, call in enumerate(calls)]
+            await send({"tool_calls": indexed} if indexed else {}, more=more)
+        await send({}, _reason(turn))
         if (body.get("stream_options") or {}).get("include_usage"):
-            await _send(response, {**envelope, "choices": [], "usage": _usage(turn)})
-        await response.write(b"data: [DONE]\n\n")
-        return response
+            await events.send(json.dumps({**envelope, "choices": [], "usage": _usage(turn)}))
+        return await events.send("[DONE]")
+
+    def _log_probs(self, turn: Turn) -> dict[str, Any]:
+        """Of the tokens that were sampled, the one that ends the answer included."""
+        tops = turn.top_log_probs or [[] for _ in turn.log_probs]
+        content = [
+            {**self._log_prob(*pair), "top_logprobs": [self._log_prob(*other) for other in top]}
+            for pair, top in zip(turn.log_probs, tops, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _log_prob(self, log_prob: float, token: int) -> dict[str, Any]:
+        text = self._tokenizer.decode([token])
+        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
 def session_of(request: web.Request, body: Mapping[str, Any]) -> str:
@@ -87,12 +124,39 @@ def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None,
         raise ValueError("no messages")
     if body.get("n", 1) != 1:
         raise ValueError("n other than 1: a session is one conversation")
+    if ignored := [name for name in _REFUSED if body.get(name)]:
+        raise Refused(400, f"{ignored[0]}: not supported (wanted: without)")
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise Refused(400, f"tool_choice {choice!r}: the model cannot be made to call (wanted: auto or none)")
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
-    tools = None if body.get("tool_choice") == "none" else body.get("tools")
+    params |= _grammar(body.get("response_format"))
+    tools = None if choice == "none" else body.get("tools")
     for tool in tools or ():
         if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
             raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
     return messages, tools or None, params
+
+
+def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
+    """Of ``response_format``, as the engine's parameter."""
+    kind = wanted["type"] if wanted else "text"
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": json.dumps({"type": "object"})}
+    if kind == "json_schema" and wanted:
+        return {"json_schema": json.dumps(wanted["json_schema"]["schema"])}
+    raise ValueError(f"response_format of type {kind!r} (wanted: text, json_object or json_schema)")
+
+
+def _top_log_probs(body: Mapping[str, Any]) -> int:
+    number = body.get("top_logprobs") or 0
+    if not isinstance(number, int) or not 0 <= number <= _MOST_TOP_LOG_PROBS:
+        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MOST_TOP_LOG_PROBS})")
+    if number and not body.get("logprobs"):
+        raise ValueError("top_logprobs without logprobs (wanted: both)")
+    return number
 
 
 def _as_templates_have_it(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,9 +194,9 @@ def _envelope(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
-async def _send(response: web.StreamResponse, event: Mapping[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-
 def _error(status: int, reason: str) -> web.Response:
-    return web.json_response({"error": {"message": reason, "type": "invalid_request_error"}}, status=status)
+    return web.json_response({"error": _described(status, reason)}, status=status)
+
+
+def _described(status: int, reason: str) -> dict[str, Any]:
+    return {"message": reason, "type": "invalid_request_error" if status < 500 else "server_error"}

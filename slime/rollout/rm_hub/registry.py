@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from slime.arguments.rewards import RM_TYPES
+from slime.arguments.rewards import RM_TYPES, needs_no_grade
 from slime.arguments.views import RolloutView
 from slime.rollout.rm_hub.deepscaler import text_after_reasoning
 from slime.rollout.rm_hub.f1 import f1_score
@@ -34,6 +34,8 @@ async def score_by_type(args: RolloutView, sample: Sample, rm_type: str | None) 
         raise NotImplementedError(
             f"--rm-type {rm_type}: expected one of {', '.join(RM_TYPES)} (or boxed_...)"
         )
+    if sample.label is None and needs_no_grade(args, rm_type):
+        return 0.0
     return await load_function(RM_TYPES[name])(args, sample, response)
 
 

@@ -3,6 +3,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from tools.quickstart.algorithms import ALGORITHMS, title
 from tools.quickstart.report import write_report
 from tools.quickstart.summary import mean_step_seconds, summarise
 from tools.quickstart.transcripts import load_tokenizer, parse_turns, pick_pairs, read_recording, tool_share
@@ -49,10 +50,32 @@ def test_summary_needs_an_evaluation_on_both_sides_of_training(metrics):
         summarise(metrics, PHASES, seed=0, wall_s=1.0)
 
 
-def test_summary_names_a_missing_metric_of_the_first_step(metrics):
-    del metrics["train"][0]["train/train_rollout_logprob_abs_diff"]
-    with pytest.raises(ValueError, match="train_rollout_logprob_abs_diff"):
+def test_summary_names_a_metric_that_no_step_has(metrics):
+    for row in metrics["train"].values():
+        del row["train/train_rollout_logprob_abs_diff"]
+    with pytest.raises(ValueError, match="none of 15 RL steps has train/train_rollout_logprob_abs_diff"):
         summarise(metrics, PHASES, seed=0, wall_s=1.0)
+
+
+def test_a_run_whose_first_steps_are_the_critics_has_its_report(layout, metrics):
+    del metrics["train"][0]
+    metrics["train"][0] = {"train/critic-value_loss": 0.3}
+    summary = summarise(metrics, PHASES, seed=0, wall_s=1.0, algorithm="ppo")
+    assert summary["first_logprob_abs_diff"] == 4e-7
+    write_report(layout, metrics, summary)
+    page = layout.report.read_text()
+    assert "logs/ppo.log" in page and "<b>PPO</b>" in page and "the critic, expected" in page
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_report_says_by_which_algorithm_the_model_practised(layout, metrics, algorithm):
+    summary = summarise(metrics, PHASES, seed=0, wall_s=1.0, algorithm=algorithm)
+    for recording in layout.recordings.iterdir():
+        recording.unlink()
+    write_report(layout, metrics, summary)
+    page = layout.report.read_text()
+    assert f"<b>{title(algorithm)}</b>" in page and f"logs/{algorithm}.log" in page
+    assert ("mean of its group" in page) == (algorithm not in ("ppo", "reinforce_plus_plus"))
 
 
 def test_the_rest_of_a_step_is_what_no_part_accounts_for():

@@ -1,0 +1,101 @@
+"""An answer that the agent is told while the engine writes it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from aiohttp import web
+
+from slime.agent.parsing import ParsedModelOutput
+from slime.utils.http_utils import HttpStatusError, post, stream
+
+Follow = Callable[[str, str], Awaitable[None]]
+"""Is told what is new of an answer's reasoning and of its text."""
+
+_RETRIES = 20
+_CALL, _THOUGHT_OPENS, _THOUGHT_CLOSES = "<tool_call>", "<think>", "</think>"
+_HALF_A_CHARACTER = "\ufffd"
+
+
+class GrowingAnswer:
+    """What can be told of an answer that is not whole: no part of it is taken back later.
+
+    Held back are the beginning of what may be a call of a tool and everything from there on, spaces at the
+    end, and with a reasoning parser everything until the thoughts are closed.
+    """
+
+    def __init__(self, *, calls: bool, reasons: bool) -> None:
+        self._calls, self._reasons = calls, reasons
+        self._reasoning = self._text = ""
+
+    def more(self, written: str) -> tuple[str, str]:
+        """New reasoning and new text, of all that was written so far."""
+        reasoning = ""
+        if self._reasons:
+            thought, closed, written = written.partition(_THOUGHT_CLOSES)
+            if not closed:
+                return "", ""
+            reasoning = thought.lstrip().removeprefix(_THOUGHT_OPENS).strip()
+            written = written.lstrip()
+        return self._new(reasoning, self._certain(written))
+
+    def rest(self, parsed: ParsedModelOutput) -> tuple[str, str]:
+        """What is left to tell of the whole answer, whose text becomes what was told where spaces differ."""
+        if not parsed.text.startswith(self._text):
+            parsed.text = self._text
+        return self._new(parsed.reasoning, parsed.text)
+
+    def _new(self, reasoning: str, text: str) -> tuple[str, str]:
+        found = reasoning[len(self._reasoning) :], text[len(self._text) :]
+        self._reasoning, self._text = reasoning, max(text, self._text, key=len)
+        return found
+
+    def _certain(self, text: str) -> str:
+        if self._calls:
+            text = text.partition(_CALL)[0]
+            begun = next((n for n in range(len(_CALL) - 1, 0, -1) if text.endswith(_CALL[:n])), 0)
+            text = text[: len(text) - begun]
+        return text.rstrip().rstrip(_HALF_A_CHARACTER)
+
+
+async def engine_answer(
+    url: str, body: Mapping[str, Any], follow: Callable[[list[Any]], Awaitable[None]] | None
+) -> Any:
+    """The engine's answer to a request; ``follow`` gets the log-prob triples so far as they come.
+
+    Raises:
+        HttpStatusError: the engine refuses, maybe in the middle of a stream.
+        httpx.TransportError: it cannot be reached, or its answer broke off.
+    """
+    if follow is None:
+        return await post(url, body, _RETRIES)
+    answer = None
+    async with aclosing(stream(url, {**body, "stream": True}, _RETRIES)) as chunks:
+        async for answer in chunks:
+            if error := answer.get("error"):
+                message = error.get("message", error) if isinstance(error, dict) else error
+                raise HttpStatusError("POST", url, int(dict(error).get("code") or 500), str(message))
+            await follow(answer["meta_info"].get("output_token_logprobs") or [])
+    if answer is None or not answer["meta_info"].get("finish_reason"):
+        raise HttpStatusError("POST", url, 502, "the answer broke off")
+    return answer
+
+
+class EventStream:
+    """Server-sent events. It begins with the first, so that what is refused before has an HTTP status.
+
+    Attributes:
+        response: None until it has begun.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response: web.StreamResponse | None = None
+
+    async def send(self, data: str, event: str | None = None) -> web.StreamResponse:
+        if self.response is None:
+            self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await self.response.prepare(self._request)
+        named = f"event: {event}\n" if event else ""
+        await self.response.write(f"{named}data: {data}\n\n".encode())
+        return self.response

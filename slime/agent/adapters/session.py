@@ -1,0 +1,74 @@
+"""An agent at work, and what it is told."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from slime.agent.parsing import ParsedModelOutput
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Refused(Exception):
+    """A request that is not answered: HTTP status and reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass
+class Session:
+    """An agent at work.
+
+    Attributes:
+        running: turns under way.
+        aborted: the engine gave up on one of its turns, so what the agent made is not whole.
+    """
+
+    sampling: dict[str, Any]
+    max_context_tokens: int
+    closed: bool = False
+    aborted: bool = False
+    running: int = 0
+
+
+class Asked(NamedTuple):
+    """Whose turn it is, and what the request says."""
+
+    sid: str
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] | None
+    params: Mapping[str, Any]
+
+
+@dataclass
+class Turn:
+    """What the agent is told of an answer.
+
+    Attributes:
+        log_probs: of each token, with its id.
+        top_log_probs: of the likeliest in the place of each token, if asked for.
+    """
+
+    output: ParsedModelOutput
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    log_probs: list[tuple[float, int]] = field(default_factory=list)
+    top_log_probs: list[list[tuple[float, int]]] = field(default_factory=list)
+
+
+def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    """What a request asks for and the session's own, which wins; the smallest bound of new tokens counts.
+
+    Raises:
+        Refused: the prompt leaves no room.
+    """
+    own = {key: value for key, value in session.sampling.items() if value is not None}
+    limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
+    if session.max_context_tokens:
+        limits.append(session.max_context_tokens - prompt_tokens)
+        if limits[-1] <= 0:
+            raise Refused(400, f"{prompt_tokens} tokens of context, at most {session.max_context_tokens}")
+    return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}
