@@ -4,6 +4,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from slime.arguments.critic import trained_rollouts
+from slime.arguments.views import TrackingView
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,12 @@ class ScheduleSettings:
 
 def total_optimizer_steps(args: Namespace) -> int:
     """Optimizer steps that a role takes in the whole run, at least 1."""
-    samples = trained_rollouts(args) * args.rollout_batch_size * args.n_samples_per_prompt
-    return max(1, samples // args.global_batch_size)
+    return max(1, steps_of_rollouts(args, trained_rollouts(args)))
+
+
+def steps_of_rollouts(args: Namespace | TrackingView, rollouts: int) -> int:
+    """Optimizer steps of so many full rollouts."""
+    return rollouts * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
 
 
 def schedule_settings(args: Namespace) -> ScheduleSettings:

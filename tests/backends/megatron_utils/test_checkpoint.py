@@ -50,13 +50,14 @@ def _run(rank, args, rollouts, save_after):
         steps += report.get("train", [])
         if rollout_id == save_after:
             worker._weight_version = 5
-            worker.save_model(rollout_id, force_sync=args.force_sync)
+            worker.save_model(rollout_id, args.force_sync, trained_steps=9)
     worker.backend._writer.finish()
     return {
         "start": start,
         "steps": steps,
         "weights": _weights(args, worker),
         "version": worker._weight_version,
+        "trained_steps": worker.trained_steps(),
     }
 
 
@@ -98,6 +99,7 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     assert _one(resumed, "steps") == _one(through, "steps")[2:]
     for before, after in zip(through, resumed, strict=True):
         assert after["version"] == 5
+        assert (before["trained_steps"], after["trained_steps"]) == (None, 9)
         if not extra:
             assert after["steps"] == before["steps"][2:]
         for name, weight in before["weights"].items():
