@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from slime.models.chosen_keys import choose_first_of_equals
 from tools.make_tiny_model import make_tokenizer
 
 _SIZES = {
@@ -197,7 +198,10 @@ def tiny_config(name: str, **changes: Any) -> transformers.PreTrainedConfig:
 
 
 def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
-    """Writes a checkpoint whose every tensor matters to the logits, but for those that nothing trains."""
+    """Writes a checkpoint whose every tensor matters to the logits, but for those that nothing trains.
+
+    Of keys with equal scores the indexers of the model choose the first ones, as ours do.
+    """
     torch.manual_seed(seed)
     config = tiny_config(name, **changes)
     if name in WITH_IMAGES:
@@ -212,6 +216,7 @@ def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transfo
         file = path / "model.safetensors"
         further = _UNTRAINED[name].format(config.get_text_config().num_hidden_layers)
         save_file(load_file(file) | {further: torch.ones(2, 2)}, file, {"format": "pt"})
+    choose_first_of_equals(model)
     return model
 
 

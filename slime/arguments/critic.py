@@ -135,6 +135,15 @@ def _iteration(root: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+def trained_rollouts(args: Namespace) -> int:
+    """Rollouts of the run in which a role trains, as its processes see the flags.
+
+    The first ones may be the critic's alone (--num-critic-only-steps).
+    """
+    alone = args.num_critic_only_steps if getattr(args, "use_critic", False) else 0
+    return max(0, (args.num_rollout or 0) - alone)
+
+
 def of_critic(args: V) -> V:
     """The flags as the critic's processes see them: a copy.
 
@@ -149,7 +158,7 @@ def of_critic(args: V) -> V:
         **dict(kl_coef=0.0, use_kl_loss=False, normalize_advantages=False),
         **dict(use_opd=False, use_tis=False, tis_needs_mean=False, keep_old_actor=False),
         **dict(custom_advantage_function_path=None, rollout_data_postprocess_path=None),
-        **dict(save_debug_train_data=None),
+        **dict(save_debug_train_data=None, num_critic_only_steps=0),
     }
     if not given["critic_resumes"]:
         changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=None)

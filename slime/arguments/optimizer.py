@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.concern import Concern
+from slime.arguments.critic import trained_rollouts
 from slime.arguments.flags import flag, option_string
 
 
@@ -45,7 +46,9 @@ class ScheduleArgs:
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
         "linear", help="shape of the decay"
     )
-    lr_decay_iters: int | None = flag(above=0, help="steps of the decay; default all steps of the run")
+    lr_decay_iters: int | None = flag(
+        above=0, help="steps of the decay; default all in which the role trains"
+    )
     lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up")
     lr_warmup_fraction: float | None = flag(at_least=0, below=1, help="part of the decay steps that warms up")
     lr_warmup_init: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the start of the warm-up")
@@ -82,7 +85,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
-    steps = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = trained_rollouts(args) * args.rollout_batch_size * args.n_samples_per_prompt
     steps = args.lr_decay_iters or steps // args.global_batch_size
     if steps and args.lr_warmup_iters >= steps:
         yield f"--lr-warmup-iters {args.lr_warmup_iters}: wanted less than the {steps} steps of the decay"

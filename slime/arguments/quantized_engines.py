@@ -95,13 +95,11 @@ def _beyond_sglang(path: str, found: Quantization | None) -> Iterator[str]:
 
 
 def _not_the_same_again(args: Namespace, path: str, found: Quantization | None) -> Iterator[str]:
-    if found is None or not args.check_weight_update_equal or args.fp32:
-        return
-    if found.power_of_two and not args.fp16:  # float16 has not the range of such products
+    if found is None or not args.check_weight_update_equal or not args.fp16:
         return
     yield (
-        f"--check-weight-update-equal: {path} is quantised, and its weights rounded to 16 bits give other "
-        "scales (wanted: without, or --fp32)"
+        f"--check-weight-update-equal: {path} is quantised, and float16 has not the range of its weights "
+        "(wanted: without, or without --fp16)"
     )
 
 

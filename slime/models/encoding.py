@@ -19,16 +19,23 @@ class Encoding(Protocol):
 
     Attributes:
         shape: of the weight.
+        scale_name: of the tensor that holds its scales.
     """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def scale_name(self) -> str: ...
+
     def specs(self) -> dict[str, Spec]:
         """The tensors that stand in the place of the weight."""
 
-    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """The same with values, on the device of the weight.
+
+        Args:
+            scales: of a checkpoint, on that device; groups keep theirs where `is_kept` says so.
 
         Raises:
             ValueError: a number is not finite.
@@ -59,13 +66,15 @@ class Fp8Encoding:
     def specs(self) -> dict[str, Spec]:
         return {self.name: (fp8.FLOAT8, self.shape), self.scale_name: self.scale}
 
-    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         codes = torch.empty(self.shape, dtype=fp8.FLOAT8, device=weight.device)
         wanted = fp8.scale_shape(self.shape, self.block)
-        scales = torch.empty(wanted, dtype=torch.float32, device=weight.device)
+        stored = None if scales is None else scales.float().view(wanted)
+        found = torch.empty(wanted, dtype=torch.float32, device=weight.device)
         for at, strip in _strips(self.shape, self.block[0]):
-            codes[strip], scales[at] = fp8.quantize(weight[strip], self.block, self.power_of_two)
-        return {self.name: codes, self.scale_name: scales.to(self.scale[0]).view(self.scale[1])}
+            own = None if stored is None else stored[at]
+            codes[strip], found[at] = fp8.quantize(weight[strip], self.block, self.power_of_two, own)
+        return {self.name: codes, self.scale_name: found.to(self.scale[0]).view(self.scale[1])}
 
     def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         rows, columns = self.shape
@@ -89,22 +98,27 @@ class Int4Encoding:
     scale_dtype: torch.dtype
     shape_dtype: torch.dtype = torch.int64
 
+    @property
+    def scale_name(self) -> str:
+        return f"{self.name}_scale"
+
     def specs(self) -> dict[str, Spec]:
         rows, columns = self.shape
         return {
             f"{self.name}_packed": (torch.int32, (rows, math.ceil(columns / int4.PER_WORD))),
-            f"{self.name}_scale": (self.scale_dtype, (rows, math.ceil(columns / self.group))),
+            self.scale_name: (self.scale_dtype, (rows, math.ceil(columns / self.group))),
             f"{self.name}_shape": (self.shape_dtype, (2,)),
         }
 
-    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         names = list(self.specs())
         parts = {
             name: torch.empty(shape, dtype=dtype, device=weight.device)
             for name, (dtype, shape) in self.specs().items()
         }
         for _, strip in _strips(self.shape, 1):
-            words, scale = int4.quantize(weight[strip], self.group, self.scale_dtype)
+            own = None if scales is None else scales[strip]
+            words, scale = int4.quantize(weight[strip], self.group, self.scale_dtype, own)
             parts[names[0]][strip], parts[names[1]][strip] = words, scale
         parts[names[2]].copy_(torch.tensor(self.shape))
         return parts
@@ -130,23 +144,28 @@ class Mxfp4Encoding:
     name: str
     shape: tuple[int, int, int]
 
+    @property
+    def scale_name(self) -> str:
+        return f"{self.name}_scales"
+
     def specs(self) -> dict[str, Spec]:
         experts, inputs, outputs = self.shape
         groups = math.ceil(inputs / mxfp4.GROUP)
         return {
             f"{self.name}_blocks": (torch.uint8, (experts, outputs, groups, mxfp4.BYTES)),
-            f"{self.name}_scales": (torch.uint8, (experts, outputs, groups)),
+            self.scale_name: (torch.uint8, (experts, outputs, groups)),
         }
 
-    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         parts = {
             name: torch.empty(shape, dtype=dtype, device=weight.device)
             for name, (dtype, shape) in self.specs().items()
         }
-        blocks, scales = parts.values()
+        blocks, found = parts.values()
         for expert, matrix in enumerate(weight.transpose(1, 2)):
             for _, strip in _strips((matrix.shape[0], matrix.shape[1]), 1):
-                blocks[expert, strip], scales[expert, strip] = mxfp4.quantize(matrix[strip])
+                own = None if scales is None else scales[expert, strip]
+                blocks[expert, strip], found[expert, strip] = mxfp4.quantize(matrix[strip], own)
         return parts
 
     def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:

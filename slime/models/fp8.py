@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from slime.models.stored_scale import divisor, is_kept
+
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
 _ROUNDED_TO_LARGEST = 464.0
@@ -20,7 +22,10 @@ def scale_shape(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, in
 
 
 def quantize(
-    weight: torch.Tensor, block: tuple[int, int], power_of_two: bool = False
+    weight: torch.Tensor,
+    block: tuple[int, int],
+    power_of_two: bool = False,
+    stored: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Float8 [O, I] and float32 scales [O / rows, I / columns], these quotients rounded up.
 
@@ -31,6 +36,7 @@ def quantize(
         weight: [O, I] of finite floats.
         block: rows and columns that share a scale.
         power_of_two: scales are powers of two (``ue8m0``), rounded up.
+        stored: scales of a checkpoint, float32, which blocks keep (`is_kept`).
 
     Raises:
         ValueError: a number is not finite.
@@ -41,8 +47,28 @@ def quantize(
         raise ValueError("has numbers that are not finite")
     scale = _power_of_two(largest) if power_of_two else _short(largest / LARGEST)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale.clamp(min=_SMALLEST_SCALE))
-    scaled = values / _spread(scale, block, (0, values.shape[0]), (0, values.shape[1]))
-    return scaled.clamp(-LARGEST, LARGEST).to(FLOAT8), scale
+    if stored is not None:
+        scale = torch.where(_kept(values, largest, stored, block, weight.dtype), stored, scale)
+    return _rounded(values, scale, block), scale
+
+
+def _rounded(values: torch.Tensor, scale: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+    scaled = values / _spread(divisor(scale), block, (0, values.shape[0]), (0, values.shape[1]))
+    return scaled.clamp(-LARGEST, LARGEST).to(FLOAT8)
+
+
+def _kept(
+    values: torch.Tensor,
+    largest: torch.Tensor,
+    stored: torch.Tensor,
+    block: tuple[int, int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The blocks that keep their scale; ``largest`` is the largest magnitude of each."""
+    rows, columns = (0, values.shape[0]), (0, values.shape[1])
+    back = dequantize(_rounded(values, stored, block), stored, block, rows, columns).to(dtype)
+    moved = _largest((back != values.to(dtype)).float(), block) > 0
+    return is_kept(largest / divisor(stored).abs() / _ROUNDED_TO_LARGEST, moved, stored)
 
 
 def dequantize(

@@ -5,21 +5,29 @@ The layout is compressed-tensors' ``pack-quantized``: weight = (nibble - 8) x sc
 
 import torch
 
+from slime.models.stored_scale import divisor, is_kept
+
 PER_WORD = 8
-_LARGEST = 7
+_SMALLEST, _LARGEST = -8, 7
+# Numbers of a kept group are up to half a scale beyond the codes; and the scale, in bfloat16, is off by 2^-9.
+_SLACK = 1 + 2.0**-8
 
 
 def quantize(
-    weight: torch.Tensor, group: int, scale_dtype: torch.dtype | None = None
+    weight: torch.Tensor,
+    group: int,
+    scale_dtype: torch.dtype | None = None,
+    stored: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Words int32 [O, I / 8] and scales [O, I / group].
 
-    The integers are -7 to 7: without -8 what is quantised again stays the same. A group of zeros has the
-    scale 1. An error is at most half a scale.
+    The integers are -7 to 7, and -8 to 7 with a scale that is kept: without -8 what is quantised again stays
+    the same. A group of zeros has the scale 1. An error is at most half a scale.
 
     Args:
         weight: [O, I] of finite floats.
         scale_dtype: format of the scales; default that of ``weight``.
+        stored: scales of a checkpoint, in that format, which groups keep (`is_kept`).
 
     Raises:
         ValueError: a number is not finite, or I is no multiple of ``group``.
@@ -34,8 +42,23 @@ def quantize(
         raise ValueError("has numbers that are not finite")
     scale = (largest / _LARGEST).clamp(min=torch.finfo(dtype).tiny).to(dtype)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale)
-    codes = torch.round(values / scale.float()[..., None]).clamp(-_LARGEST, _LARGEST)
+    if stored is not None:
+        scale = torch.where(_kept(values, stored, weight.dtype), stored, scale)
+    codes = _rounded(values, scale)
     return pack(codes.view(rows, columns).to(torch.int32)), scale
+
+
+def _rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.round(values / divisor(scale)[..., None]).clamp(_SMALLEST, _LARGEST)
+
+
+def _kept(values: torch.Tensor, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The groups [O, I / group] whose numbers [O, I / group, group] keep their scale."""
+    scaled = values / divisor(stored)[..., None]
+    low, high = scaled.amin(dim=2) / (_SMALLEST - 0.5), scaled.amax(dim=2) / (_LARGEST + 0.5)
+    back = (_rounded(values, stored) * stored.float()[..., None]).to(dtype)
+    moved = (back != values.to(dtype)).any(dim=2)
+    return is_kept(torch.maximum(low, high) / _SLACK, moved, stored)
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from slime.models.quantization import MXFP4_GROUP as GROUP
+from slime.models.stored_scale import is_kept
 
 BYTES = GROUP // 2
 """Of a group's numbers."""
@@ -23,7 +24,7 @@ _BIAS = 127
 _TOO_LARGE = 3.5 * 2.0**126
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(weight: torch.Tensor, stored: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes uint8 [O, I / 32, 16] and scales uint8 [O, I / 32], which are exponents of 2 plus 127.
 
     A scale is the smallest at which the largest number of a group is not cut off by more than rounding, so
@@ -31,6 +32,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         weight: [O, I] of finite floats.
+        stored: scales of a checkpoint, which groups keep (`is_kept`).
 
     Raises:
         ValueError: a number is not finite, or so large that it would not be; or I is no multiple of 32.
@@ -45,8 +47,19 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mantissa, exponent = torch.frexp(largest)
     exponent = exponent - 2 - (mantissa <= _ROUNDED_TO_LARGEST / 8).int()
     exponent = torch.where(largest == 0, 0, exponent.clamp(min=-_BIAS))
+    if stored is not None:
+        own = stored.int() - _BIAS
+        exponent = torch.where(_kept(values, own, weight.dtype), own, exponent)
     codes = _rounded(torch.ldexp(values, -exponent[..., None]))
     return codes[..., 0::2] | codes[..., 1::2] << 4, (exponent + _BIAS).to(torch.uint8)
+
+
+def _kept(values: torch.Tensor, exponent: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The groups [O, I / 32] whose numbers [O, I / 32, 32] keep their scale."""
+    scaled = torch.ldexp(values, -exponent[..., None])
+    numbers = torch.tensor(_VALUES, device=values.device)[_rounded(scaled).int()]
+    moved = (torch.ldexp(numbers, exponent[..., None]).to(dtype) != values.to(dtype)).any(dim=2)
+    return is_kept(scaled.abs().amax(dim=2) / _ROUNDED_TO_LARGEST, moved, torch.ones_like(exponent))
 
 
 def _rounded(values: torch.Tensor) -> torch.Tensor:

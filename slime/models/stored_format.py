@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from slime.models.encoding import Encoding
+from slime.models.safetensors_dir import SafetensorReader
 from slime.models.safetensors_file import Spec
 from slime.models.stored_stacks import StoredStacks
 from slime.models.weights_dir import WeightsReader
@@ -28,6 +29,7 @@ class StoredFormat:
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
+        self._scales: SafetensorReader | None = None
         with WeightsReader(path) as reader:
             self._encodings = reader.encodings()
             self._plain = {
@@ -43,6 +45,9 @@ class StoredFormat:
 
     def encode(self, tensors: Named) -> list[tuple[str, torch.Tensor]]:
         """What stands in the place of these weights; those that are not quantised stay as they are.
+
+        Weights that are the checkpoint's become its tensors again, bit for bit: groups keep its scales, as
+        `is_kept` says, which are read from its files each time.
 
         Raises:
             ValueError: the checkpoint has no such weight, or one of another shape; or a number is not finite.
@@ -64,9 +69,15 @@ class StoredFormat:
         if encoding is None:
             return [(name, tensor)]
         try:
-            return list(encoding.encode(tensor).items())
+            scales = self._stored_scales(encoding.scale_name).to(tensor.device)
+            return list(encoding.encode(tensor, scales).items())
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
+
+    def _stored_scales(self, name: str) -> torch.Tensor:
+        if self._scales is None:  # by those who encode alone
+            self._scales = SafetensorReader(self._path)
+        return self._scales.read(name)
 
     def spec(self, name: str) -> Spec | None:
         """Format and shape of what stands in the place of a weight; None for what does not.

@@ -14,10 +14,17 @@ from slime.observability.tracking import Tracker
 
 
 class RunLog:
-    """The driver's log of one run."""
+    """The driver's log of one run.
+
+    Attributes:
+        trained_steps: optimizer steps of the run so far, those before a resume included. Roles that train on
+            one rollout take theirs side by side, under the same numbers.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
+        self.trained_steps = 0
+        self._last_trained = -1, 0  # a rollout, and its first step
         self._of_step: dict[str, float] = defaultdict(float)
         self._step_start = time.monotonic()
 
@@ -41,11 +48,18 @@ class RunLog:
         """Scores after ``rollout_id`` rollouts of training."""
         self._tracker.log(metrics, axis="eval", step=rollout_id)
 
+    def go_on_after(self, steps: int) -> None:
+        """Counts on from a checkpoint; of several the furthest."""
+        self.trained_steps = max(self.trained_steps, steps)
+
     def train(self, rollout_id: int, report: Mapping[str, Any]) -> None:
-        """The main rank's report: ``train`` (one row per optimizer step), ``rollout`` and ``perf``."""
-        steps = report.get("train", [])
-        for i, metrics in enumerate(steps):
-            self._tracker.log(metrics, axis="train", step=rollout_id * len(steps) + i)
+        """A role's report: ``train`` (one row per optimizer step), ``rollout`` and ``perf``."""
+        if self._last_trained[0] != rollout_id:
+            self._last_trained = rollout_id, self.trained_steps
+        steps, first = report.get("train", []), self._last_trained[1]
+        for number, metrics in enumerate(steps, start=first):
+            self._tracker.log({**metrics, "train/step": number}, axis="train", step=number)
+        self.trained_steps = max(self.trained_steps, first + len(steps))
         self.rollout(rollout_id, {**report.get("rollout", {}), **report.get("perf", {})})
 
     def start_loop(self) -> None:

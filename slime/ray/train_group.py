@@ -15,6 +15,7 @@ from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import wait_all, wait_one
+from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,10 @@ class RayTrainGroup:
             raise RuntimeError(f"trainer ranks disagree about the first rollout: {starts}")
         if self._args.start_rollout_id is None:
             self.start_rollout_id = starts[0]
+        steps = wait_one(self._actors[0].trained_steps.remote(), "optimizer steps of the checkpoint", 60)
+        if steps is None:  # of older checkpoints: those of full rollouts
+            steps = steps_of_rollouts(self._args, self.start_rollout_id)
+        self._log.go_on_after(steps)
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
 
@@ -87,7 +92,8 @@ class RayTrainGroup:
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         with self._log.phase("save_model"):
-            self._call_all(f"saving rollout {rollout_id}", "save_model", rollout_id, force_sync)
+            what, steps = f"saving rollout {rollout_id}", self._log.trained_steps
+            self._call_all(what, "save_model", rollout_id, force_sync, steps)
 
     def update_weights(self) -> None:
         """Gives every engine the current weights, reconnecting first if the engines have changed."""

@@ -70,6 +70,7 @@ class TrainWorker:
         self.backend: TrainBackend = load_function(BACKENDS[args.train_backend])(args, self._role.name)
         start = self.backend.load()
         self._weight_version = int(start.common.get("weight_version", 0))
+        self._trained_steps = start.common.get("trained_steps")
         self._load_versions()
         self._trainer = Trainer(args, self._role, self.backend, self._timer)
         return start.rollout_id
@@ -129,14 +130,22 @@ class TrainWorker:
         """What the weights are as they would be sent; None in a run whose engines, if any, never got some."""
         return None if self._update is None else self._weight_version + self._trained_since_update
 
-    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
-        """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for."""
+    def trained_steps(self) -> int | None:
+        """Optimizer steps of the run before this start; None if the checkpoint, if any, does not say."""
+        return self._trained_steps
+
+    def save_model(self, rollout_id: int, force_sync: bool = False, trained_steps: int | None = None) -> None:
+        """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for.
+
+        Args:
+            trained_steps: optimizer steps of the run so far, for the run that goes on with it.
+        """
         args = self._args
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
         if args.save:
             moving = needs_reference(args) and args.ref_update_interval is not None
-            common = {"weight_version": self._weight_version}
+            common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
             self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
         if args.save_hf:
             self.backend.save_hf(args.save_hf.format(rollout_id=rollout_id))

@@ -3,6 +3,9 @@
 from argparse import Namespace
 from dataclasses import dataclass
 
+from slime.arguments.critic import trained_rollouts
+from slime.arguments.views import TrackingView
+
 
 @dataclass(frozen=True)
 class ScheduleSettings:
@@ -30,13 +33,17 @@ class ScheduleSettings:
 
 
 def total_optimizer_steps(args: Namespace) -> int:
-    """Optimizer steps of the whole run, at least 1."""
-    samples = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
-    return max(1, samples // args.global_batch_size)
+    """Optimizer steps that a role takes in the whole run, at least 1."""
+    return max(1, steps_of_rollouts(args, trained_rollouts(args)))
+
+
+def steps_of_rollouts(args: Namespace | TrackingView, rollouts: int) -> int:
+    """Optimizer steps of so many full rollouts."""
+    return rollouts * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
 
 
 def schedule_settings(args: Namespace) -> ScheduleSettings:
-    """The schedule of a run.
+    """The schedule of a role, over the steps in which it trains.
 
     Raises:
         ValueError: the warm-up is not shorter than the decay.
@@ -45,8 +52,8 @@ def schedule_settings(args: Namespace) -> ScheduleSettings:
     decay_iters = getattr(args, "lr_decay_iters", None) or total_optimizer_steps(args)
     fraction = getattr(args, "lr_warmup_fraction", None)
     warmup_iters = getattr(args, "lr_warmup_iters", 0) if fraction is None else fraction * decay_iters
-    if not args.num_rollout:
-        # Evaluation only: nothing warms up.
+    if not trained_rollouts(args):
+        # Evaluation only, or a role that never trains: nothing warms up.
         warmup_iters = 0
     if warmup_iters >= decay_iters:
         raise ValueError(

@@ -106,8 +106,7 @@ class Trainer:
                 metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
                 metrics["global_batch_size"] = size
                 named = {f"train/{self._role.prefix}{name}": value for name, value in metrics.items()}
-                step = {"train/step": rollout_id * len(counts) + step_id}
-                steps.append({**named, **take_logged("train"), **step})
+                steps.append({**named, **take_logged("train")})
         return steps
 
     def _refresh_versions(self, rollout_id: int) -> None:

@@ -121,7 +121,9 @@ def should_run_periodic_action(
 
 
 def trains_actor(args: Namespace, rollout_id: int) -> bool:
-    """Whether the actor trains in a rollout, or only the critic."""
+    """Whether the actor trains in a rollout, or only the critic, if there is one."""
+    if not args.use_critic:
+        return True
     return not args.critic_train_only and rollout_id >= args.num_critic_only_steps
 
 

@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from slime.backends.megatron_utils.latent_attention import ReplicatedLinear
 from slime.backends.megatron_utils.layers import apply_rope
+from slime.models.chosen_keys import chosen_keys
 from slime.models.rope import Rope
 from slime.training.packed_layout import PackedLayout, SegmentGroup
 
@@ -181,5 +182,5 @@ class LightningIndexer(torch.nn.Module):
             scores = scores.unflatten(1, (end - begin, self._sizes.heads))
             index = (w[:, begin:end, None] @ scores)[:, :, 0]
             index = index.masked_fill(~group.seen(begin, end), -torch.inf)
-            chosen.append(index.topk(self._sizes.topk).indices.int())
+            chosen.append(chosen_keys(index, self._sizes.topk).int())
         return torch.cat(chosen, dim=1)

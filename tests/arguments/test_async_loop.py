@@ -15,8 +15,7 @@ def flags(interval):
         eval_interval=None,
         save_interval=None,
         skip_eval_before_train=True,
-        critic_train_only=False,
-        num_critic_only_steps=0,
+        use_critic=False,
     )
 
 

@@ -110,6 +110,10 @@ def test_of_another_runs_critic_only_the_weights_are_taken(words, tmp_path):
         (dict(critic_num_nodes=3), "--critic-num-nodes, --critic-num-gpus-per-node: 3 GPUs (wanted: 1"),
         (dict(disable_compute_advantages_and_returns=True, loss_type="sft_loss"), "--advantage-estimator"),
         (dict(critic_lr_warmup_iters=99, lr_decay_iters=9), "--critic-lr-warmup-iters 99: wanted less"),
+        (
+            dict(lr_warmup_iters=2, num_rollout=4, num_critic_only_steps=2),
+            "--lr-warmup-iters 2: wanted less than the 2 steps of the decay",
+        ),
         (dict(critic_lr=1e-6, min_lr=1e-5, lr=1e-4), "--min-lr 1e-05: above --critic-lr 1e-06"),
         (dict(critic_train_only=True, num_critic_only_steps=1), "--num-critic-only-steps and --critic-"),
         (dict(critic_save="run/a", save_hf="run/b", save_interval=1), "--critic-save run/a: needs --save"),

@@ -107,11 +107,11 @@ def test_all_updates_have_one_format(altered_checkpoint, checkpoint):
 @pytest.mark.parametrize(
     ("described", "trained_in", "refused"),
     [
-        (BLOCKS, "bf16", True),
+        (BLOCKS, "bf16", False),
         (BLOCKS, "fp32", False),
-        (BLOCKS | {"scale_fmt": "ue8m0"}, "bf16", False),
+        (BLOCKS, "fp16", True),
         (BLOCKS | {"scale_fmt": "ue8m0"}, "fp16", True),
-        (None, "bf16", False),
+        (None, "fp16", False),
     ],
 )
 def test_what_is_rounded_does_not_come_back_equal(altered_checkpoint, described, trained_in, refused):

@@ -115,6 +115,14 @@ def test_strips_change_nothing(rows, groups, block, strip, power_of_two):
     words, scale = int4.quantize(weight, 8)
     assert torch.equal(parts[1]["w_packed"], words) and torch.equal(parts[1]["w_scale"], scale)
     assert parts[1]["w_shape"].tolist() == [rows, groups * 8]
+    stored = [parts[0]["s"] * 1.3, parts[1]["w_scale"] * 1.3]  # which some keep
+    whole = [each.encode(weight, scales) for each, scales in zip(encodings, stored, strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_STRIP_BYTES", strip)
+        cut = [each.encode(weight, scales) for each, scales in zip(encodings, stored, strict=True)]
+    assert torch.equal(whole[1]["w_scale"], stored[1])
+    for one, other in zip(whole, cut, strict=True):
+        assert all(torch.equal(_bits(one[name]), _bits(other[name])) for name in one)
 
 
 def test_a_strip_is_no_larger_than_it_has_to_be(monkeypatch):

@@ -48,10 +48,14 @@ def test_what_a_run_evaluates_before_its_first_rollout(interval, num_rollout, sk
 
 
 @pytest.mark.parametrize(
-    ("alone", "never", "trained"), [(0, False, [0, 1, 2]), (2, False, [2]), (0, True, []), (9, False, [])]
+    ("critic", "alone", "never", "trained"),
+    [
+        *((True, 0, False, [0, 1, 2]), (True, 2, False, [2]), (True, 0, True, []), (True, 9, False, [])),
+        *((False, 2, False, [0, 1, 2]), (False, 0, True, [0, 1, 2])),
+    ],
 )
-def test_the_actor_trains_after_the_rollouts_of_the_critic_alone(alone, never, trained):
-    args = Namespace(num_critic_only_steps=alone, critic_train_only=never)
+def test_the_actor_trains_after_the_rollouts_of_the_critic_alone(critic, alone, never, trained):
+    args = Namespace(use_critic=critic, num_critic_only_steps=alone, critic_train_only=never)
     assert [i for i in range(3) if trains_actor(args, i)] == trained
 
 

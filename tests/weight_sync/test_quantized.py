@@ -106,7 +106,7 @@ def recorder():
 
 def _sync_with(recorder, directories, kind):
     args = _args(directories, colocate=True, update_weight_buffer_size=30_000)
-    source, served = directories["plain", TRAINER], directories[kind, ENGINE]
+    source, served = directories["plain", TRAINER], directories[kind, TRAINER]
     run_ranks(_sync, 1, args, source, served, [_endpoint(recorder.url, True)])
 
 
@@ -147,7 +147,7 @@ def test_an_engine_serves_the_quantised_weights_after_a_sync(engine, directories
     colocated = kind == "fp8"
     layout = {"expert_model_parallel_size": 2, "tensor_model_parallel_size": 2}
     layout |= {"expert_tensor_parallel_size": 1, "update_weight_buffer_size": 30_000}
-    source, served = directories["plain", TRAINER], directories[kind, ENGINE]
+    source, served = directories["plain", TRAINER], directories[kind, TRAINER]
     args = _args(directories, colocate=colocated, **layout)
     sent = run_ranks(_sync, 2, args, source, served, [_endpoint(engine.endpoint.url, colocated)])
     assert _checksum(engine) == wanted
@@ -241,7 +241,7 @@ def test_experts_that_the_trainer_has_in_one_tensor_are_sent_one_by_one(recorder
         made[seed] = path
     experts = {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
     parallel = {"expert_model_parallel_size": 2, "update_weight_buffer_size": 30_000}
-    source, served = str(tmp_path / f"plain-{TRAINER}"), str(made[ENGINE])
+    source, served = str(tmp_path / f"plain-{TRAINER}"), str(made[TRAINER])
     args = make_args(source, **experts, **parallel, colocate=True)
     run_ranks(_sync, 2, args, source, served, [_endpoint(recorder.url, True)])
     kept = kept_tensors("qwen3_5_moe", made[TRAINER])
@@ -250,7 +250,7 @@ def test_experts_that_the_trainer_has_in_one_tensor_are_sent_one_by_one(recorder
     assert recorder.weights[0].keys() == wanted.keys()
     for name, tensor in recorder.weights[0].items():
         assert tensor.dtype == wanted[name].dtype and torch.equal(tensor, wanted[name]), name
-    server = Server(served, "--skip-tokenizer-init", "--dtype", "float32")
+    server = Server(str(made[ENGINE]), "--skip-tokenizer-init", "--dtype", "float32")
     try:
         client = EngineClient(EngineEndpoint(server.wait_ready().url, None, 1, None))
         args = make_args(source, **experts, update_weight_buffer_size=30_000)

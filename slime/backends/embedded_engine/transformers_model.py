@@ -19,6 +19,7 @@ from slime.backends.embedded_engine.row_attention import ATTENTION, Rows
 from slime.backends.embedded_engine.row_experts import EXPERTS
 from slime.backends.embedded_engine.row_states import GrowingStates
 from slime.models import family_of
+from slime.models.chosen_keys import choose_first_of_equals
 from slime.models.hf_config import read_hf_config
 
 _FLOAT32_BUFFER = "e_score_correction_bias"
@@ -38,6 +39,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=config.dtype)
     model.tie_weights()
+    choose_first_of_equals(model)
     for module in model.modules():
         if type(module) is torch.nn.Linear and hf_config._attn_implementation == ATTENTION:
             module.__class__ = RowLinear

@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
 from slime.models import FAMILIES, read_shape
+from slime.models.chosen_keys import choose_first_of_equals
 from slime.models.hf_config import HfConfig
 from slime.models.indexer import is_of_indexer
 from slime.models.place import Place
@@ -51,6 +52,7 @@ def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrained
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
     model.tie_weights()
+    choose_first_of_equals(model)
     # How to give weights back the names of checkpoints; transformers finds it by classes, which FSDP changes.
     as_stored = weights is not None and weights.experts is not None and weights.experts.stacked
     model._weight_conversions = [

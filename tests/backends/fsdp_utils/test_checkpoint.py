@@ -51,10 +51,10 @@ def _run(rank, args, rollouts, save_after):
         steps += worker.train_shard(rollout_id, shard)[0].get("train", [])
         if rollout_id == save_after:
             worker._weight_version = 5
-            worker.save_model(rollout_id, force_sync=args.force_sync)
+            worker.save_model(rollout_id, args.force_sync, trained_steps=9)
     worker.backend._writer.finish()
-    version = worker._weight_version
-    return {"start": start, "steps": steps, "weights": weights_of(worker), "version": version, "drawn": drawn}
+    told = {"version": worker._weight_version, "trained_steps": worker.trained_steps()}
+    return {"start": start, "steps": steps, "weights": weights_of(worker), "drawn": drawn, **told}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,7 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     resumed = run_ranks(_run, world_size, args, rollouts, -1)
     for before, after in zip(through, resumed, strict=True):
         assert (after["start"], after["version"]) == (2, 5)
+        assert (before["trained_steps"], after["trained_steps"]) == (None, 9)
         assert after["steps"] == before["steps"][2:]
         assert after["drawn"] == before["drawn"][6:]
         for name, weight in before["weights"].items():

@@ -51,7 +51,7 @@ def _run(rank, args, rollouts, save_after):
         steps += report.get("train", [])
         if rollout_id == save_after:
             worker._weight_version = 5
-            worker.save_model(rollout_id, force_sync=args.force_sync)
+            worker.save_model(rollout_id, args.force_sync, trained_steps=9)
     worker.backend._writer.finish()
     return {
         "left_running": len(psutil.Process().children()),
@@ -59,6 +59,7 @@ def _run(rank, args, rollouts, save_after):
         "steps": steps,
         "weights": _weights(args, worker),
         "version": worker._weight_version,
+        "trained_steps": worker.trained_steps(),
     }
 
 
@@ -102,6 +103,7 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
         # A save in the background needs a process beside it to be told of the end.
         assert before["left_running"] == ("async_save" in extra)
         assert after["version"] == 5
+        assert (before["trained_steps"], after["trained_steps"]) == (None, 9)
         if not extra:
             assert after["steps"] == before["steps"][2:]
         for name, weight in before["weights"].items():

@@ -96,7 +96,7 @@ def _expect(results, reference):
         found = {name: step[f"train/critic-{name}"] for name in expected}
         assert found == pytest.approx(expected, rel=2e-5, abs=1e-7)
     assert report["train"][1]["train/critic-value_clipfrac"] > 0
-    assert [step["train/step"] for step in report["train"]] == [0, 1]
+    assert len(report["train"]) == 2
     assert {"perf/critic-steps_time", "perf/critic-values_time"} <= report["perf"].keys()
     given = {number: values for result in results for number, values in result["gives"].items()}
     assert sorted(given) == [*range(8)]

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.models.chosen_keys import choose_first_of_equals
 from slime.ray.train_worker import TrainWorker
 from tests.families import tiny_family
 from tests.megatron_harness import run_ranks
@@ -67,6 +68,7 @@ def _log_probs(model, tokens, response):
 def _transformers_step(path, rollout):
     """The gradient of PPO's loss at equal old and new log-probs, gradient clipping and AdamW."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    choose_first_of_equals(model)
     named = list(model.named_parameters())
     decayed = [p for name, p in named if p.dim() > 1 and not name.endswith("bias")]  # of all experts, 2 dims
     others = [p for name, p in named if p.dim() == 1 or name.endswith("bias")]

@@ -4,8 +4,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from slime.arguments.critic import of_critic
+from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config
-from slime.training.optimizer_schedule import total_optimizer_steps
+from slime.training.optimizer_schedule import schedule_settings, total_optimizer_steps
+from slime.utils.misc import trains_actor
 
 
 def _args(**overrides):
@@ -33,6 +36,66 @@ def test_the_rate_warms_up_and_decays_over_the_run():
     assert rates[:3] == pytest.approx([0.0, 0.5, 1.0])
     assert rates[11] == pytest.approx(0.5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+SCHEDULERS = {
+    "megatron": build_scheduler,
+    "fsdp": lambda args, optimizer: FSDPLRScheduler(optimizer, schedule_settings(args)),
+}
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+def test_lr_decay_iters_says_how_many_steps_the_decay_has(backend):
+    args, optimizer = _args(lr_decay_iters=8, lr_warmup_fraction=0.25, min_lr=0.1), _optimizer()
+    scheduler = SCHEDULERS[backend](args, optimizer)
+    rates = []
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step(increment=4)
+    assert rates == pytest.approx([0, 0.5, 1, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.1])
+    assert schedule_settings(args).wd_incr_steps == 20 * 4
+
+
+_CRITIC = dict(
+    critic_load=None, critic_save=None, critic_lr=2.0, critic_lr_warmup_iters=0, critic_resumes=True
+)
+
+
+def _rates_of(role, args, backend, stop):
+    """Of each rollout, two steps each, in which a role trains; after ``stop`` of them it is resumed."""
+    seen, own = args if role == "actor" else of_critic(args), []
+    optimizer = _optimizer()
+    scheduler = SCHEDULERS[backend](seen, optimizer)
+    for rollout_id in range(args.num_rollout):
+        if rollout_id == stop:
+            saved, optimizer = scheduler.state_dict(), _optimizer()
+            scheduler = SCHEDULERS[backend](seen, optimizer)
+            scheduler.load_state_dict(saved)
+            scheduler.step(0)
+        if role == "actor" and not trains_actor(args, rollout_id):
+            continue
+        for _ in range(2):
+            own.append(optimizer.param_groups[0]["lr"])
+            scheduler.step(increment=4)
+    return own
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+@pytest.mark.parametrize("stop", [None, 3, 8])
+def test_the_schedule_of_a_role_counts_the_steps_in_which_it_trains(backend, stop):
+    """The critic trains alone for 6 of 10 rollouts; then the actor's rate goes down over the other 4."""
+    args = _args(use_critic=True, num_critic_only_steps=6, critic_train_only=False, **_CRITIC)
+    actor, critic = (_rates_of(role, args, backend, stop) for role in ("actor", "critic"))
+    assert actor == pytest.approx([1 - step / 8 for step in range(8)])
+    assert critic == pytest.approx([2 - step / 10 for step in range(20)])
+
+
+def test_a_warm_up_is_shorter_than_the_steps_of_its_role():
+    alone = dict(use_critic=True, num_critic_only_steps=6, critic_train_only=False)
+    with pytest.raises(ValueError, match="--lr-warmup-iters 8: wanted less than the 8 steps"):
+        schedule_settings(_args(**alone, lr_warmup_iters=8))
+    schedule_settings(_args(**alone | {"use_critic": False}, lr_warmup_iters=8))
+    schedule_settings(_args(**alone | {"num_critic_only_steps": 10}, lr_warmup_iters=8))  # never trains
 
 
 def test_groups_without_weight_decay_have_none():

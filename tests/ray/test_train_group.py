@@ -1,0 +1,57 @@
+"""What the driver tells a trainer and is told by it, without processes."""
+
+from argparse import Namespace
+from unittest.mock import MagicMock
+
+import pytest
+
+from slime.observability.run_log import RunLog
+from slime.observability.tracking import Tracker
+from slime.ray import train_group
+from slime.ray.train_group import RayTrainGroup
+
+
+class OfOneRank(RayTrainGroup):
+    """Whose answers are there at once."""
+
+    def _spawn(self, rank, slots):
+        return MagicMock()
+
+    def _start(self):
+        return [self._actors[0].init.remote()]
+
+    def _gather(self, refs, what):
+        return refs
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """`started(steps)`: a group that goes on with a checkpoint that tells its steps, and its log."""
+    monkeypatch.setattr(train_group, "ProcessWatch", MagicMock())
+    monkeypatch.setattr(train_group, "wait_one", lambda ref, *_: ref)
+
+    def start(steps, first=4):
+        args = Namespace(start_rollout_id=None, train_timeout=1, cluster_timeout=1)
+        vars(args).update(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4)
+        log = RunLog(Tracker([]))
+        group = OfOneRank(args, [0], MagicMock(), log)
+        group._actors[0].init.remote.return_value = first
+        group._pending_init = [first]
+        group._actors[0].trained_steps.remote.return_value = steps
+        group.wait_ready()
+        return group, log
+
+    return start
+
+
+def test_the_number_of_the_next_optimizer_step_is_saved_and_gone_on_from(started):
+    group, log = started(11)
+    assert log.trained_steps == 11
+    log.train(4, {"train": [{}, {}, {}]})
+    group.save_model(4, force_sync=True)
+    group._actors[0].save_model.remote.assert_called_once_with(4, True, 14)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(0, 0), (4, 8)])
+def test_an_older_checkpoint_stands_for_the_steps_of_full_rollouts(started, first, steps):
+    assert started(None, first)[1].trained_steps == steps
