@@ -1,7 +1,6 @@
 """The engines: which server generates, and the options of its own parser (``--sglang-*``)."""
 
 import argparse
-import copy
 import importlib.util
 from argparse import Namespace
 from collections.abc import Iterator
@@ -255,22 +254,6 @@ def embedded_server_flags() -> list[Flag]:
 
 def _field(dest: str) -> str:
     return dest.removeprefix("sglang_")
-
-
-def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:
-    """``--sglang-*`` for every option of the installed SGLang's server."""
-    original = argparse.ArgumentParser(add_help=False)
-    sglang_server_args().add_cli_args(original)
-    for action in original._actions:
-        if action.dest in LAUNCHER_OWNED:
-            continue
-        renamed = copy.copy(action)
-        renamed.option_strings = [
-            f"--sglang-{name.removeprefix('--')}" for name in action.option_strings if name.startswith("--")
-        ]
-        renamed.dest = f"sglang_{action.dest}"
-        renamed.required = False
-        group._add_action(renamed)
 
 
 CONCERN = Concern(
