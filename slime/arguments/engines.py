@@ -22,7 +22,7 @@ from slime.arguments.fleet_checks import (
 )
 from slime.arguments.quantized_engines import bad_formats, packed_beyond_experts
 from slime.arguments.served_models import ModelConfig, SglangConfig
-from slime.arguments.sglang_models import bad_experts
+from slime.arguments.sglang_models import unlike_sglang
 
 # Set by the launcher for each engine, so they are not flags of a run.
 LAUNCHER_OWNED = frozenset(
@@ -163,7 +163,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     given = [option_string(name) for name in sources if getattr(args, name) is not None]
     if len(given) > 1 and not args.debug_train_only:
         yield f"{given[0]} and {given[1]}: only one of them at a time"
-    yield from bad_experts(args)
+    yield from unlike_sglang(args)
     if args.rollout_external:
         yield from bad_external(args)
     if not args.served_models:
