@@ -55,4 +55,5 @@ for ((second = 0; ; second++)); do
 done
 export SLIME_CONFORMANCE_URL="$url"
 
-python -m pytest -o timeout=300 tests/sglang_cpu tests/backends/sglang_utils/test_conformance*.py "$@"
+python -m pytest -o timeout=300 tests/sglang_cpu tests/backends/sglang_utils/test_conformance*.py \
+    tests/arguments/test_sglang_round_trip.py "$@"

@@ -22,10 +22,11 @@ def take_server_options(args: Namespace, unknown: Sequence[str]) -> tuple[list[s
     rest: list[str] = []
     names: list[str] = []
     for option in _options(unknown):
-        if option[0].startswith("--sglang-"):
+        if option[0].startswith(("--sglang-", "--no-sglang-")):
             name, _, text = option[0].partition("=")
-            value = _value([text] * bool(text) + option[1:])
-            key = name.removeprefix("--sglang-").replace("-", "_")
+            off = name.startswith(("--no-sglang-", "--sglang-no-"))
+            value = False if off else _value([text] * bool(text) + option[1:])
+            key = name.split("sglang-", 1)[1].removeprefix("no-" if off else "").replace("-", "_")
             key = _OTHER_NAMES.get(key, key)
             if wanted := why_no_number(key, value):
                 raise UsageError(f"{name} {value}: {wanted}")

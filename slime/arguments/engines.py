@@ -1,7 +1,6 @@
 """The engines: which server generates, and the options of its own parser (``--sglang-*``)."""
 
 import argparse
-import copy
 import importlib.util
 from argparse import Namespace
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from slime.arguments.fleet_checks import (
 )
 from slime.arguments.quantized_engines import bad_formats, packed_beyond_experts
 from slime.arguments.served_models import ModelConfig, SglangConfig
-from slime.arguments.sglang_models import bad_experts
+from slime.arguments.sglang_models import unlike_sglang
 
 # Set by the launcher for each engine, so they are not flags of a run.
 LAUNCHER_OWNED = frozenset(
@@ -164,7 +163,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     given = [option_string(name) for name in sources if getattr(args, name) is not None]
     if len(given) > 1 and not args.debug_train_only:
         yield f"{given[0]} and {given[1]}: only one of them at a time"
-    yield from bad_experts(args)
+    yield from unlike_sglang(args)
     if args.rollout_external:
         yield from bad_external(args)
     if not args.served_models:
@@ -255,22 +254,6 @@ def embedded_server_flags() -> list[Flag]:
 
 def _field(dest: str) -> str:
     return dest.removeprefix("sglang_")
-
-
-def add_sglang_server_flags(group: argparse._ArgumentGroup) -> None:
-    """``--sglang-*`` for every option of the installed SGLang's server."""
-    original = argparse.ArgumentParser(add_help=False)
-    sglang_server_args().add_cli_args(original)
-    for action in original._actions:
-        if action.dest in LAUNCHER_OWNED:
-            continue
-        renamed = copy.copy(action)
-        renamed.option_strings = [
-            f"--sglang-{name.removeprefix('--')}" for name in action.option_strings if name.startswith("--")
-        ]
-        renamed.dest = f"sglang_{action.dest}"
-        renamed.required = False
-        group._add_action(renamed)
 
 
 CONCERN = Concern(

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from slime.arguments.absent_sglang import take_server_options
 from slime.arguments.custom_config import apply_custom_config
 from slime.arguments.engines import (
-    add_sglang_server_flags,
     choose_engine,
     has_sglang,
     sglang_server_args,
@@ -24,6 +23,7 @@ from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
 from slime.arguments.run_args import RunArgs
+from slime.arguments.sglang_flags import add_sglang_server_flags
 from slime.arguments.sglang_names import refuse_gone, with_current_names
 from slime.arguments.spelling import nearest
 from slime.arguments.values import bad_options, bad_values

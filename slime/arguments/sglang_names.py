@@ -14,7 +14,6 @@ RENAMED: dict[str, tuple[str, str]] = {
     "cuda-graph-max-bs": ("0.5.20", "cuda-graph-max-bs-decode"),
     "disable-piecewise-cuda-graph": ("0.5.20", "cuda-graph-backend-prefill disabled"),
     "enable-breakable-cuda-graph": ("0.5.20", "cuda-graph-backend-prefill breakable"),
-    "enforce-piecewise-cuda-graph": ("0.5.20", "cuda-graph-backend-prefill tc_piecewise"),
     "piecewise-cuda-graph-tokens": ("0.5.20", "cuda-graph-bs-prefill"),
     "piecewise-cuda-graph-max-tokens": ("0.5.20", "cuda-graph-max-bs-prefill"),
     "mamba-scheduler-strategy": ("0.5.20", "mamba-radix-cache-strategy"),
@@ -34,7 +33,7 @@ _ALWAYS = "leave it out: it is so without a switch"
 _WITHOUT = "leave it out: SGLang has no such feature any more"
 _PYTHON = "leave it out: it is for callers in Python only"
 _CP = "--sglang-cp-strategy zigzag for in-seq-split, interleave for round-robin-split"
-_COMPILER = '--sglang-cuda-graph-config \'{"prefill": {"tc_compiler": "..."}}\''
+_COMPILER = "leave it out: the backend that it was for is gone"
 _DOUBLE_SPARSITY = (
     *("enable-double-sparsity", "ds-channel-config-path", "ds-heavy-channel-num", "ds-heavy-channel-type"),
     *("ds-heavy-token-num", "ds-sparse-decode-threshold"),
@@ -58,6 +57,7 @@ GONE: dict[str, tuple[str, str]] = {
     "nsa-prefill-cp-mode": ("0.5.20", _CP),
     "dsa-prefill-cp-mode": ("0.5.20", _CP),
     "prefill-cp-mode": ("0.5.20", _CP),
+    "enforce-piecewise-cuda-graph": ("0.5.20", "--sglang-cuda-graph-backend-prefill breakable"),
     "piecewise-cuda-graph-compiler": ("0.5.20", _COMPILER),
     "cuda-graph-tc-compiler": ("0.5.22", _COMPILER),
     "speculative-skip-dp-mlp-sync": ("0.5.23", _ALWAYS),

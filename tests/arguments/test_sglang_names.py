@@ -41,8 +41,13 @@ def test_what_the_table_calls_gone_is_gone(name):
 
 
 @pytest.mark.parametrize("since_and_now", RENAMED.values())
-def test_the_new_name_is_there(since_and_now):
-    assert f"--sglang-{since_and_now[1].split()[0]}" in OPTIONS
+def test_the_new_name_is_there_and_takes_the_value(since_and_now, monkeypatch):
+    as_installed(monkeypatch)
+    name, *value = since_and_now[1].split()
+    assert f"--sglang-{name}" in OPTIONS
+    line = ["--hf-checkpoint", "x", "--rollout-batch-size", "1", "--rollout-engine", "sglang"]
+    if value:
+        parse([*line, f"--sglang-{name}", *value], None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_a_command_line_has_them(monkeypatch):
     as_installed(monkeypatch)
     line = ["--hf-checkpoint", "x", "--rollout-batch-size", "1", "--rollout-engine", "sglang"]
     args = parse([*line, "--sglang-cuda-graph-max-bs", "64"], None)
-    assert args.sglang_cuda_graph_max_bs_decode == "64"
+    assert args.sglang_cuda_graph_max_bs_decode == 64
     with pytest.raises(UsageError, match=r"has no such option since 0\.5\.18"):
         parse([*line, "--sglang-torchao-config", "int8wo"], None)
 

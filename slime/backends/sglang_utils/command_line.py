@@ -48,10 +48,14 @@ def _written(action: argparse.Action, value: Any) -> Iterator[str]:
         yield name
     elif isinstance(action, argparse._AppendAction):
         for item in value:
-            yield from [name, *map(str, item)] if isinstance(item, list | tuple) else [f"{name}={item}"]
+            yield from [name, *map(_text, item)] if isinstance(item, list | tuple) else [f"{name}={item}"]
     elif isinstance(value, list | tuple) and action.nargs is not None:
-        yield from [name, *map(str, value)]
-    elif isinstance(value, dict):
-        yield f"{name}={json.dumps(value)}"
+        yield from [name, *map(_text, value)]
     else:
-        yield f"{name}={value}"
+        yield f"{name}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A value as its option's type reads it."""
+    structured = isinstance(value, dict | list | tuple) or value is True or value is False
+    return json.dumps(value) if structured else str(value)
