@@ -8,12 +8,13 @@ its directory and its first three files. A request is declined if its environmen
 a variable that a library may have read when it was imported: whoever asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
-input is the lifeline: at its end the server ends, and the kernel kills what it has forked. The ROOM in its
-command line is where forked processes write theirs, for whoever lists processes.
+input is the lifeline: at its end the server ends, in the middle of an import too, and the kernel kills what
+it has forked. The ROOM in its command line is where forked processes write theirs, for who lists processes.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import hmac
 import importlib
@@ -21,6 +22,7 @@ import io
 import json
 import os
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -30,6 +32,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from slime.processes import supervisor
@@ -196,7 +199,8 @@ def _become(job: Job, files: Sequence[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
@@ -248,8 +252,23 @@ def run(job: Job) -> None:
         runpy.run_path(job.words[0], run_name="__main__")
 
 
+def _end_with_lifeline(directory: Path) -> None:
+    """Has the kernel tell of its end: a library may take longer to import than a run has to end."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        if select.select([0], [], [], 0)[0]:  # nobody writes to it
+            shutil.rmtree(directory, ignore_errors=True)
+            os._exit(0)
+
+    signal.signal(signal.SIGIO, leave)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    leave(signal.SIGIO, None)  # it may have been before
+
+
 def main(path: str) -> Job | None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_lifeline(Path(path).parent)
     own_env = dict(os.environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
