@@ -3,9 +3,10 @@
     python -m slime.processes.fork_server SOCKET [ROOM]
 
 Requests come with a key, through a socket of this user's (:mod:`slime.processes.forked` sends them): names of
-modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
-its directory and its first three files. A request is declined if its environment differs from the server's in
-a variable that a library may have read when it was imported: whoever asks then starts an interpreter.
+modules to import from now on, the id of a process that was forked and how it ended, or the words behind
+``python`` of a process to be, with its environment, its directory and its first three files. A request is
+declined if its environment differs from the server's in a variable that a library may have read when it was
+imported: whoever asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
 input is the lifeline: at its end the server ends, in the middle of an import too, and the kernel kills what
@@ -83,6 +84,7 @@ class ForkServer:
         self._parent = os.getppid()  # polled too, since a forked sibling of ours may hold the lifeline
         self._to_import: list[str] = []
         self._clients: dict[int, socket.socket] = {}
+        self._ended: dict[int, int] = {}
 
     def serve(self) -> Job | None:
         """Returns a job in the process that was forked for it, None when the server shall end."""
@@ -117,6 +119,11 @@ class ForkServer:
             _say(client, {})
             client.close()
             return None
+        if "ended" in request:
+            self._reap()
+            _say(client, {"status": self._ended.get(request["ended"])})
+            client.close()
+            return None
         if difference := self._difference(request["env"]):
             _say(client, {"declined": difference})
             job = None
@@ -147,6 +154,7 @@ class ForkServer:
             _become(job, files)
             return job
         self._clients[pid] = client
+        self._ended.pop(pid, None)  # of an earlier process with this id
         _say(client, {"pid": pid})
         return None
 
@@ -160,8 +168,9 @@ class ForkServer:
             if pid == 0:
                 return
             client = self._clients.pop(pid, None)
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
             if client is not None:
-                _say(client, {"status": os.waitstatus_to_exitcode(status)})
+                _say(client, {"status": self._ended[pid]})
                 client.close()
 
     def _forget(self, client: socket.socket) -> None:

@@ -39,10 +39,14 @@ def _in_its_middle(run):
     ],
 )
 def test_killing_a_process_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
-    os.kill(training.pid_of(*fragments), signal.SIGKILL)
+    pid = training.pid_of(*fragments)
+    os.kill(pid, signal.SIGKILL)
     assert training.wait(300) == 1
     last = training.output.strip().splitlines()[-1]
     assert last.startswith("error: ") and victim in last
+    if victim == "rank 0":
+        assert last.startswith("error: actor: ") and f"rank 0 (process {pid} on " in last
+        assert "killed by SIGKILL" in last
     training.expect_no_processes()
 
 

@@ -18,6 +18,7 @@ from slime.processes.forked import (
     ForkServer,
     _without_setup,
     split_address,
+    status_of,
     worker_python,
 )
 
@@ -236,3 +237,15 @@ os._exit(0)
     while psutil.pid_exists(int(pid)) or Path(directory).exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_the_server_says_how_what_it_has_forked_ended(server, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(600)")
+    process = fork(server, script)
+    assert status_of(server.address, process.pid) is None
+    process.kill()
+    process.wait(60)
+    assert status_of(server.address, process.pid) == -signal.SIGKILL
+    with pytest.raises(Declined):
+        status_of(f"key@{tmp_path}/none", process.pid)
