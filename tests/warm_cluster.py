@@ -80,6 +80,8 @@ class WarmCluster:
             "RAY_ADDRESS": self.address,
             "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": own}}),
             "PYTHONUNBUFFERED": "1",
+            # It knows how workers ended, as that of a run with a cluster of its own does.
+            "SLIME_FORK_SERVER": self._server.address,
         }
         with log.open("ab") as output, open(os.devnull, "rb") as nothing:
             files = (nothing.fileno(), output.fileno(), output.fileno())

@@ -27,12 +27,19 @@ FAULTS: dict[str, Fault] = {
         _ENDINGS,
         "test_sigkill_of_the_driver_stops_everything",
     ),
-    "SIGTERM ends a run with the status of a failure": Fault(
-        "slime/ray/ending.py",
-        "            return 128 + _signals[0]",
-        "            return 1",
+    "SIGTERM waits for the main thread": Fault(
+        "slime/processes/termination.py",
+        "    threading.Thread(target=_watch",
+        "    0 and threading.Thread(target=_watch",
+        ("tests/processes/test_termination.py",),
+        "test_a_main_thread_that_runs_no_handler_is_ended",
+    ),
+    "SIGTERM ends a run without its last line": Fault(
+        "slime/ray/session.py",
+        "    if was_terminated():\n        leave()\n    os._exit(status)",
+        "    os._exit(status)",
         _ENDINGS,
-        "test_sigterm_stops_everything",
+        "test_sigterm_stops_what_a_run_has_in_the_cluster_of_others",
     ),
     "the last line does not say why a run failed": Fault(
         "slime/ray/session.py",

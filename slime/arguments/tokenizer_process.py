@@ -66,8 +66,11 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             answer = function(*arguments)
         except Exception:  # whoever asked finds it again, and tells it
             answer = None
-        pickle.dump(answer, answers)
-        answers.flush()
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:  # nobody waits for it any more
+            return
 
 
 def _main() -> None:

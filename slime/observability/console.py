@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, TextIO
 
 from slime.arguments.views import TrackingView
+from slime.processes.termination import was_terminated
 
 Column = tuple[str, tuple[str, ...], Callable[[float], str]]
 
@@ -76,7 +77,9 @@ class ConsoleSink:
             self._end(step)
 
     def close(self) -> None:
-        """Print what a failed step has left."""
+        """Print what a failed step has left; one that was told to end has not failed."""
+        if was_terminated():
+            return
         self._end(max(self._rollouts, default=0))
         if self._train:
             self._print(format_rollout_line(None, self._num_rollout, self._train))
@@ -95,7 +98,8 @@ class ConsoleSink:
         self._evals = []
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        self._stream.write(line + "\n")  # as a whole: a signal may end the run between two writes
+        self._stream.flush()
 
 
 def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapping[str, Any]) -> str:

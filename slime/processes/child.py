@@ -115,7 +115,7 @@ class ManagedProcess:
         returncode = self.poll()
         if returncode is None:
             return None
-        how = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
+        how = f"killed by {signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
         tail = self.log_tail(lines)
         if not tail:
             return f"{self.name}: {how}; log {self.log_path} is empty"
@@ -181,7 +181,8 @@ def _changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

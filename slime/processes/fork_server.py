@@ -3,17 +3,19 @@
     python -m slime.processes.fork_server SOCKET [ROOM]
 
 Requests come with a key, through a socket of this user's (:mod:`slime.processes.forked` sends them): names of
-modules to import from now on, or the words behind ``python`` of a process to be, with its environment,
-its directory and its first three files. A request is declined if its environment differs from the server's in
-a variable that a library may have read when it was imported: whoever asks then starts an interpreter.
+modules to import from now on, the id of a process that was forked and how it ended, or the words behind
+``python`` of a process to be, with its environment, its directory and its first three files. A request is
+declined if its environment differs from the server's in a variable that a library may have read when it was
+imported: whoever asks then starts an interpreter.
 
 It has one thread and never imports Ray, whose library reads the environment of its process once. Standard
-input is the lifeline: at its end the server ends, and the kernel kills what it has forked. The ROOM in its
-command line is where forked processes write theirs, for whoever lists processes.
+input is the lifeline: at its end the server ends, in the middle of an import too, and the kernel kills what
+it has forked. The ROOM in its command line is where forked processes write theirs, for who lists processes.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import hmac
 import importlib
@@ -21,6 +23,7 @@ import io
 import json
 import os
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -30,6 +33,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from slime.processes import supervisor
@@ -80,6 +84,7 @@ class ForkServer:
         self._parent = os.getppid()  # polled too, since a forked sibling of ours may hold the lifeline
         self._to_import: list[str] = []
         self._clients: dict[int, socket.socket] = {}
+        self._ended: dict[int, int] = {}
 
     def serve(self) -> Job | None:
         """Returns a job in the process that was forked for it, None when the server shall end."""
@@ -114,6 +119,11 @@ class ForkServer:
             _say(client, {})
             client.close()
             return None
+        if "ended" in request:
+            self._reap()
+            _say(client, {"status": self._ended.get(request["ended"])})
+            client.close()
+            return None
         if difference := self._difference(request["env"]):
             _say(client, {"declined": difference})
             job = None
@@ -144,6 +154,7 @@ class ForkServer:
             _become(job, files)
             return job
         self._clients[pid] = client
+        self._ended.pop(pid, None)  # of an earlier process with this id
         _say(client, {"pid": pid})
         return None
 
@@ -157,8 +168,9 @@ class ForkServer:
             if pid == 0:
                 return
             client = self._clients.pop(pid, None)
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
             if client is not None:
-                _say(client, {"status": os.waitstatus_to_exitcode(status)})
+                _say(client, {"status": self._ended[pid]})
                 client.close()
 
     def _forget(self, client: socket.socket) -> None:
@@ -197,7 +209,8 @@ def _become(job: Job, files: Sequence[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGIO):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
@@ -249,8 +262,23 @@ def run(job: Job) -> None:
         runpy.run_path(job.words[0], run_name="__main__")
 
 
+def _end_with_lifeline(directory: Path) -> None:
+    """Has the kernel tell of its end: a library may take longer to import than a run has to end."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        if select.select([0], [], [], 0)[0]:  # nobody writes to it
+            shutil.rmtree(directory, ignore_errors=True)
+            os._exit(0)
+
+    signal.signal(signal.SIGIO, leave)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    leave(signal.SIGIO, None)  # it may have been before
+
+
 def main(path: str) -> Job | None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_lifeline(Path(path).parent)
     own_env = dict(os.environ)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)

@@ -175,6 +175,24 @@ class ForkedProcess:
         return answer
 
 
+def status_of(address: str, pid: int) -> int | None:
+    """How a process that the server has forked ended, negative of a signal; None if it has not.
+
+    Raises:
+        Declined: the server is gone.
+    """
+    key, path = split_address(address)
+    with _connect(path) as client:
+        try:
+            _send_request(client, {"key": key, "ended": pid}, ())
+            client.settimeout(_ANSWER_TIMEOUT)
+            with client.makefile("rb") as answers:
+                status = json.loads(answers.readline() or b"{}").get("status")
+        except OSError as error:
+            raise Declined(f"the fork server does not answer: {error}") from error
+    return None if status is None else int(status)
+
+
 def split_address(address: str) -> tuple[str, str]:
     """The key and the path of the socket."""
     key, _, path = address.partition("@")

@@ -3,11 +3,9 @@
 import logging
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
+from ray._private import utils as ray_utils
 
 from slime.arguments.views import FleetView
 from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.processes.forked import ForkServer, worker_python
 from slime.processes.reaper import start_run_reaper
+from slime.processes.termination import was_terminated
 from slime.ray.ending import leaving_within
 from slime.ray.node import forget_shared_environment, share_environment
 from slime.ray.preload import modules_of
@@ -63,8 +64,17 @@ def ray_cluster(args: FleetView) -> Iterator[None]:
     try:
         yield
     finally:
-        with leaving_within(_LEAVE_TIMEOUT, "leaving the Ray cluster"):
-            ray.shutdown()
+        if not reaper_ends_it():
+            with leaving_within(_LEAVE_TIMEOUT, "leaving the Ray cluster"):
+                ray.shutdown()
+
+
+def reaper_ends_it() -> bool:
+    """Whether everything that runs is left to the run's reaper.
+
+    A SIGTERM to the process group has ended Ray too, and what is asked of it then is not answered in time.
+    """
+    return was_terminated() and bool(_reapers)
 
 
 def _join(address: str, timeout: float) -> None:
@@ -139,18 +149,26 @@ def session_directory() -> Path:
 
 
 def _init(**options: Any) -> None:
-    """Joins or starts; SIGTERM stays ours, where Ray would print a stack of C++ and exit with 15."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Joins or starts."""
     log_to_driver = bool(os.environ.get("SLIME_LOG_TO_DRIVER"))
-    try:
+    with _sigterm_left_alone():
         ray.init(log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
-    except SystemExit as error:
-        if error.code == signal.SIGTERM:  # Ray's handler, before ours was back
-            raise SystemExit(128 + signal.SIGTERM) from error
-        raise
+
+
+@contextmanager
+def _sigterm_left_alone() -> Iterator[None]:
+    """Within, Ray sets no handlers of SIGTERM: one would wait for its processes, one print a stack of C++.
+
+    Without the latter Python's `faulthandler`, which Ray turns on, tells of a crash.
+    """
+    set_handler, in_cpp = ray_utils.set_sigterm_handler, ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
+    ray_utils.set_sigterm_handler = lambda handler: None
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+    try:
+        yield
     finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
-            signal.signal(signal.SIGTERM, handler)
+        ray_utils.set_sigterm_handler = set_handler
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = in_cpp
 
 
 def _use_token_if_there_is_one() -> None:

@@ -1,14 +1,10 @@
 """How a run ends: what its last line says, and that it does not wait for ever to say it."""
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-
-_signals: list[int] = []
 
 
 def cause(error: BaseException) -> str:
@@ -22,17 +18,6 @@ def cause(error: BaseException) -> str:
     return headline if isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {headline}"
 
 
-def exit_on_signal(signum: int, frame: FrameType | None) -> None:
-    """A handler: ends the run with status 128 + ``signum``.
-
-    The number is kept, as Ray's waits raise a SystemExit of their own in place of the one raised here.
-    """
-    # A second one must not interrupt what the first one began.
-    signal.signal(signum, signal.SIG_IGN)
-    _signals.append(signum)
-    raise SystemExit(128 + signum)
-
-
 def exit_status(error: BaseException | None) -> int:
     """Of a run that ended with this error."""
     match error:
@@ -40,8 +25,6 @@ def exit_status(error: BaseException | None) -> int:
             return 0
         case KeyboardInterrupt():
             return 130
-        case SystemExit() if _signals:
-            return 128 + _signals[0]
         case SystemExit():
             return error.code if isinstance(error.code, int) else int(error.code is not None)
         case _:

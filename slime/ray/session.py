@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import traceback
 from argparse import Namespace
@@ -15,11 +14,14 @@ from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView, view
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
-from slime.ray.ending import cause, exit_on_signal, exit_status
+from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
+from slime.ray.ending import cause, exit_status
 
 logger = logging.getLogger(__name__)
 
 Loop = Callable[..., None]
+
+_PUTTING_AWAY = 6.0  # seconds after SIGTERM; who sends it kills ten seconds later, often
 
 
 def main(
@@ -30,7 +32,8 @@ def main(
     """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
 
     Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
-    cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C, 143 after SIGTERM).
+    cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C). SIGTERM ends it within
+    seconds, with status 143.
 
     With ``--check`` it prints what the run would need instead, and exits with 0 if it would start.
 
@@ -38,6 +41,7 @@ def main(
         refuse: says in one line why this loop cannot run with these flags, or None; exits with 2.
         notes: lines about what this loop does with these flags.
     """
+    end_on_sigterm()
     args = parse_args(show=_show_if_checked)
     if message := refuse(args):
         print(f"error: {message}", file=sys.stderr)
@@ -48,7 +52,6 @@ def main(
         raise SystemExit(_fits(args))
     reached("arguments checked")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         status = _run(view(args, FleetView), loop)
     except SystemExit as exit_:
@@ -84,6 +87,8 @@ def _run(args: FleetView, loop: Loop) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
+        if was_terminated():  # whatever fails now, that is why
+            leave()
         traceback.print_exc()
         print(f"\nerror: {cause(error)}", file=sys.stderr)
         return 1
@@ -106,15 +111,16 @@ def _session(args: FleetView, loop: Loop) -> None:
         reached("Ray up")
         tracker = init_tracking(args)
         args = with_facts(args, **tracker.facts)
-        try:
-            log = RunLog(tracker)
-            with running_groups(args, log) as groups:
-                _warn_if_done(groups.args, groups.actor.start_rollout_id)
-                tracker.add(ConsoleSink(groups.args))
-                log.start_loop()
-                loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
-        finally:
-            tracker.finish()
+        with putting_away(_PUTTING_AWAY):
+            try:
+                log = RunLog(tracker)
+                with running_groups(args, log) as groups:
+                    _warn_if_done(groups.args, groups.actor.start_rollout_id)
+                    tracker.add(ConsoleSink(groups.args))
+                    log.start_loop()
+                    loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
+            finally:
+                tracker.finish()
 
 
 def _warn_if_done(args: FleetView, start: int) -> None:
@@ -136,4 +142,6 @@ def _leave(status: int) -> None:
     """Exits without waiting for foreign threads (Ray's, wandb's), which may outlive a failed run."""
     sys.stdout.flush()
     sys.stderr.flush()
+    if was_terminated():
+        leave()
     os._exit(status)

@@ -8,6 +8,7 @@ from slime.arguments.critic import of_critic
 from slime.arguments.facts import with_facts
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
+from slime.ray.cluster import reaper_ends_it
 from slime.ray.ending import leaving_within
 from slime.ray.engine_slots import require_neighbours
 from slime.ray.placement_group import create_placement_groups
@@ -69,8 +70,9 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
         rollout.load(actor.start_rollout_id - 1)
         yield Groups(args, actor, critic, rollout)
     finally:
-        with leaving_within(_STOP_TIMEOUT, "stopping trainer and engines"):
-            for trainer in trainers:
-                trainer.shutdown()
-            rollout.shutdown()
-            placement.release()
+        if not reaper_ends_it():
+            with leaving_within(_STOP_TIMEOUT, "stopping trainer and engines"):
+                for trainer in trainers:
+                    trainer.shutdown()
+                rollout.shutdown()
+                placement.release()

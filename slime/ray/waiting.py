@@ -8,11 +8,18 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
+from slime.ray.fate import fate
+
 # A traceback up to its last frame: file and code lines, all indented.
 _FRAMES = re.compile(r"(?:.*\n)*  File .*\n(?:[ \t]+.*\n)*")
 
 
+_IN_CONSTRUCTOR = "raised in its creation task"
+# What a collective says whose peer has ended.
+_LOST_PEER = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|remote process exited", re.I)
+
 _LOOK_INTERVAL = 5.0  # seconds
+_DEATH_NOTICE = 5.0  # seconds that Ray may tell of a rank's end after its peers do
 
 
 class DeadlineExceeded(TimeoutError):
@@ -49,22 +56,45 @@ def wait_all(
         if not done and meanwhile is not None:
             meanwhile()
         for ref in done:  # none when the time has run out
-            _raise_failure(refs.index(ref), ref, what)
+            _raise_failure(refs, ref, what)
     return ray.get(list(refs))
 
 
-def _raise_failure(rank: int, ref: ObjectRef, what: str) -> None:
+def _raise_failure(refs: Sequence[ObjectRef], ref: ObjectRef, what: str) -> None:
+    rank = refs.index(ref)
     try:
         ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if _LOST_PEER.search(str(error)):
+            _raise_death(refs, what)
+        raise
     except ray.exceptions.RayActorError as error:
-        raise ProcessDied(f"{what}: the process of rank {rank} ended: {_exit_detail(error)}") from error
+        detail = _exit_detail(error)
+        end = None if _IN_CONSTRUCTOR in str(error) else fate(error, detail)
+        how = f"rank {rank} {end}" if end else f"the process of rank {rank} ended: {detail}"
+        raise ProcessDied(f"{what}: {how}") from error
+
+
+def _raise_death(refs: Sequence[ObjectRef], what: str) -> None:
+    """Of a rank that has ended: those that spoke with it fail first, and know no more than that."""
+    pending = list(refs)
+    deadline = time.monotonic() + _DEATH_NOTICE
+    while pending and (left := deadline - time.monotonic()) > 0:
+        done, pending = ray.wait(pending, num_returns=1, timeout=left)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayTaskError:
+                continue
+            except ray.exceptions.RayActorError:
+                _raise_failure(refs, ref, what)
 
 
 def _exit_detail(error: ray.exceptions.RayActorError) -> str:
     """Ray's own explanation of a death, without its table of ids; of a failed constructor its error."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if "raised in its creation task" in lines[0] and (frames := _FRAMES.search(text)):
+    if _IN_CONSTRUCTOR in lines[0] and (frames := _FRAMES.search(text)):
         return text[frames.end() :].strip().splitlines()[0]
     details = [line for line in lines if "exit" in line.lower() or "killed" in line.lower()]
     return (details or lines)[0]

@@ -8,11 +8,10 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from slime.utils.engine_meta import decode_int32_array
+if TYPE_CHECKING:  # the loops import this file before they answer signals
+    import numpy as np
 
 
 class SingletonMeta(type):
@@ -58,10 +57,12 @@ def load_function(path: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def decode_int32_meta_array(meta_info: Mapping[str, Any], keys: str | Iterable[str]) -> np.ndarray | None:
+def decode_int32_meta_array(meta_info: Mapping[str, Any], keys: str | Iterable[str]) -> "np.ndarray | None":
     """The flat int32 array under the first of ``keys`` that an engine's ``meta_info`` has; None without."""
     for key in (keys,) if isinstance(keys, str) else keys:
         if meta_info.get(key) is not None:
+            from slime.utils.engine_meta import decode_int32_array
+
             return decode_int32_array(meta_info[key])
     return None
 

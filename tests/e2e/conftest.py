@@ -131,6 +131,7 @@ class OwnRun(Run):
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 text=True,
+                start_new_session=True,  # a process group, to which signals may go
                 # A suite started in a script's background inherits that Ctrl-C is ignored.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )

@@ -1,6 +1,7 @@
 """No process outlives its run, and a lost one ends it by name."""
 
 import os
+import random
 import signal
 import time
 
@@ -38,10 +39,14 @@ def _in_its_middle(run):
     ],
 )
 def test_killing_a_process_ends_the_run_with_its_name(victim: str, fragments: list[str], training) -> None:
-    os.kill(training.pid_of(*fragments), signal.SIGKILL)
+    pid = training.pid_of(*fragments)
+    os.kill(pid, signal.SIGKILL)
     assert training.wait(300) == 1
     last = training.output.strip().splitlines()[-1]
     assert last.startswith("error: ") and victim in last
+    if victim == "rank 0":
+        assert last.startswith("error: actor: ") and f"rank 0 (process {pid} on " in last
+        assert "killed by SIGKILL" in last
     training.expect_no_processes()
 
 
@@ -68,8 +73,16 @@ def test_a_process_that_is_stopped_ends_the_run_with_its_name(
 def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(program: str, training_alone) -> None:
     os.kill(training_alone.pid_of(program), signal.SIGSTOP)
     training_alone.process.send_signal(signal.SIGTERM)
-    assert training_alone.wait(300) == 143
-    training_alone.expect_no_processes()
+    _expect_terminated(training_alone)
+
+
+def _expect_terminated(run):
+    assert run.wait(300) == 143
+    lines = run.output.strip().splitlines()
+    assert lines[-1] == "terminated by SIGTERM"
+    assert "***" not in run.output and "Traceback" not in run.output
+    assert [line for line in lines[:-1] if line.startswith("rollout ") and " step " not in line] == []
+    run.expect_no_processes()
 
 
 def test_ctrl_c_stops_everything(training_alone) -> None:
@@ -78,13 +91,31 @@ def test_ctrl_c_stops_everything(training_alone) -> None:
     training_alone.expect_no_processes()
 
 
-def test_sigterm_stops_everything_and_says_so_by_its_status_alone(training_alone) -> None:
-    training_alone.process.send_signal(signal.SIGTERM)
+def test_sigterm_to_all_of_a_run_stops_everything_and_says_no_more_than_that(training_alone) -> None:
+    os.killpg(training_alone.process.pid, signal.SIGTERM)
+    _expect_terminated(training_alone)
+
+
+def test_sigterm_stops_what_a_run_has_in_the_cluster_of_others(training) -> None:
+    training.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
-    training_alone.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
-    assert training_alone.wait(300) == 143
-    assert "***" not in training_alone.output and "Traceback" not in training_alone.output
-    training_alone.expect_no_processes()
+    training.process.send_signal(signal.SIGTERM)  # impatience does not interrupt the end
+    _expect_terminated(training)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("to_group", [False, True])
+def test_sigterm_at_any_moment_ends_a_run_in_time(start_alone, rl_flags, to_group: bool, tmp_path) -> None:
+    """From before Ray's start to the first saves, of which each rollout has one."""
+    moments = random.Random(7)
+    for number in range(12):
+        save = ["--save", tmp_path / f"save{number}", "--save-interval", 1]
+        run = start_alone([*rl_flags, *LONG, *save])
+        time.sleep(moments.uniform(1, 30))
+        sent = time.monotonic()
+        (os.killpg if to_group else os.kill)(run.process.pid, signal.SIGTERM)
+        _expect_terminated(run)
+        assert time.monotonic() - sent < 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def test_a_reward_that_exits_ends_the_run_with_its_name(start, rl_flags) -> None:

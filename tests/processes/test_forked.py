@@ -19,9 +19,11 @@ from slime.processes.forked import (
     ForkServer,
     _without_setup,
     split_address,
+    status_of,
     worker_python,
 )
 
+ROOT = Path(__file__).parents[2]
 REPORT = """
 import json, os, random, sys
 json.dump({
@@ -113,7 +115,10 @@ def test_a_signal_reaches_it_and_a_wait_has_an_end(server, tmp_path: Path) -> No
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
-    assert str(script) in " ".join(psutil.Process(process.pid).cmdline())
+    deadline = time.monotonic() + 60
+    while str(script) not in " ".join(psutil.Process(process.pid).cmdline()):  # it writes its title itself
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     process.terminate()
     assert process.wait(60) == -signal.SIGTERM
 
@@ -213,3 +218,37 @@ def test_the_program_for_rays_workers_is_python_for_everything_else(
     os_env = os.environ | {"OMP_NUM_THREADS": "7"}
     done = subprocess.run([program, str(script)], env=os_env, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_server_ends_with_who_started_it_though_an_import_takes_long(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("open('started', 'w').close()\nimport time\ntime.sleep(600)\n")
+    code = """
+import os, time
+from slime.processes.forked import ForkServer
+server = ForkServer()
+server.preload(["endless"])
+while not os.path.exists("started"):
+    time.sleep(0.01)
+print(server.pid, server.directory, flush=True)
+os._exit(0)
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-c", code]
+    owner = subprocess.run(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, timeout=300)
+    pid, directory = owner.stdout.split()
+    deadline = time.monotonic() + 120
+    while psutil.pid_exists(int(pid)) or Path(directory).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_server_says_how_what_it_has_forked_ended(server, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import time; time.sleep(600)")
+    process = fork(server, script)
+    assert status_of(server.address, process.pid) is None
+    process.kill()
+    process.wait(60)
+    assert status_of(server.address, process.pid) == -signal.SIGKILL
+    with pytest.raises(Declined):
+        status_of(f"key@{tmp_path}/none", process.pid)

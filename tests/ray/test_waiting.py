@@ -50,14 +50,45 @@ def test_results_come_in_the_order_of_the_calls() -> None:
 
 
 @ray.remote
+def lose_peer() -> None:
+    raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711")
+
+
+@ray.remote
 class Victim:
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self, number: int, seconds: float = 0.0) -> None:
+        time.sleep(seconds)
+        os.kill(os.getpid(), number)
 
 
 def test_a_killed_process_is_named_with_its_rank() -> None:
-    with pytest.raises(ProcessDied, match=r"training: the process of rank 1 ended: .*"):
-        wait_all([answer.remote(1), Victim.remote().die.remote()], "training", timeout=150)
+    victim = Victim.remote()
+    pid = ray.get(victim.pid.remote())
+    named = rf"training: rank 1 \(process {pid} on [\d.]+\) left no trace, as after SIGKILL"
+    with pytest.raises(ProcessDied, match=named):
+        wait_all([answer.remote(1), victim.die.remote(signal.SIGKILL)], "training", timeout=150)
+
+
+def test_a_crash_is_told_by_its_signal() -> None:
+    crashed = r"rank 0 \(process \d+ on [\d.]+\) (was killed by SIGSEGV|ended: Segmentation fault); its log"
+    with pytest.raises(ProcessDied, match=crashed):
+        wait_all([Victim.remote().die.remote(signal.SIGSEGV)], "training", timeout=150)
+
+
+def test_the_rank_that_ended_is_told_though_its_peer_fails_first() -> None:
+    victim = Victim.remote()
+    ray.get(victim.pid.remote())
+    refs = [lose_peer.remote(), victim.die.remote(signal.SIGKILL, 1.0)]
+    with pytest.raises(ProcessDied, match=r"training: rank 1 \(process "):
+        wait_all(refs, "training", timeout=150)
+
+
+def test_a_peer_that_fails_alone_is_told() -> None:
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        wait_all([lose_peer.remote(), answer.remote(1)], "training", timeout=150)
 
 
 @ray.remote

@@ -1,0 +1,87 @@
+"""SIGTERM ends this process in time, whatever it is doing, and the last line says so.
+
+    end_on_sigterm()              # from now on: at once
+    with putting_away(6.0):       # in here: SystemExit, and 6 seconds for what follows from it
+        ...
+    if was_terminated():
+        leave()
+
+Python calls its handlers between two steps of the main thread, which may be in a call of Ray's for a minute.
+So a thread waits for what the interpreter writes when a signal arrives (``signal.set_wakeup_fd``).
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+STATUS = 128 + signal.SIGTERM
+LAST_LINE = b"terminated by SIGTERM\n"
+
+_told = threading.Event()
+_leaving = threading.Lock()
+_patience = 0.0  # seconds for the main thread to leave by itself
+_raised = False
+
+
+def end_on_sigterm() -> None:
+    """Call it in the main thread; calling it again does nothing."""
+    if signal.getsignal(signal.SIGTERM) is _handle:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    # A child that was forked and has not become another program yet has these files as well.
+    os.register_at_fork(after_in_child=_forget)
+    threading.Thread(target=_watch, args=(reader,), name="sigterm", daemon=True).start()
+    signal.signal(signal.SIGTERM, _handle)
+
+
+@contextlib.contextmanager
+def putting_away(seconds: float) -> Iterator[None]:
+    """Within, SIGTERM raises SystemExit in the main thread, and ends the process so many seconds later."""
+    global _patience
+    _patience = seconds
+    try:
+        yield
+    finally:
+        _patience = 0.0
+
+
+def was_terminated() -> bool:
+    """Whether a SIGTERM has come: what fails from then on may fail because of it."""
+    return _told.is_set()
+
+
+def leave() -> NoReturn:
+    """Writes the last line and ends the process, whatever its other threads do."""
+    _leaving.acquire()  # for good: who comes second waits for the end
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, LAST_LINE)
+    os._exit(STATUS)
+
+
+def _handle(signum: int, frame: FrameType | None) -> None:
+    global _raised
+    _told.set()
+    if _patience and not _raised:  # a second one must not interrupt what the first one began
+        _raised = True
+        raise SystemExit(STATUS)
+
+
+def _watch(reader: int) -> None:
+    while os.read(reader, 1) != bytes([signal.SIGTERM]):
+        pass
+    _told.set()
+    time.sleep(_patience)
+    leave()
+
+
+def _forget() -> None:
+    if signal.getsignal(signal.SIGTERM) is _handle:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
