@@ -160,7 +160,7 @@ def marked(mark):
     return found
 
 
-async def test_a_daemon_ends_with_the_sandbox(sandbox):
+async def test_a_daemon_that_is_wanted_ends_with_the_sandbox():
     code = """
 import os, time
 if not os.fork():
@@ -170,11 +170,11 @@ if not os.fork():
     os._exit(0)
 os.wait()
 """
-    assert (await run(sandbox, code)).exit_code == 0
-    assert "code.py" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).output
-    mark = sandbox._mark
-    assert marked(mark)
-    await sandbox.close()
+    async with LocalSandbox(limits=SMALL, keep_background=True) as sandbox:
+        assert (await run(sandbox, code)).exit_code == 0
+        assert "code.py" in (await sandbox.exec("cat /proc/[0-9]*/cmdline")).output
+        mark = sandbox._mark
+        assert marked(mark)
     assert not marked(mark)
 
 
@@ -343,8 +343,9 @@ async def test_what_the_machine_cannot_hold_is_refused_by_name():
         LocalSandbox(readable=["/"])
 
 
-async def test_without_namespaces_limits_and_the_end_of_daemons_hold_still(tmp_path):
-    async with LocalSandbox(limits=SMALL, namespaces=False, allow_weaker=True) as sandbox:
+async def test_without_namespaces_limits_and_the_end_of_daemons_hold_still():
+    options = {"limits": SMALL, "namespaces": False, "allow_weaker": True, "keep_background": True}
+    async with LocalSandbox(**options) as sandbox:
         assert {"files", "processes"} <= set(sandbox.missing) and "files" not in sandbox.held
         assert (await sandbox.exec("yes", timeout=600)).exit_code == -signal.SIGKILL
         with pytest.raises(SandboxError, match="outside of the sandbox"):
@@ -356,10 +357,12 @@ async def test_without_namespaces_limits_and_the_end_of_daemons_hold_still(tmp_p
     assert not Path(sandbox.workspace).exists()
 
 
-async def test_the_sandbox_ends_with_the_run():
+@pytest.mark.parametrize("namespaces", [True, False])
+async def test_the_sandbox_ends_with_the_run(namespaces):
     code = (
         "import asyncio, os, sys\nfrom slime.agent.sandbox import LocalSandbox\n"
-        "async def main():\n  async with LocalSandbox() as sandbox:\n"
+        "async def main():\n"
+        f"  async with LocalSandbox(namespaces={namespaces}, allow_weaker=True) as sandbox:\n"
         "    print(sandbox._mark, flush=True)\n    await sandbox.exec('sleep 600', timeout=600)\n"
         "asyncio.run(main())"
     )

@@ -18,8 +18,9 @@ from slime.agent.sandbox import (
 
 @pytest.fixture
 async def sandbox():
+    """One where commands run detached, as at E2B."""
     try:
-        async with LocalSandbox() as sandbox:
+        async with LocalSandbox(keep_background=True) as sandbox:
             yield sandbox
     except SandboxError as error:
         pytest.skip(str(error))
@@ -37,6 +38,16 @@ async def test_a_long_command_is_waited_for(sandbox):
     )
     assert result == (4, "me in /tmp\n")
     assert (await exec_and_wait(sandbox, cmd="true", time_budget_sec=600, tag="job")) == (0, "")
+
+
+async def test_a_long_command_runs_also_where_nothing_stays_after_a_command():
+    options = {"tag": "job", "out_file": "said", "want_output": True}
+    async with LocalSandbox() as sandbox:
+        slow = "echo $WHO; sleep 0.2; exit 4"
+        result = await exec_and_wait(sandbox, cmd=slow, time_budget_sec=600, env={"WHO": "me"}, **options)
+        assert result == (4, "me\n")
+        result = await exec_and_wait(sandbox, cmd="echo begun; sleep 600", time_budget_sec=0.5, **options)
+        assert result == (EXIT_TIME_BUDGET_EXCEEDED, "begun\n")
 
 
 async def test_a_command_over_its_budget_is_killed(sandbox, monkeypatch):

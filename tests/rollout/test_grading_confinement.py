@@ -68,7 +68,7 @@ def test_a_filter_of_calls_alone_holds_the_network(monkeypatch):
     monkeypatch.setattr(setup.kernel, "set_no_new_privileges", lambda: None)
     monkeypatch.setattr(setup, "set_limits", lambda limits: None)
     left = []
-    monkeypatch.setattr(setup, "refuse_dangerous_calls", left.append)
+    monkeypatch.setattr(setup, "refuse_dangerous_calls", lambda sockets, lasting: left.append(sockets))
     assert "network" not in setup.confine({})
     assert left == [setup.NO_SOCKETS]
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Collection
+from typing import Any
 
 NOBODY = 65534
 """The user and group that root becomes."""
@@ -18,6 +19,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 CAP_DAC_READ_SEARCH = 2
@@ -33,6 +35,11 @@ def _check(result: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
+
+
+def system_call(number: int, what: str, *arguments: Any) -> int:
+    """One that the C library has no function for."""
+    return _check(_libc.syscall(number, *arguments), what)
 
 
 def unshare(flags: int) -> None:
@@ -58,7 +65,7 @@ def make_read_only(path: str) -> None:
 
     attributes = Attributes(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
     arguments = (_AT_FDCWD, path.encode(), _AT_RECURSIVE, ctypes.byref(attributes), ctypes.sizeof(attributes))
-    _check(_libc.syscall(_MOUNT_SETATTR, *arguments), f"mount_setattr {path}")
+    system_call(_MOUNT_SETATTR, f"mount_setattr {path}", *arguments)
 
 
 def make_root(path: str) -> None:
@@ -67,7 +74,7 @@ def make_root(path: str) -> None:
     number = _PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise OSError(f"pivot_root: not known on {platform.machine()}")
-    _check(_libc.syscall(number, b".", b"."), "pivot_root")
+    system_call(number, "pivot_root", b".", b".")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")
 
@@ -82,6 +89,11 @@ def prctl(option: int, value: int = 0) -> None:
 
 def die_with_parent(signal_number: int) -> None:
     prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become children of this process."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:

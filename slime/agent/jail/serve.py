@@ -3,16 +3,21 @@
 import base64
 import json
 import os
+import select
 import signal
 import stat
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slime.agent.jail.commands import run_command
+from slime.agent.jail import kernel
+from slime.agent.jail.commands import is_out_of_time, run_command
+from slime.agent.jail.descendants import Descendants
 from slime.agent.jail.setup import Jail, enter_namespaces, shut
 
 _CHUNK = 1 << 20
+_LOOK_S = 1.0
+"""Between two looks at what runs while there is no command."""
 
 
 def main() -> None:
@@ -26,15 +31,28 @@ def main() -> None:
         os.close(1)
         _, status = os.waitpid(child, 0)
         os._exit(0 if status == 0 else 1)
+    inmates = Descendants(alone=apart)
+    if not apart:
+        _end_with_all(inmates)
     shut(jail, apart)
     _reply({"held": jail.held, "missing": jail.missing, "workspace": jail.workspace})
-    while line := _read_line():
-        _reply(_serve(json.loads(line), jail))
-        _reap()
+    while line := _read_line(inmates, jail):
+        _reply(_serve(json.loads(line), jail, inmates))
+    _end(inmates)
+
+
+def _end_with_all(inmates: Descendants) -> None:
+    """Without a namespace nothing but this process ends those that it has started."""
+    kernel.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, frame: _end(inmates))
+
+
+def _end(inmates: Descendants) -> None:
+    inmates.kill()
     os._exit(0)
 
 
-def _serve(request: dict[str, Any], jail: Jail) -> dict[str, Any]:
+def _serve(request: dict[str, Any], jail: Jail, inmates: Descendants) -> dict[str, Any]:
     try:
         if request["do"] == "write":
             path = _path(request["path"], jail)
@@ -45,7 +63,14 @@ def _serve(request: dict[str, Any], jail: Jail) -> dict[str, Any]:
         if request["do"] == "read":
             with _regular(_path(request["path"], jail), os.O_RDONLY, "rb") as file:
                 return {"content": base64.b64encode(_whole(file, jail)).decode()}
-        return run_command(request, jail.config["limits"], jail.workspace, stdin=0)
+        limits = jail.config["limits"]
+        keeps = jail.config["keep_background"]
+        # In a namespace nobody reaches process 1, and what another command has left is to be reached.
+        request["apart"] = not keeps and "processes" not in jail.held
+        reply = run_command(request, limits, jail.workspace, inmates, lambda: _end(inmates))
+        if not keeps:
+            inmates.kill()
+        return reply
     except (OSError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -79,9 +104,13 @@ def _path(name: str, jail: Jail) -> Path:
     return path
 
 
-def _read_line() -> bytes:
-    """Nothing follows it: the parent waits for each reply."""
+def _read_line(inmates: Descendants | None = None, jail: Jail | None = None) -> bytes:
+    """Nothing follows it: the parent waits for each reply. What runs meanwhile uses no more than its time."""
     line = bytearray()
+    while not select.select([0], [], [], _LOOK_S if inmates and inmates.bury() else None)[0]:
+        assert inmates is not None and jail is not None
+        if is_out_of_time(inmates, jail.config["limits"]):
+            inmates.kill()
     while chunk := os.read(0, _CHUNK):
         line += chunk
         if chunk.endswith(b"\n"):
@@ -92,12 +121,3 @@ def _read_line() -> bytes:
 def _reply(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
-
-
-def _reap() -> None:
-    """Bury the orphans that process 1 inherits."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return

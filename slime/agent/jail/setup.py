@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.agent.jail import kernel
+from slime.agent.jail import kernel, landlock
 from slime.agent.jail.commands import set_limits
 from slime.agent.jail.mounts import WORKSPACE, build_root
 from slime.agent.jail.system_calls import (
@@ -18,6 +18,7 @@ from slime.agent.jail.system_calls import (
 )
 
 _INSIDE = 1000
+_WRITABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 _SPACES = (
     kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
@@ -76,9 +77,22 @@ def shut(jail: Jail, apart: bool) -> None:
         with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as limit:
             limit.write("0")
     os.chdir(jail.workspace)
-    _drop_rights(jail, ALL_USUAL_SOCKETS if "network" in jail.held else LOCAL_SOCKETS)
+    _drop_rights(jail, ALL_USUAL_SOCKETS if "network" in jail.held else LOCAL_SOCKETS, lasting=apart)
+    _leave_nothing(jail, apart)
     kernel.set_dumpable(False)
-    kernel.die_with_parent(signal.SIGKILL)
+    # In a namespace all others end with process 1; without one it has to end them first.
+    kernel.die_with_parent(signal.SIGKILL if apart else signal.SIGTERM)
+
+
+def _leave_nothing(jail: Jail, apart: bool) -> None:
+    """What is written ends with the sandbox: it lies in its own file system, or else in its folder."""
+    if apart and "files" in jail.held:
+        jail.held.append("leftovers")
+    elif not apart and "syscalls" not in jail.held:
+        jail.missing["leftovers"] = f"System V objects stay: {jail.missing['syscalls']}"
+    else:
+        folder = jail.config["workspace"]
+        jail.attempt("leftovers", lambda: landlock.write_only_below([folder], _WRITABLE_DEVICES))
 
 
 def confine(limits: Mapping[str, int]) -> dict[str, str]:
@@ -149,8 +163,12 @@ def _map_users(user: int, group: int, user_inside: int, group_inside: int) -> No
             file.write(content)
 
 
-def _drop_rights(jail: Jail, sockets: int, kept: Collection[int] = ()) -> None:
-    """No capabilities but those kept, no way to win any; no dangerous calls, no sockets of other families."""
+def _drop_rights(jail: Jail, sockets: int, kept: Collection[int] = (), lasting: bool = True) -> None:
+    """No capabilities but those kept, no way to win any; no dangerous calls, no sockets of other families.
+
+    Args:
+        lasting: whether memory, semaphores and queues that outlive their maker may be made.
+    """
 
     def drop() -> None:
         kernel.drop_capabilities(kept)
@@ -158,6 +176,6 @@ def _drop_rights(jail: Jail, sockets: int, kept: Collection[int] = ()) -> None:
 
     jail.attempt("privileges", drop)
     network = "network" in jail.held
-    if jail.attempt("syscalls", lambda: refuse_dangerous_calls(sockets)) and not network:
+    if jail.attempt("syscalls", lambda: refuse_dangerous_calls(sockets, lasting)) and not network:
         jail.held.append("network")
         jail.missing.pop("network", None)

@@ -8,7 +8,7 @@ from slime.agent.jail.kernel import CLONE_NEWUSER
 _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | errno.EPERM
 _MISSING = 0x00050000 | errno.ENOSYS
-_GREATER, _MASKED_EQUAL = 6, 7
+_NOT_EQUAL, _GREATER, _MASKED_EQUAL = 1, 6, 7
 NO_SOCKETS, LOCAL_SOCKETS, ALL_USUAL_SOCKETS = 0, 1, 10
 """The highest family of sockets left: none, AF_UNIX, AF_INET6."""
 _REFUSED = (
@@ -19,6 +19,8 @@ _REFUSED = (
     *("add_key", "request_key", "keyctl", "init_module", "finit_module", "delete_module", "kexec_load"),
     *("kexec_file_load", "reboot", "syslog", "acct", "quotactl", "settimeofday", "clock_settime", "adjtimex"),
 )
+_LASTING = ("shmget", "semget", "msgget", "mq_open")
+"""What these make stays until somebody removes it, in the machine's namespace or in that of the jail."""
 
 
 class _Comparison(ctypes.Structure):
@@ -30,11 +32,12 @@ class _Comparison(ctypes.Structure):
     ]
 
 
-def refuse_dangerous_calls(sockets: int) -> None:
+def refuse_dangerous_calls(sockets: int, lasting: bool = True) -> None:
     """Refuse what reaches other processes, mounts, namespaces and rare parts of the kernel, for good.
 
     Args:
         sockets: the highest family of sockets that can still be made.
+        lasting: whether memory, semaphores and queues that outlive their maker can be.
 
     Raises:
         OSError: there is no libseccomp, or the kernel refuses the filter.
@@ -44,13 +47,15 @@ def refuse_dangerous_calls(sockets: int) -> None:
     rules = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     if not rules:
         raise OSError("seccomp_init failed")
-    for call in _REFUSED:
+    for call in _REFUSED if lasting else (*_REFUSED, *_LASTING):
         _add(library, rules, _REFUSE, call)
     # Its flags are in memory, which a filter cannot read; without it the C library takes clone.
     _add(library, rules, _MISSING, "clone3")
     # A namespace of users would bring capabilities inside it.
     new_user = _Comparison(0, _MASKED_EQUAL, CLONE_NEWUSER, CLONE_NEWUSER)
     _add(library, rules, _REFUSE, "clone", new_user)
+    # Limits of another process, its processor time for one.
+    _add(library, rules, _REFUSE, "prlimit64", _Comparison(0, _NOT_EQUAL, 0, 0))
     _add(library, rules, _REFUSE, "socket", _Comparison(0, _GREATER, sockets, 0))
     if (code := library.seccomp_load(rules)) < 0:
         raise OSError(-code, "seccomp_load failed")

@@ -12,6 +12,7 @@ class Limits:
     Attributes:
         memory_bytes: address space of each process; of all together where the machine has a cgroup for it.
         cpu_s: processor seconds of each process.
+        total_cpu_s: of all processes of all commands together; then they end, and no other is started.
         file_bytes: of one file.
         disk_bytes: of all files, held by the sandbox's own file system only.
         processes: at a time, threads included.
@@ -21,6 +22,7 @@ class Limits:
 
     memory_bytes: int = 1024 * MIB
     cpu_s: int = 60
+    total_cpu_s: int = 3600
     file_bytes: int = 64 * MIB
     disk_bytes: int = 256 * MIB
     processes: int = 64

@@ -5,7 +5,6 @@ import base64
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -19,11 +18,12 @@ import psutil
 
 from slime.agent.jail.kernel import NOBODY
 from slime.agent.sandbox.cgroup import ControlGroup
+from slime.agent.sandbox.leftovers import remove_tree
 from slime.agent.sandbox.limits import Limits
 from slime.agent.sandbox.protocol import ExecResult, SandboxError
 from slime.processes.marks import kill_marked
 
-GUARANTEES = ("files", "processes", "network", "privileges", "syscalls", "memory")
+GUARANTEES = ("files", "processes", "network", "privileges", "syscalls", "memory", "leftovers")
 ASKED_FOR = ("files", "processes", "network", "privileges")
 _ROOT = Path(__file__).parents[3]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from slime.agent.jail.serve import main; main()"
@@ -42,6 +42,7 @@ class LocalSandbox:
         missing: why it does not guarantee the rest.
         workspace: the folder where commands start, in the sandbox; it and /tmp can be written to.
         python: the interpreter that commands find as ``python``.
+        keeps_background: whether what a command leaves running goes on after it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LocalSandbox:
         readable: Collection[str | Path] = (),
         python: str = sys.executable,
         namespaces: bool = True,
+        keep_background: bool = False,
     ) -> None:
         """
         Args:
@@ -60,6 +62,7 @@ class LocalSandbox:
             allow_weaker: enter all the same, for code that is trusted as far as this process is.
             readable: more paths that the sandbox shows, read-only. Python's own are there.
             namespaces: off to try what a machine without them holds.
+            keep_background: let servers and the like that a command starts run until the end of the sandbox.
         """
         if unknown := set(isolation) - set(GUARANTEES):
             raise ValueError(f"isolation {sorted(unknown)}: unknown (wanted: {', '.join(GUARANTEES)})")
@@ -77,6 +80,7 @@ class LocalSandbox:
         self.missing: dict[str, str] = {}
         self.workspace = ""
         self.python = python
+        self.keeps_background = keep_background
         self._isolation, self._allow_weaker = isolation, allow_weaker
         self._readable, self._namespaces = sorted(paths), namespaces
         self._mark = uuid.uuid4().hex
@@ -126,6 +130,7 @@ class LocalSandbox:
                 "disk_bytes": self.limits.disk_bytes,
                 "limits": asdict(self.limits),
                 "namespaces": self._namespaces,
+                "keep_background": self.keeps_background,
             },
             _START_LIMIT_S,
         )
@@ -163,8 +168,11 @@ class LocalSandbox:
     ) -> ExecResult:
         """Run a line of shell. There is one user, without rights, whatever ``user`` says.
 
+        Every process that it has started ends with it, unless ``keep_background`` was asked for.
+
         Raises:
-            SandboxError: the sandbox is not entered or has been destroyed, or the folder does not exist.
+            SandboxError: the sandbox is not entered or has been destroyed, the folder does not exist, or its
+                processes have used the processor time of ``limits.total_cpu_s``.
         """
         search = f"{Path(self.python).parent}:/usr/local/bin:/usr/bin:/bin"
         own = {"PATH": search, "TMPDIR": self._writable_tmp, "LANG": "C.UTF-8", _MARK: self._mark}
@@ -226,10 +234,20 @@ class LocalSandbox:
         return reply
 
     def _kill(self) -> None:
+        """Without a namespace its first process ends all others when it is asked to end."""
         if self._process is None:
             return
+        alone = self.workspace and "processes" not in self.held
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGTERM if alone else signal.SIGKILL)
+
+    async def _wait_for_end(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     async def _end_of_namespace(self) -> None:
         """Its process 1 ends after all others in it; our own child, its parent, may have ended before."""
@@ -242,15 +260,15 @@ class LocalSandbox:
         """End every process of the sandbox and remove its files."""
         if self._process is not None:
             self._kill()
-            await self._process.wait()
+            await self._wait_for_end(self._process)
             self._process = None
             await self._end_of_namespace()
-            if "processes" not in self.held:  # nothing else ends those that left the session
+            if "processes" not in self.held:  # its first process may have been killed before them
                 await asyncio.to_thread(kill_marked, _MARK, self._mark)
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
         if self._folder:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, self._folder)
 
 
 def _lives(process: psutil.Process) -> bool:

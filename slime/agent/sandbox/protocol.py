@@ -65,6 +65,8 @@ async def exec_and_wait(
 ) -> ExecResult:
     """Run a command detached, so that no connection has to last as long, and wait for the mark of its end.
 
+    A sandbox that ends what a command leaves running runs it as one command of its own.
+
     Args:
         time_budget_sec: after which it is killed, with ``EXIT_TIME_BUDGET_EXCEEDED``.
         tag: names its files below /tmp; one command at a time has it.
@@ -75,6 +77,10 @@ async def exec_and_wait(
     out = out_file or f"{base}.out"
     await sb.exec(f"rm -f {shlex.quote(base)}.done", user=user)
     await sb.write_file(f"{base}.sh", cmd + "\n")
+    if not getattr(sb, "keeps_background", True):
+        line = f"sh {base}.sh > {shlex.quote(out)} 2>&1"
+        exit_code, _ = await sb.exec(line, user=user, env=env, workdir=workdir, timeout=time_budget_sec)
+        return ExecResult(exit_code, await _text(sb, out, user) if want_output else "")
     inner = f"sh {base}.sh > {shlex.quote(out)} 2>&1; echo $? > {base}.part; mv {base}.part {base}.done"
     start = f"setsid sh -c {shlex.quote(inner)} < /dev/null > /dev/null 2>&1 & echo $! > {base}.pid"
     code, said = await sb.exec(start, user=user, env=env, workdir=workdir)
@@ -85,8 +91,11 @@ async def exec_and_wait(
         # It may have become the leader of a group before the first kill, between two of them, or not yet.
         kill = f"first=$(cat {base}.pid); for target in -$first $first -$first; do kill -KILL $target; done"
         await sb.exec(kill, user=user)
-    output = (await sb.exec(f"cat {shlex.quote(out)}", user=user)).output if want_output else ""
-    return ExecResult(exit_code, output)
+    return ExecResult(exit_code, await _text(sb, out, user) if want_output else "")
+
+
+async def _text(sb: Sandbox, file: str, user: str) -> str:
+    return (await sb.exec(f"cat {shlex.quote(file)}", user=user)).output
 
 
 async def _poll(sb: Sandbox, base: str, user: str, deadline: float) -> int:
