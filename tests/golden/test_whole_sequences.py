@@ -5,6 +5,8 @@ import pytest
 from tests.golden import curves
 from tests.golden.model import save_golden_model
 
+pytestmark = pytest.mark.slow
+
 _MIS = (
     *("--use-tis", "--tis-type", "mis", "--tis-level", "sequence", "--tis-mode", "clip", "--use-opsm"),
     *("--tis-batch-normalize", "--use-rs", "--rs-level", "geometric", "--rs-upper-bound", 1.0001),

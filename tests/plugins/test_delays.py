@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.flaky import failures
 from tests.forking import ForkedScript
+
+pytestmark = pytest.mark.slow
 
 RACE = """
 import asyncio

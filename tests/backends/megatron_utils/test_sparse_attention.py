@@ -10,6 +10,8 @@ from slime.backends.embedded_engine.model_config import ModelConfig
 from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [9, 30, 1, 15]
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 RECOMPUTATIONS = [{}, FULL, {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}]
