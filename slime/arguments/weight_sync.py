@@ -18,6 +18,15 @@ class WeightSyncArgs:
     check_weight_update_equal: bool = flag(
         False, help="verify that the first sync brings back every weight that the engines had loaded"
     )
+    check_served_policy: bool = flag(
+        True,
+        names=("--no-check-served-policy",),
+        help="do not compare log-probs of trainer and engines on a prompt, which happens before the first "
+        "step and, with --check-weight-update-equal, after each sync",
+    )
+    served_policy_bound: float | None = flag(
+        above=0, help="how far apart they may be on average; default by number format: docs/usage.md"
+    )
     update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
     update_weight_transport: Literal["nccl", "disk"] = refused(
         "nccl", help="process group (nccl or gloo), or shared memory when colocated"

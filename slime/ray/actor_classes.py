@@ -29,14 +29,14 @@ RolloutManager = _late(
     [
         *("check", "dispose", "eval", "generate", "load", "notices", "num_rollout", "num_rollout_per_epoch"),
         *("offload", "onload", "set_train_parallel_config", "start", "updatable_engines", "weights_updated"),
-        "whereabouts",
+        *("check_policy", "probe_tokens", "whereabouts"),
     ],
 )
 TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [
         *("address_and_free_port", "connect_rollout_engines", "init", "offload_training_state"),
-        *("parallel_config", "save_model", "sleep", "train", "trained_steps", "update_weights"),
-        *("wake_up", "whereabouts"),
+        *("parallel_config", "save_model", "sleep", "text_log_probs", "train", "trained_steps"),
+        *("update_weights", "wake_up", "whereabouts"),
     ],
 )

@@ -1,5 +1,6 @@
 """All models that a run serves: their engines, and the routers in front of them."""
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,8 +18,10 @@ from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
 from slime.ray.served_model import ServedModel
+from slime.ray.served_policy import log_probs_of, require_same_policy
 from slime.utils.types import EngineEndpoint
 
+logger = logging.getLogger(__name__)
 END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
@@ -139,6 +142,24 @@ class Fleet:
                 engine.handle.updated(version)
                 if engine.state is EngineState.READY:
                     model.admit(engine)
+
+    def check_policy(self, tokens: Sequence[int], expected: Sequence[float]) -> None:
+        """Compares what engines with the trainer's weights say of a text with what the trainer says.
+
+        Halves of disaggregated engines answer nothing by themselves, and are not asked.
+
+        Raises:
+            PolicyMismatch: of the first engine that is too far away.
+        """
+        for model in self._updated:
+            for engine in model.living:
+                if engine.kind != "regular":
+                    logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
+                    continue
+                found = self._ask(model, engine, lambda client: log_probs_of(client, tokens))
+                if found is not None:
+                    gap = require_same_policy(self._args, f"{engine}, model {model.name}", found, expected)
+                    logger.info("%s serves the trainer's policy: log-probs %.2g apart", engine, gap)
 
     def release(self) -> None:
         """Frees the engines' memory for a trainer on the same GPUs."""

@@ -44,6 +44,7 @@ class RolloutGroup:
         self._watch.add("the rollout manager", self._manager)
         self._started = self._manager.start.remote()
         self._ready = False
+        self._to_check: tuple[list[int], list[float]] | None = None
         self.num_rollout_per_epoch: int | None = None
         self.num_rollout: int | None = args.num_rollout
 
@@ -111,6 +112,25 @@ class RolloutGroup:
     def weights_updated(self, version: int) -> None:
         self._call("weights_updated", version)
 
+    def probe_tokens(self) -> list[int]:
+        """The text by which the served policy is judged."""
+        return self._call("probe_tokens")
+
+    def check_policy(self, tokens: list[int], expected: list[float]) -> None:
+        """Compares the engines' log-probs of a text with the trainer's, once the engines can compute.
+
+        Raises:
+            PolicyMismatch: of an engine that answers with another policy.
+        """
+        self._to_check = (tokens, expected)
+        if not self._needs_offload:
+            self._check_policy()
+
+    def _check_policy(self) -> None:
+        if self._to_check is not None:
+            self._call("check_policy", *self._to_check)
+        self._to_check = None
+
     def offload(self) -> None:
         if self._needs_offload:
             self._call("offload")
@@ -122,6 +142,7 @@ class RolloutGroup:
     def onload_kv(self) -> None:
         if self._needs_offload:
             self._call("onload", ["kv_cache", "cuda_graph"])
+            self._check_policy()
 
     def shutdown(self) -> None:
         """Stops engines and router; an unfinished rollout is lost."""

@@ -20,6 +20,7 @@ from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import Whereabouts, whereabouts
+from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
@@ -168,6 +169,14 @@ class RolloutManager:
         self._fleet.admit(str(version))
         self._weight_version = str(version)
         clock.end_update(version)
+
+    def probe_tokens(self) -> list[int]:
+        """The ids of the text by which the served policy is judged."""
+        return probe_tokens(self._args)
+
+    def check_policy(self, tokens: list[int], expected: list[float]) -> None:
+        """Refuses to go on if an engine's log-probs of a text are not the trainer's."""
+        self._fleet.check_policy(tokens, expected)
 
     def offload(self) -> None:
         self._fleet.release()

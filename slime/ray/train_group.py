@@ -53,6 +53,7 @@ class RayTrainGroup:
         self._args, self._rollout, self._log = args, rollout, log
         self._role, self._needs_offload = role, needs_offload
         self._connected: Engines = ([], 0)
+        self._proven = False
         self._watch = ProcessWatch()
         self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
         for rank, actor in enumerate(self._actors):
@@ -115,6 +116,17 @@ class RayTrainGroup:
             logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
             version = self._send_weights(replaced)
         self._rollout.weights_updated(version)
+        self._prove_policy()
+
+    def _prove_policy(self) -> None:
+        """Holds the engines' log-probs of a text against the trainer's, once or after each update."""
+        args = self._args
+        if not args.check_served_policy or (self._proven and not args.check_weight_update_equal):
+            return
+        self._proven = True
+        tokens = self._rollout.probe_tokens()
+        found = self._call_all("log-probs of a prompt", "text_log_probs", tokens)
+        self._rollout.check_policy(tokens, next(values for values in found if values is not None))
 
     def _send_weights(self, engines: Engines) -> int:
         """The new version."""

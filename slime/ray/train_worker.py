@@ -30,6 +30,7 @@ from slime.training.passes import (
     needs_reference,
     needs_teacher,
 )
+from slime.training.probe import text_log_probs
 from slime.training.roles import ACTOR, ROLES
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
@@ -176,6 +177,11 @@ class TrainWorker:
         if self._args.keep_old_actor:
             self.backend.versions.backup(ROLLOUT_ACTOR)
         return self._weight_version, sent
+
+    def text_log_probs(self, tokens: list[int]) -> list[float] | None:
+        """What the policy says of a text; None on ranks that do not know."""
+        self.backend.memory.require_weights("text_log_probs")
+        return text_log_probs(self.backend, tokens)
 
     def offload_training_state(self) -> None:
         """The first half of `sleep`: leaves the weights, which the engines are to be given."""

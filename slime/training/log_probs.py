@@ -22,6 +22,7 @@ def response_log_probs(
     context: ParallelContext | None = None,
     *,
     entropy_gradient: bool = True,
+    temperature: float | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Log-prob of each response token under softmax(logits / rollout_temperature), and that row's entropy.
 
@@ -30,6 +31,7 @@ def response_log_probs(
         batch: a micro-batch of `get_batch`.
         context: that of this rank, if not given.
         entropy_gradient: whether entropies are differentiated.
+        temperature: in place of the rollout's.
 
     Returns:
         Per sample [R] float32 log-probs and entropies, whole ones on every context-parallel rank.
@@ -42,7 +44,7 @@ def response_log_probs(
         context.tp_group,
         entropy_gradient=entropy_gradient,
         rows=responses.local,
-        temperature=args.rollout_temperature,
+        temperature=args.rollout_temperature if temperature is None else temperature,
         # The engine's vocabulary has no padding rows, so they must not take part in the softmax.
         vocab_size=args.vocab_size,
         chunk_size=args.log_probs_chunk_size,

@@ -31,3 +31,19 @@ async def exiting_reward(args: Namespace, sample: Sample, **kwargs: Any) -> floa
 
 async def broken_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
     raise RuntimeError("this reward is broken")
+
+
+def perturb_a_tensor(args: Namespace) -> None:
+    """Engines get one tensor otherwise than the trainer has it."""
+    from slime.weight_sync.update import WeightUpdate
+
+    buckets = WeightUpdate._buckets
+
+    def perturbed(self: WeightUpdate) -> Any:
+        for bucket in buckets(self):
+            yield [(name, tensor * 2 if name == PERTURBED else tensor) for name, tensor in bucket]
+
+    WeightUpdate._buckets = perturbed  # type: ignore[method-assign]
+
+
+PERTURBED = "model.layers.1.self_attn.v_proj.weight"

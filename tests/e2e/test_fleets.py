@@ -1,6 +1,8 @@
 """Whole runs with more than one model, and with engines and a router that somebody else has started."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,3 +127,27 @@ def test_engines_and_a_router_of_somebody_elses_are_used_updated_and_left_alone(
         assert server.client.get("/model_info").json()["weight_version"] == "3"
     assert router.poll() is None
     assert servers[0].client.get(f"http://127.0.0.1:{port}/workers").json()["workers"] == []
+
+
+@pytest.mark.parametrize("fault", ["rope", pytest.param("tensor", marks=pytest.mark.nightly)])
+def test_a_run_ends_at_engines_that_serve_another_policy(
+    fault: str, start, rl_flags, model: Path, tmp_path: Path
+) -> None:
+    if fault == "rope":
+        served = shutil.copytree(model, tmp_path / "served")
+        config = json.loads((served / "config.json").read_text())
+        config.update(rope_theta=3.0, rope_parameters={"rope_type": "default", "rope_theta": 3.0})
+        (served / "config.json").write_text(json.dumps(config))
+        fleet = tmp_path / "fleet.yaml"
+        groups = "server_groups: [{worker_type: regular, num_gpus: 1}]"
+        fleet.write_text(f"sglang: [{{name: default, model_path: {served}, update_weights: true, {groups}}}]")
+        flags = ["--sglang-config", fleet]
+    else:
+        flags = ["--custom-megatron-init-path", "tests.e2e.plugins.perturb_a_tensor", "--colocate"]
+    run = start([*rl_flags, *flags, "--num-rollout", 1])
+    assert run.wait() == 1
+    last = run.output.strip().splitlines()[-1]
+    assert "does not serve the policy of the megatron trainer: on a prompt of 128 tokens" in last
+    assert "apart on average, wanted at most 0.001 (float32); the mean is " in last
+    assert not run.rows("rollout")
+    run.expect_no_processes()

@@ -26,7 +26,7 @@ LAYOUTS = {
     ],
 }
 CHECKS = [
-    *("--ci-test", "--check-weight-update-equal"),
+    *("--ci-test", "--check-weight-update-equal", "--served-policy-bound", 1e-5),
     *("--ci-train-rollout-logprob-abs-diff-threshold", 1e-5),
 ]
 
