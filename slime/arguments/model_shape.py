@@ -13,7 +13,8 @@ from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
 from slime.arguments.user_code import why_unusable
-from slime.models import HfConfigError, shape_from_hf_config, shape_of_any
+from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
+from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope
 from slime.models.shape import ShapeArgs, pad_vocab_size
 
@@ -215,13 +216,19 @@ def _idle(shape: Mapping[str, Any]) -> set[str]:
 
 
 def _shape(args: Namespace) -> dict[str, Any]:
-    """Of a family, or, for the trainer that takes any ``transformers`` model, what can be said of all."""
+    """Of a family, or, for the trainer that takes any ``transformers`` model, what can be said of all.
+
+    What a family does not compute is refused by either trainer; FSDP takes what only Megatron's does not.
+    """
+    path = args.hf_checkpoint
+    if args.train_backend == "fsdp" and HfConfig.read(path).get("model_type") in FAMILIES:
+        read_shape(path)
     try:
-        return shape_from_hf_config(args.hf_checkpoint) | _FIXED_SHAPE
+        return shape_from_hf_config(path) | _FIXED_SHAPE
     except HfConfigError:
         if args.train_backend != "fsdp":
             raise
-        return shape_of_any(args.hf_checkpoint, args.trust_remote_code)
+        return shape_of_any(path, args.trust_remote_code)
 
 
 def _agrees(given: Any, value: Any) -> bool:

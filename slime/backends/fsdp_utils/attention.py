@@ -14,8 +14,8 @@ from slime.training.packed_layout import PackedLayout
 from slime.utils.accelerator import has_packed_attention
 
 _numbers = count()
-# What some models hand to their attention, and this one does not compute.
-_FEATURES = ("softcap", "s_aux", "position_bias", "head_mask", "indices")
+# What models hand to their attention without wanting anything else of it.
+_IDLE = {"position_ids", "cache_position", "use_cache", "is_causal", "logits_to_keep"}
 
 
 class UnknownAttention(RuntimeError):
@@ -58,9 +58,8 @@ class PackedAttention:
         Raises:
             UnknownAttention: the model wants more than causal attention.
         """
-        wanted = [name for name in _FEATURES if features.get(name) is not None]
-        if wanted or dropout or features.get("is_causal") is False:
-            raise UnknownAttention(f"{type(module).__name__} wants {', '.join(wanted) or 'no causal mask'}")
+        if wanted := _wanted(module, attention_mask, dropout, features):
+            raise UnknownAttention(f"{type(module).__name__} wants {', '.join(wanted)}")
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         if self.split is not None:
             assert self._cp_group is not None
@@ -96,6 +95,18 @@ class PackedAttention:
         )
         assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
         return out
+
+
+def _wanted(
+    module: torch.nn.Module, mask: torch.Tensor | None, dropout: float, features: dict[str, Any]
+) -> list[str]:
+    """What a model asks of its attention beside causal attention with a window: any mask of its own, too."""
+    given = {name: value for name, value in features.items() if value is not None and value is not False}
+    found = sorted(given.keys() - _IDLE)
+    causal = features.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    others = {"dropout": dropout, "a mask of its own": mask is not None, "no causal mask": not causal}
+    return [*found, *(name for name, there in others.items() if there)]
 
 
 def _attend(

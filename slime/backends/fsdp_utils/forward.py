@@ -2,15 +2,16 @@
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from slime.backends.fsdp_utils.attention import PackedAttention
+from slime.backends.fsdp_utils.probe import REFERENCE, NotReproducible, Probe, alone, first_line, small_probe
 from slime.backends.fsdp_utils.segments import Segments
 from slime.training.context_parallel import RowSplit, row_multiple
 from slime.training.packed_layout import PackedLayout
@@ -18,18 +19,18 @@ from slime.training.parallel import ParallelContext
 
 logger = logging.getLogger(__name__)
 
-# Of the spread of the logits: how far two ways to compute them may lie apart, by the format.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-_PROBE = (5, 9, 2)
+Way = Literal["packed", "padded", "alone"]
+_HOW = {"padded": "each sequence in a padded row of its own", "alone": "its sequences one by one"}
 
 
 class PackedForward:
     """Computes a packed row such that no sequence sees another one.
 
-    With ``flash_attention_2`` the row stays packed, and attention knows the sequences. Where the model mixes
-    tokens in other ways too (a recurrence, a convolution, attention with features of its own), and with the
-    other implementations, each sequence gets a row of its own, padded on the right: what is causal does not
-    see the padding. Which of the two holds is measured once, after the weights are there.
+    There are three ways, the fastest first: with ``flash_attention_2`` the row stays *packed*, and attention
+    knows the sequences; *padded*, each sequence gets a row of its own, padded on the right; *alone*, the
+    model gets one sequence after the other, which is right where logits depend on the length of a row. The
+    first that gives the logits of each sequence alone is taken, which is measured on a small model of the
+    architecture (`small_probe`). Where there is none, nothing is known, and sequences go one by one.
 
     Under context parallelism a rank computes its part of the row, which is always packed.
 
@@ -41,91 +42,157 @@ class PackedForward:
         self,
         model: PreTrainedModel,
         implementation: str,
-        dtype: torch.dtype,
+        device: torch.device,
         context: ParallelContext | None = None,
     ) -> None:
-        self._model, self._dtype = model, dtype
+        self._model, self._implementation, self._device = model, implementation, device
         self._context = context or ParallelContext()
         self._attention = PackedAttention(self._context.cp_group)
-        self._packed = False
-        self._fallback = "eager" if implementation == "flash_attention_2" else implementation
-        self._wants_packed = implementation == "flash_attention_2"
+        self._way: Way = "alone"
+        self._plain = REFERENCE if implementation == "flash_attention_2" else implementation
 
     @property
-    def packed(self) -> bool:
-        """Whether rows stay packed."""
-        return self._packed
+    def way(self) -> Way:
+        return self._way
 
     def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Logits [1, T / cp, V] of a micro-batch of `packed_micro_batch`."""
+        tokens, lengths = batch["tokens"], batch["segment_lengths"]
         if self._context.cp_size > 1:
-            return self._in_part(batch["tokens"], batch["segment_lengths"])
-        segments = Segments(batch["segment_lengths"], batch["tokens"].device)
-        return self._in_one_row(batch["tokens"], segments) if self._packed else self._padded(batch, segments)
+            return self._in_part(self._model, tokens, lengths)
+        if self._way == "alone":
+            return _one_by_one(self._model, tokens, lengths)
+        segments = Segments(lengths, tokens.device)
+        return (self._in_one_row if self._way == "packed" else _padded)(self._model, tokens, segments)
 
-    def _in_one_row(self, tokens: torch.Tensor, segments: Segments) -> torch.Tensor:
+    def _in_one_row(self, model: PreTrainedModel, tokens: torch.Tensor, segments: Segments) -> torch.Tensor:
         self._attention.segments = segments
-        return self._model(input_ids=tokens, position_ids=segments.positions[None], use_cache=False).logits
+        return _logits(model, tokens, position_ids=segments.positions[None])
 
-    def _in_part(self, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def _in_part(self, model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Of this rank's rows of a row of segments."""
         layout = PackedLayout.of_split(RowSplit.of(lengths, self._context), tokens.device)
         self._attention.split = layout
-        return self._model(input_ids=tokens, position_ids=layout.positions[None], use_cache=False).logits
+        return _logits(model, tokens, position_ids=layout.positions[None])
 
-    def _padded(self, batch: Mapping[str, Any], segments: Segments) -> torch.Tensor:
-        rows = segments.whole.gather(batch["tokens"][0])
-        return segments.packed_whole(self._model(input_ids=rows, use_cache=False).logits)[None]
-
-    def choose(self) -> None:
-        """Collective. Takes the packed way if it gives the same logits as the padded one.
+    def choose(self) -> "Outcome":
+        """Collective. Takes the fastest way that gives the logits of each sequence alone.
 
         Raises:
-            ValueError: it does not, and there is no other under context parallelism.
+            ValueError: none does; or that of context parallelism does not.
         """
-        self._model.set_attn_implementation(self._fallback)
-        self._packed = False
-        reason = self._why_not_packed() if self._wants_packed else ""
-        reasons: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, reason)
-        refused = next(filter(None, reasons), "")
-        self._packed = self._wants_packed and not refused
-        self._model.set_attn_implementation(self._attention.name if self._packed else self._fallback)
-        name = type(self._model).__name__
-        if refused and self._context.cp_size > 1:
-            size = self._context.cp_size
-            raise ValueError(f"--context-parallel-size {size}: not with {name}: {refused} (wanted: 1)")
-        if refused and dist.get_rank() == 0:
-            logger.warning("%s computes each sequence in a padded row of its own: %s", name, refused)
+        self._model.eval()
+        try:
+            self._model.set_attn_implementation(self._plain)
+        except (ValueError, ImportError) as error:
+            raise ValueError(self._refused_implementation(first_line(error))) from error
+        found: list[Any] = [None] * dist.get_world_size()
+        # All ranks of a context-parallel group share its sequences; else one rank can tell for all.
+        tries = self._context.cp_size > 1 or dist.get_rank() == 0
+        dist.all_gather_object(found, self._try() if tries else None)
+        # What is wrong on one of them counts.
+        outcome: Outcome = max(filter(None, found), key=lambda one: (one.refused, one.why))
+        if outcome.refused:
+            raise ValueError(outcome.refused)
+        self._way = outcome.way
+        if self._way == "packed":
+            self._model.set_attn_implementation(self._attention.name)
+        elif outcome.why and dist.get_rank() == 0:
+            name = type(self._model).__name__
+            logger.warning("%s computes %s: %s", name, _HOW[self._way], outcome.why)
+        return outcome
 
-    @torch.no_grad()
-    def _why_not_packed(self) -> str:
-        """Empty if packed rows are right. Every rank makes the same calls of the model."""
-        model = self._model
+    def _try(self) -> "Outcome":
+        name, why = type(self._model).__name__, ""
+        try:
+            probe = small_probe(self._model, self._device, row_multiple(self._context, 1))
+        except NotReproducible as error:
+            return Outcome(refused=f"--train-backend fsdp: not with {name}: {error}")
+        if isinstance(probe, str):
+            why = f"no small model of it can be made to compare with ({probe})"
+        else:
+            for way, why_not in self._ways(probe).items():
+                if not (reason := why_not()):
+                    return Outcome(way, why)
+                why = why or f"{way}, {reason}"
+        if self._context.cp_size > 1:
+            size = self._context.cp_size
+            return Outcome(refused=f"--context-parallel-size {size}: not with {name}: {why} (wanted: 1)")
+        if isinstance(probe, str):
+            return Outcome("alone", why)
+        return Outcome(refused=self._refused_implementation(why))
+
+    def _refused_implementation(self, why: str) -> str:
+        name = type(self._model).__name__
+        return f"--attn-implementation {self._implementation}: not with {name}: {why} (wanted: {REFERENCE})"
+
+    def _ways(self, probe: Probe) -> dict[Way, Callable[[], str]]:
+        """The ways that there are, and for each what is wrong with it; empty if nothing is."""
+        ways: dict[Way, Callable[[], str]] = {}
+        if self._implementation == "flash_attention_2":
+            ways["packed"] = lambda: self._why_not_packed(probe)
+        if self._context.cp_size == 1:
+            ways["padded"] = lambda: self._why_not(probe, _padded_rows)
+            ways["alone"] = lambda: self._why_not(probe, _rows_alone)
+        return ways
+
+    def _why_not(self, probe: Probe, compute: Callable[[PreTrainedModel, Probe], torch.Tensor]) -> str:
+        try:
+            probe.model.set_attn_implementation(self._plain)
+        except ValueError as error:
+            return first_line(error)
+        return probe.why_not(lambda: compute(probe.model, probe), probe.wanted)
+
+    def _why_not_packed(self, probe: Probe) -> str:
+        """In context parallelism a collective of the ranks that share a row."""
+        model = probe.model
         if not model._supports_attention_backend or model._is_stateful:
             return "its attention cannot be told where sequences end"
         if "position_ids" not in inspect.signature(model.forward).parameters:
             return "it takes no positions"
-        model.eval()
-        device = next(model.parameters()).device
-        size = model.config.get_text_config().vocab_size
-        multiple = row_multiple(self._context, 1)
-        lengths = [-(-length // multiple) * multiple for length in _PROBE]
-        tokens = torch.arange(sum(lengths), device=device)[None] * 7 % size
-        batch = {"tokens": tokens, "segment_lengths": lengths}
-        segments = Segments(lengths, device)
-        padded = self._padded(batch, segments)
-        try:
-            model.set_attn_implementation(self._attention.name)
-            if self._context.cp_size > 1:
-                split = RowSplit.of(lengths, self._context)
-                packed = self._in_part(split.take(tokens[0])[None], lengths)
-                padded = split.take(padded[0])[None]
-            else:
-                packed = self._in_one_row(tokens, segments)
-        except (RuntimeError, ValueError, TypeError) as error:
-            for module in filter(lambda module: isinstance(module, FSDPModule), model.modules()):
-                module.reshard()  # the layer that failed has its weights gathered
-            return str(error).splitlines()[0]
-        gap = float((packed - padded).abs().max() / padded.float().std())
-        return "" if gap < _TOLERANCE[self._dtype] else f"packed logits differ by {gap:.2g} of their spread"
+        model.set_attn_implementation(self._attention.name)
+        tokens, lengths = torch.cat(list(probe.rows)), [len(row) for row in probe.rows]
+        if self._context.cp_size > 1:
+            split = RowSplit.of(lengths, self._context)
+            part = split.take(tokens)[None]
+            return probe.why_not(lambda: self._in_part(model, part, lengths)[0], split.take(probe.wanted))
+        segments = Segments(lengths, self._device)
+        return probe.why_not(lambda: self._in_one_row(model, tokens[None], segments)[0], probe.wanted)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How batches are computed, ``why`` not faster; or why they are not."""
+
+    way: Way = "alone"
+    why: str = ""
+    refused: str = ""
+
+
+def _logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False, **inputs).logits
+    return logits
+
+
+def _padded(model: PreTrainedModel, tokens: torch.Tensor, segments: Segments) -> torch.Tensor:
+    return segments.packed_whole(_logits(model, segments.whole.gather(tokens[0])))[None]
+
+
+def _one_by_one(model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Collective: each rank calls its model as often as that with the most sequences has to."""
+    rows = [row for row in tokens[0].split(list(lengths)) if len(row)]
+    most = torch.tensor(len(rows), device=tokens.device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    spare = [min(rows, key=len)] * (int(most) - len(rows))
+    logits = torch.cat([alone(model, row) for row in [*rows, *spare]])
+    # The spare rows stay in the graph: gradients are reduced as often on all ranks.
+    return logits[None, : tokens.size(1)]
+
+
+def _padded_rows(model: PreTrainedModel, probe: Probe) -> torch.Tensor:
+    tokens = torch.cat(list(probe.rows))
+    return _padded(model, tokens[None], Segments([len(row) for row in probe.rows], tokens.device))[0]
+
+
+def _rows_alone(model: PreTrainedModel, probe: Probe) -> torch.Tensor:
+    return torch.cat([alone(model, row) for row in probe.rows])

@@ -45,7 +45,7 @@ class FSDPBackend:
         mesh, self.device = init(args)
         self.context = ParallelContext.current()
         model = build_model(args, mesh, self._role)
-        forward = PackedForward(model, args.attn_implementation, args.params_dtype, self.context)
+        forward = PackedForward(model, args.attn_implementation, self.device, self.context)
         optimizer = build_optimizer(args, model)
         scheduler = FSDPLRScheduler(optimizer, schedule_settings(args))
         self.state = TrainState(model, forward, optimizer, scheduler, self.device, loss_scale(args))

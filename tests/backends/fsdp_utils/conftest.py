@@ -15,7 +15,7 @@ def _compute(rank, path):
     from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
 
     model = load(model_args(path))
-    forward = PackedForward(model, "flash_attention_2", torch.float32)
+    forward = PackedForward(model, "flash_attention_2", torch.device("cpu"))
     forward.choose()
     with torch.no_grad():
         logits = forward(packed_row()).clone()
@@ -23,7 +23,7 @@ def _compute(rank, path):
         [(name, tensor.clone()) for name, tensor in bucket]
         for bucket in FsdpHfTensors(model, torch.float32).buckets(BUCKET)
     ]
-    found = {"logits": logits, "packed": forward.packed, "buckets": buckets}
+    found = {"logits": logits, "packed": forward.way == "packed", "buckets": buckets}
     return {**found, "in_parts": _in_parts(rank, model)}
 
 
@@ -34,7 +34,7 @@ def _in_parts(rank, model):
     from slime.training.parallel import ParallelContext
 
     context = ParallelContext(cp_group=dist.group.WORLD, cp_rank=rank, cp_size=2)
-    forward = PackedForward(model, "flash_attention_2", torch.float32, context)
+    forward = PackedForward(model, "flash_attention_2", torch.device("cpu"), context)
     try:
         forward.choose()
     except ValueError as error:
@@ -58,3 +58,11 @@ def computed(tmp_path_factory):
         return outcomes[architecture]
 
     return outcome
+
+
+@pytest.fixture(scope="module")
+def process_group():
+    """Of this process alone."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()

@@ -148,7 +148,7 @@ def _values(rank, path):
     mesh, _ = init(args)
     model = build_model(args, mesh, "critic")
     load_hf_weights(args, model, path)
-    forward = PackedForward(model, "flash_attention_2", torch.float32)
+    forward = PackedForward(model, "flash_attention_2", torch.device("cpu"))
     forward.choose()
     with torch.no_grad():
         return {"values": forward(packed_row()).clone()}

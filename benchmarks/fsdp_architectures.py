@@ -1,0 +1,74 @@
+"""What the FSDP trainer computes of random configurations of every architecture, beside ``transformers`` alone.
+
+    python benchmarks/fsdp_architectures.py                        # all, seeds 0 to 2: half an hour of a core
+    python benchmarks/fsdp_architectures.py --seeds 1 --architectures llama4_text glm4
+
+For each architecture and seed how rows are computed and the largest difference of logits, in their standard
+deviations; or the refusal; or why there is no model to try. It is written after each architecture.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch.distributed as dist  # noqa: E402
+
+from tests.backends.fsdp_utils.random_models import (  # noqa: E402
+    NoModel,
+    agrees,
+    compared,
+    others,
+    random_model,
+)
+from tests.families import ALL  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "fsdp_architectures.json"
+
+
+def outcome(name: str, seed: int) -> dict[str, Any]:
+    """Of one random configuration."""
+    try:
+        found = compared(random_model(name, seed))
+    except NoModel as error:
+        return {"no_model": str(error).splitlines()[0][:120]}
+    if "refused" not in found:
+        found["agrees"] = agrees(found)
+        found["difference"] = float(f"{found['difference']:.1e}")
+    return {key: value for key, value in found.items() if value != ""}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--architectures", nargs="+", default=[*ALL, *others()])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
+    results: dict[str, Any] = {"date": date, "commit": commit, "architectures": {}}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        for name in options.architectures:
+            results["architectures"][name] = [outcome(name, seed) for seed in range(options.seeds)]
+            options.output.write_text(json.dumps(results, indent=2) + "\n")
+            print(name, json.dumps(results["architectures"][name]), flush=True)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
