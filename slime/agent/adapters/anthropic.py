@@ -36,9 +36,11 @@ class AnthropicAdapter(BaseAdapter):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
+            sid = _session_of(request)
+            self.open_session_of(sid)
             body = await request.json()
             messages, tools, params = _read(body)
-            turn = await self.turn(_session_of(request), messages, tools, params)
+            turn = await self.turn(sid, messages, tools, params)
         except Refused as error:
             return _error(error.status, str(error))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

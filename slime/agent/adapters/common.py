@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
+from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
 from slime.utils.http_utils import HttpStatusError, post
+from slime.utils.same_site import FOREIGN, is_foreign
 from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
@@ -23,6 +26,17 @@ _FORK_THRESHOLD = 1024
 _RETRIES = 20
 _POLL_S = 0.02
 Messages = Sequence[Mapping[str, Any]]
+
+
+@web.middleware
+async def _look_at_head(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Nothing of a page of another site, and no body that is announced as too long."""
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin", "")
+    if is_foreign(host, origin, request.app.get(LISTENS_ON, "")):
+        return web.json_response(FOREIGN, status=403)
+    if (request.content_length or 0) > BODY_LIMIT:
+        raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, request.content_length or 0)
+    return await handler(request)
 
 
 class Refused(Exception):
@@ -91,7 +105,7 @@ class BaseAdapter:
         threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
         self._sessions: dict[str, Session] = {}
-        self.app = web.Application(client_max_size=BODY_LIMIT)
+        self.app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_look_at_head])
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/v1/models", self._models)
 
@@ -168,7 +182,7 @@ class BaseAdapter:
         Raises:
             Refused: the session is not open, has had its turns, has no room left, or the engine gave up.
         """
-        session = self._open(sid)
+        session = self.open_session_of(sid)
         session.running += 1
         try:
             return await self._take_turn(session, sid, messages, tools, params)
@@ -177,7 +191,12 @@ class BaseAdapter:
         finally:
             session.running -= 1
 
-    def _open(self, sid: str) -> Session:
+    def open_session_of(self, sid: str) -> Session:
+        """Known from the head of a request, before its body is read.
+
+        Raises:
+            Refused: it is not open, or has had its turns.
+        """
         session = self._sessions.get(sid)
         if session is None or session.closed:
             raise Refused(503, f"session {sid!r} is not open")
