@@ -9,6 +9,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_log import AccessLogger
 
+LISTENS_ON = web.AppKey("listens_on", str)
+"""The address that an application is served at."""
+
 
 class FilteredAccessLogger(AccessLogger):
     """Writes no line for looks at its health."""
@@ -57,6 +60,7 @@ def run_app_in_thread(
         OSError: the port is taken.
         TimeoutError: it did not start in time.
     """
+    app[LISTENS_ON] = host
     loop, started = asyncio.new_event_loop(), threading.Event()
     outcome: list[int | BaseException] = []
 

@@ -6,18 +6,17 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slime.router.admin import AdminRequest, AdminServer, is_own
-from slime.router.front import FOREIGN, NO_TREE, is_allowed
+from slime.router.front import NO_TREE, is_allowed
 from slime.router.http_server import BODY_BYTES
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
 from slime.utils.http_connection import HttpConnection
-from slime.utils.same_site import is_foreign
+from slime.utils.request_gate import RequestGate
 
 
 class RouterParts(Protocol):
@@ -33,37 +32,15 @@ class Gatekeeper:
     """Lets nobody to the middleware who does not show the key, nor what a page of another site asks for."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
-        self._app, self._api_key, self._host = app, api_key, host
+        self._api_key, self._gate = api_key, RequestGate(app, host, BODY_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Request(scope).headers
-            shown = headers.get("authorization", "").encode("latin-1")
-            if is_foreign(headers.get("host", ""), headers.get("origin", ""), self._host):
-                await JSONResponse(FOREIGN, 403)(scope, receive, send)
-                return
+            shown = Request(scope).headers.get("authorization", "").encode("latin-1")
             if not is_allowed(self._api_key, scope["path"], shown):
                 await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
                 return
-            if int(headers.get("content-length", 0)) > BODY_BYTES:
-                await _error(413, "too_long", f"(wanted: at most {BODY_BYTES} bytes)")(scope, receive, send)
-                return
-        await self._app(scope, _bounded(receive), send)
-
-
-def _bounded(receive: Receive) -> Receive:
-    """For bodies in chunks, whose length nobody knows before."""
-    seen = 0
-
-    async def receive_part() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > BODY_BYTES:
-            raise HTTPException(413, f"the body of the request has over {BODY_BYTES} bytes")
-        return message
-
-    return receive_part
+        await self._gate(scope, receive, send)
 
 
 class ProxyApp:

@@ -10,11 +10,10 @@ from slime.router.http_server import ClientConnection, RawHeaders, Request
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
 from slime.utils.http_connection import HttpConnection
-from slime.utils.same_site import is_foreign
+from slime.utils.same_site import FOREIGN, is_foreign
 
 WHOLE_BYTES = 2**20
 """Answers up to this length are handed on in one piece, others as they come."""
-FOREIGN = {"error": "asked by a page of another site (Host or Origin are not those of this server)"}
 NO_TREE = (
     "no radix tree (wanted: --slime-router-middleware-paths "
     "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware)"
@@ -45,10 +44,10 @@ class Front:
         raw_path, _, query = request.target.partition(b"?")
         path = raw_path.decode("latin-1")
         host, origin = (request.header(name).decode("latin-1") for name in (b"host", b"origin"))
-        if is_foreign(host, origin, self._host):
-            _respond_json(client, 403, FOREIGN)
-        elif not is_allowed(self._api_key, path, request.header(b"authorization")):
+        if not is_allowed(self._api_key, path, request.header(b"authorization")):
             _respond_json(client, 401, {"error": "Unauthorized"})
+        elif is_foreign(host, origin, self._host):
+            _respond_json(client, 403, FOREIGN)
         elif is_own(path):
             await self._answer_itself(request, path, query, client)
         elif path == "/retrieve_from_text":

@@ -7,6 +7,8 @@ No key protects one that asks for none, and a page anywhere may make its visitor
 import ipaddress
 from urllib.parse import urlsplit
 
+FOREIGN = {"error": "asked by a page of another site (Host or Origin are not those of this server)"}
+
 
 def is_foreign(host: str, origin: str, listens_on: str) -> bool:
     """Whether a request was made by a page of another site.

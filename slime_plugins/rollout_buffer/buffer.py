@@ -4,7 +4,7 @@
 
 POST /start_rollout starts a generator of ``generator/`` in the background, POST /buffer/write takes a
 trajectory, POST /get_rollout_data gives out the groups that are complete. It listens on this machine alone
-unless told otherwise; nothing protects it.
+unless told otherwise; pages of other sites are refused, and nothing else protects it.
 """
 
 import argparse
@@ -18,10 +18,13 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 
+from slime.utils.request_gate import RequestGate
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.generator import generator_of
 
 logger = logging.getLogger(__name__)
+BODY_BYTES = 64 * 2**20
+"""Of a trajectory."""
 
 
 class Trajectory(BaseModel):
@@ -88,8 +91,14 @@ class RolloutBuffer:
             self.failure = f"{type(error).__name__}: {error}"
 
 
-def create_app(buffer: RolloutBuffer) -> FastAPI:
+def create_app(buffer: RolloutBuffer, host: str = "") -> FastAPI:
+    """The service.
+
+    Args:
+        host: on which it will listen, where that is known.
+    """
     app = FastAPI()
+    app.add_middleware(RequestGate, host=host, most_bytes=BODY_BYTES)
 
     @app.post("/buffer/write")
     def write(item: Trajectory) -> BufferResponse:
@@ -123,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8889)
     args = parser.parse_args(argv)
-    uvicorn.run(create_app(RolloutBuffer()), host=args.host, port=args.port, log_level="warning")
+    uvicorn.run(create_app(RolloutBuffer(), args.host), host=args.host, port=args.port, log_level="warning")
 
 
 if __name__ == "__main__":

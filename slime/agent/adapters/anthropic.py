@@ -38,8 +38,10 @@ class AnthropicAdapter(BaseAdapter):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
+            sid = _session_of(request)
+            self.open_session_of(sid)
             body = await request.json()
-            asked = Asked(_session_of(request), *_read(body))
+            asked = Asked(sid, *_read(body))
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)

@@ -9,13 +9,16 @@ from typing import Any
 
 import httpx
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.growing import Follow, GrowingAnswer, engine_answer
 from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn, sampling_of_turn
+from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
 from slime.utils.http_utils import HttpStatusError
+from slime.utils.same_site import FOREIGN, is_foreign
 from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
@@ -25,6 +28,17 @@ _FORK_THRESHOLD = 1024
 _ENDED_KEPT = 10_000
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _POLL_S = 0.02
+
+
+@web.middleware
+async def _look_at_head(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Nothing of a page of another site, and no body that is announced as too long."""
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin", "")
+    if is_foreign(host, origin, request.app.get(LISTENS_ON, "")):
+        return web.json_response(FOREIGN, status=403)
+    if (request.content_length or 0) > BODY_LIMIT:
+        raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, request.content_length or 0)
+    return await handler(request)
 
 
 class BaseAdapter:
@@ -60,7 +74,7 @@ class BaseAdapter:
         self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
         self._sessions: dict[str, Session] = {}
         self._ended: dict[str, None] = {}  # in the order of their ends
-        self.app = web.Application(client_max_size=BODY_LIMIT)
+        self.app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_look_at_head])
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/v1/models", self._models)
 
@@ -140,7 +154,7 @@ class BaseAdapter:
             Refused: nobody knows the session or it is closed, it has had its turns or has no room left, the
                 engine gave up or does not know what was asked for.
         """
-        session = self._open(asked.sid)
+        session = self.open_session_of(asked.sid)
         session.running += 1
         try:
             return await self._take_turn(session, asked, follow, top_log_probs)
@@ -152,7 +166,12 @@ class BaseAdapter:
         finally:
             session.running -= 1
 
-    def _open(self, sid: str) -> Session:
+    def open_session_of(self, sid: str) -> Session:
+        """Known from the head of a request, before its body is read.
+
+        Raises:
+            Refused: it is not open, or has had its turns.
+        """
         session = self._sessions.get(sid)
         if session is None and sid not in self._ended:
             raise Refused(401, "no session has this key (wanted: the id of one that is open)")

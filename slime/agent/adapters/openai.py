@@ -41,6 +41,8 @@ class OpenAIAdapter(BaseAdapter):
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
+            if named := _bearer(request):
+                self.open_session_of(named)
             body = await request.json()
             messages, tools, params = _read(body)
             asked = Asked(session_of(request, body), messages, tools, params)
@@ -108,13 +110,17 @@ class OpenAIAdapter(BaseAdapter):
 
 def session_of(request: web.Request, body: Mapping[str, Any]) -> str:
     """The id of the session that a request belongs to."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
+    if token := _bearer(request):
+        return token
     named = (body.get("metadata") or {}).get("session_id") or body.get("user")
     if not named:
         raise Refused(401, "no session (wanted: its id as bearer token, metadata.session_id or user)")
     return str(named)
+
+
+def _bearer(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:

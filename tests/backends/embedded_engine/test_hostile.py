@@ -33,7 +33,7 @@ def within(seconds: float, function, *args, **kwargs):
 def asks(state) -> httpx.AsyncClient:
     """A client of the application itself, without a server around it."""
     transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://engine")
+    return httpx.AsyncClient(transport=transport, base_url=f"http://{state.args.host}")
 
 
 def test_a_list_of_wrong_entries_is_refused_at_its_first():

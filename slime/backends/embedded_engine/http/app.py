@@ -16,9 +16,11 @@ from slime.backends.embedded_engine.http import (
     weight_routes,
 )
 from slime.backends.embedded_engine.http.auth import ApiKeyMiddleware
+from slime.backends.embedded_engine.http.bodies import MAX_WEIGHTS_BYTES
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.running import ClientGone
 from slime.backends.embedded_engine.http.state import ServerState
+from slime.utils.request_gate import RequestGate
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ def create_app(state: ServerState) -> FastAPI:
     for gone in (ClientGone, ClientDisconnect):
         app.add_exception_handler(gone, _client_gone)
     app.add_exception_handler(Exception, _server_error)
+    # The key is looked at first: what is added last comes before the others.
+    app.add_middleware(RequestGate, host=state.args.host, most_bytes=MAX_WEIGHTS_BYTES)
     if state.args.api_key or state.args.admin_api_key:
         app.add_middleware(
             ApiKeyMiddleware, api_key=state.args.api_key, admin_api_key=state.args.admin_api_key

@@ -140,8 +140,10 @@ async def read_json(request: Request, limit: int = MAX_BODY_BYTES) -> dict[str, 
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """Stops reading at the limit, whatever length was announced."""
+    """Stops reading at the limit, and reads nothing of what is announced as longer."""
     parts, size = [], 0
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise BadRequest(f"the body is larger than {limit} bytes", 413)
     async for part in request.stream():
         size += len(part)
         if size > limit:
