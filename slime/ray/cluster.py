@@ -33,6 +33,7 @@ _SPARE_CPUS = 4
 _LEAVE_TIMEOUT = 30.0  # seconds to disconnect from Ray
 _PROBE_TIMEOUT = 5.0  # seconds for one try to reach a cluster
 _PROBE_PAUSE = 0.5
+_SEVERAL_MACHINES = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
 
 _reapers: list[subprocess.Popen[bytes]] = []
 _fork_servers: list[ForkServer] = []
@@ -105,6 +106,7 @@ def _start_local(args: FleetView) -> None:
     if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         # Ray would leave a token file behind, by which a later `ray start` decides who may join.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    _listen_on_loopback()
     share_environment()
     # Else raylet starts processes for tasks that a run does not have.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -118,6 +120,16 @@ def _start_local(args: FleetView) -> None:
         logger.warning(
             "Ray's logs may be readable for everybody on this machine, --train-env-vars included: %s", error
         )
+
+
+def _listen_on_loopback() -> None:
+    """All processes of Ray; by default most of them, `gcs_server` too, listen on all interfaces.
+
+    It is what Ray does where it knows no clusters of several machines. Its processes read the variable; here
+    it was read when Ray was imported.
+    """
+    os.environ.setdefault(_SEVERAL_MACHINES, "0")
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ[_SEVERAL_MACHINES] != "0"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import random
 import signal
 import time
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -23,6 +24,15 @@ def training(start, rl_flags):
 def training_alone(start_alone, rl_flags):
     """The same with a Ray cluster of its own."""
     return _in_its_middle(start_alone([*rl_flags, *LONG]))
+
+
+def listens_on(pid: int) -> list[tuple[str, str]]:
+    try:
+        process = psutil.Process(pid)
+        connections = process.net_connections("inet")
+        return [(process.name(), found.laddr.ip) for found in connections if found.status == "LISTEN"]
+    except psutil.Error:  # it has ended
+        return []
 
 
 def _in_its_middle(run):
@@ -85,7 +95,11 @@ def _expect_terminated(run):
     run.expect_no_processes()
 
 
-def test_ctrl_c_stops_everything(training_alone) -> None:
+def test_a_run_listens_on_loopback_alone_and_ctrl_c_stops_everything(training_alone) -> None:
+    addresses = [address for pid in training_alone.processes() for address in listens_on(pid)]
+    # Of Ray, router, engines and trainer: an empty list would hold nothing.
+    assert len(addresses) > 8
+    assert not [found for found in addresses if not found[1].removeprefix("::ffff:").startswith("127.")]
     training_alone.process.send_signal(signal.SIGINT)
     assert training_alone.wait(300) == 130
     training_alone.expect_no_processes()

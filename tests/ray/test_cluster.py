@@ -39,6 +39,15 @@ except ClusterUnreachable as error:
 """
 
 
+LISTENING = """
+import psutil
+def listening():
+    own = psutil.Process()
+    found = [c for p in [own, *own.children(recursive=True)] for c in p.net_connections("inet")]
+    return {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
+"""
+
+
 def join(address: str, timeout: float, **env: str) -> str:
     """The last line of a driver that joins."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -131,6 +140,7 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setattr(cluster, "_init", lambda **_: None)
     monkeypatch.setattr(cluster, "start_run_reaper", lambda: None)
     monkeypatch.setattr(cluster, "share_environment", lambda: None)
+    monkeypatch.setattr(cluster, "_listen_on_loopback", lambda: None)
     monkeypatch.setattr(cluster, "_reapers", [])
     monkeypatch.setenv("SLIME_FORK_WORKERS", "0")
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
@@ -139,10 +149,13 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
 
 
 @pytest.mark.cluster
-def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: Path) -> None:
+def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_ports(tmp_path: Path) -> None:
     code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
     code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
-    code = code.replace('print("joined"', 'print("joined", oct(session_directory().stat().st_mode)')
+    code = code.replace(
+        'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening()'
+    )
+    code = LISTENING + code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run(
         [sys.executable, "-c", code],
@@ -152,5 +165,5 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_no_logs(tmp_path: P
         text=True,
         timeout=HANGS,
     )
-    assert run.stdout.startswith("joined 0o40700")
+    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'}")
     assert not (tmp_path / ".ray").exists()
