@@ -29,7 +29,6 @@ from slime.processes.reaper import sweep
 ROOT = Path(__file__).parents[1]
 GPUS = 8
 _LEAVE_TIMEOUT = 120.0  # seconds that a run's processes have to be gone after its driver
-_STARTS = 4  # tries
 _WATCH_INTERVAL = 0.5  # seconds
 # What drivers import beyond what workers do. Ray may not be among it.
 _OF_DRIVERS = (
@@ -47,12 +46,8 @@ class WarmCluster:
         self._env = _environment()
         self._server = ForkServer(self._env)
         self._server.preload(_modules())
-        # On a busy machine Ray gives up on its own agents after 20 or 30 seconds, which nothing can change.
-        for _ in range(_STARTS):
-            self._head = self._start_head()
-            if line := self._line():
-                break
-        self.address: str = json.loads(line)["address"]
+        self._head = self._start_head()
+        self.address: str = self._answer()["address"]
         self._seen: set[int] = set()
         threading.Thread(target=self._watch, daemon=True).start()
 

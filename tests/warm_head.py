@@ -15,17 +15,15 @@ import ray
 from ray._private.state import actors
 from ray.util import placement_group_table
 
+from slime.ray.local_start import start_ray
+
+_START_TIMEOUT = 300.0  # seconds
+
 
 def main(python: str, gpus: int) -> None:
     interpreter, sys.executable = sys.executable, python
-    ray.init(
-        address="local",
-        num_gpus=gpus,
-        num_cpus=gpus + 4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    start_ray(_START_TIMEOUT, lambda: ray.init(address="local", num_gpus=gpus, num_cpus=gpus + 4, **options))
     sys.executable = interpreter
     _say({"address": ray.get_runtime_context().gcs_address})
     for _ in sys.stdin:

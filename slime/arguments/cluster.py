@@ -34,7 +34,10 @@ class ClusterArgs:
         10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
     )
     cluster_timeout: float = flag(
-        120.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for the cluster and for its GPUs"
+        120.0,
+        above=0,
+        at_most=MOST_SECONDS,
+        help="seconds to start or reach the cluster, and to wait for its GPUs",
     )
     engine_startup_timeout: float = flag(
         600.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for engines, and the router, to serve"

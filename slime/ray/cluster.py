@@ -22,6 +22,7 @@ from slime.processes.forked import ForkServer, worker_python
 from slime.processes.reaper import start_run_reaper
 from slime.processes.termination import was_terminated
 from slime.ray.ending import leaving_within
+from slime.ray.local_start import start_ray
 from slime.ray.node import forget_shared_environment, share_environment
 from slime.ray.preload import modules_of
 from slime.utils.hardware import can_fork_workers, has_gpu
@@ -55,6 +56,7 @@ def ray_cluster(args: FleetView) -> Iterator[None]:
     runs the same code as on GPU machines.
 
     Raises:
+        RayNotStarted: it did not come up on this machine.
         ClusterUnreachable: nobody answers within ``--cluster-timeout`` seconds, or the token is not the
             cluster's.
     """
@@ -112,8 +114,9 @@ def _start_local(args: FleetView) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # A run's own processes are all that this machine is for; niced, they would starve beside others.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    resources = local_resources(args)
     with _forking_workers(args):
-        _init(address="local", include_dashboard=False, **local_resources(args))
+        start_ray(args.cluster_timeout, lambda: _init(address="local", include_dashboard=False, **resources))
     try:
         session_directory().chmod(0o700)
     except OSError as error:

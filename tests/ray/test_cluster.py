@@ -144,7 +144,7 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setattr(cluster, "_reapers", [])
     monkeypatch.setenv("SLIME_FORK_WORKERS", "0")
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
-    cluster._start_local(Namespace(num_gpus_per_node=1))
+    cluster._start_local(Namespace(num_gpus_per_node=1, cluster_timeout=60.0))
     assert "Ray's logs may be readable for everybody" in caplog.text and str(tmp_path / "gone") in caplog.text
 
 

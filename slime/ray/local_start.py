@@ -1,0 +1,106 @@
+"""Starting Ray on this machine, which takes long where it is busy: Ray itself gives up after half a minute.
+
+A raylet ends when its agents are not up after 20 seconds, which nothing can change: they are Python processes
+that import much. The second time their files are in memory.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import services
+
+from slime.processes.reaper import Known, living, reap
+
+logger = logging.getLogger(__name__)
+
+_TRIES = 2
+_LONGEST_REASON = 300  # characters
+_LOOK_INTERVAL = 0.5  # seconds
+
+
+class RayNotStarted(RuntimeError):
+    """Ray did not come up on this machine."""
+
+
+class _GivenUp(Exception):
+    """No RuntimeError, after which Ray would go on."""
+
+
+def start_ray(timeout: float, init: Callable[[], object]) -> None:
+    """Calls ``init``, which starts Ray as a child of this process, once more if it fails.
+
+    Args:
+        timeout: seconds that Ray has each time, as far as it can be told.
+
+    Raises:
+        RayNotStarted: says what to do.
+    """
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(max(int(timeout), 1)))
+    os.environ.setdefault("RAY_agent_register_timeout_ms", str(max(int(timeout * 1000), 1)))
+    for number in range(_TRIES):
+        before = living({}, os.getpid())
+        try:
+            with _patient(timeout):
+                init()
+        except Exception as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
+            _end_what_was_started(before)
+            if number + 1 == _TRIES:
+                raise RayNotStarted(_advice(timeout, reason)) from error
+            logger.warning("Ray did not start, and is started again: %s", reason)
+        else:
+            return
+
+
+def _advice(timeout: float, reason: str) -> str:
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    return (
+        f"Ray did not start on this machine in {_TRIES} tries: {reason} (wanted: less load, which is "
+        f"{load:.1f} on {cpus} CPUs, a longer --cluster-timeout than {timeout:g}, or RAY_ADDRESS of a "
+        "cluster that runs)"
+    )
+
+
+@contextmanager
+def _patient(timeout: float) -> Iterator[None]:
+    """Within, Ray waits so long for its raylet to be known, and no longer than that lives."""
+    get_node = services.get_node
+    deadline = time.monotonic() + timeout
+
+    def wait_for_node(*arguments: Any, **options: Any) -> Any:
+        while True:
+            try:
+                return get_node(*arguments, **options)
+            except RuntimeError as error:  # it has not registered yet
+                if not _raylet_lives():
+                    raise _GivenUp("its raylet has ended, see raylet.err in Ray's logs") from error
+                if time.monotonic() > deadline:
+                    raise _GivenUp(f"its raylet is not up after {timeout:g} s") from error
+            time.sleep(_LOOK_INTERVAL)
+
+    services.get_node = wait_for_node
+    try:
+        yield
+    finally:
+        services.get_node = get_node
+
+
+def _raylet_lives() -> bool:
+    """A zombie has no command line."""
+    for pid in living({}, os.getpid()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
+                return True
+    return False
+
+
+def _end_what_was_started(before: Known) -> None:
+    with suppress(Exception):  # it has told what is wrong with it already
+        ray.shutdown()
+    reap({pid: start for pid, start in living({}, os.getpid()).items() if pid not in before})

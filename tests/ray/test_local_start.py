@@ -1,0 +1,111 @@
+"""Ray on a busy machine: one more try, nothing left of the first, and a last line that helps."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ray._private import services
+
+from slime.processes.reaper import living
+from slime.ray import local_start
+from slime.ray.local_start import RayNotStarted, start_ray
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set for Ray is no other test's."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(local_start.ray, "shutdown", lambda: None)
+
+
+def fail_after_starting(times: int, started: list["subprocess.Popen[bytes]"]) -> None:
+    """As Ray does: a child with a child of its own, and an error."""
+    if len(started) < times:
+        started.append(subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True))
+        time.sleep(0.2)
+        raise Exception("The current node timed out during startup.\nThis could happen")
+
+
+def test_a_start_that_fails_once_is_done_again_and_leaves_nothing() -> None:
+    before, started = living({}, os.getpid()), []
+    start_ray(60.0, lambda: fail_after_starting(1, started))
+    assert started[0].wait(10) is not None
+    assert living({}, os.getpid()).keys() <= before.keys()
+    assert {"RAY_agent_register_timeout_ms": "60000"}.items() <= os.environ.items()
+
+
+def test_a_start_that_fails_twice_says_what_to_do() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(RayNotStarted) as error:
+        start_ray(60.0, lambda: fail_after_starting(2, started))
+    assert str(error.value).startswith(
+        "Ray did not start on this machine in 2 tries: The current node timed out during startup. (wanted: "
+    )
+    assert "a longer --cluster-timeout than 60," in str(error.value)
+    assert [process.wait(10) for process in started] != []
+
+
+def test_a_raylet_that_is_slow_has_the_whole_time_and_a_dead_one_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter([RuntimeError("no such node"), RuntimeError("no such node"), {"node": 1}])
+
+    def get_node(*_: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(local_start, "_LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(local_start, "_raylet_lives", lambda: True)
+    found: list[object] = []
+    start_ray(60.0, lambda: found.append(services.get_node("gcs", "node")))
+    assert found == [{"node": 1}]
+    assert services.get_node is get_node
+
+    answers = iter([RuntimeError("no such node")] * 4)
+    with pytest.raises(RayNotStarted, match=r"its raylet is not up after 0 s"):
+        start_ray(0.0, lambda: services.get_node("gcs", "node"))
+    monkeypatch.setattr(local_start, "_raylet_lives", lambda: False)
+    answers = iter([RuntimeError("no such node")] * 2)
+    with pytest.raises(RayNotStarted, match="its raylet has ended"):
+        start_ray(60.0, lambda: services.get_node("gcs", "node"))
+
+
+SLOW = """
+import sys, ray
+from slime.ray.local_start import start_ray
+sys.executable = sys.argv[1]
+start_ray(120.0, lambda: ray.init(address="local", num_cpus=1, include_dashboard=False))
+print("up", len(ray.nodes()))
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.nightly
+def test_agents_of_ray_that_are_too_slow_once_are_waited_for_the_second_time(tmp_path: Path) -> None:
+    python, once = tmp_path / "python", tmp_path / "once"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *dashboard/agent.py*) [ -e {once} ] || {{ touch {once}; sleep 60; }};; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(stat.S_IRWXU)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    run = subprocess.run(
+        [sys.executable, "-c", SLOW, str(python)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.stdout == "up 1\n", run.stderr
+    assert "Ray did not start, and is started again: its raylet has ended" in run.stderr
