@@ -80,9 +80,7 @@ def test_biases_of_experts_that_should_move_are_refused_in_any_architecture(tmp_
     config.save_pretrained(tmp_path)
     args = model_args(str(tmp_path), moe_router_bias_update_rate=1e-3)
     model = empty_model(tmp_path)
-    with pytest.raises(
-        ValueError, match="^--moe-router-bias-update-rate 0.001: .*expert_bias alone .wanted: 0"
-    ):
+    with pytest.raises(ValueError, match=r"^--moe-router-bias-update-rate 0\.001: .*expert_bias alone"):
         require_fixed_biases(args, model)
     require_fixed_biases(model_args(str(tmp_path), moe_router_bias_update_rate=0.0), model)
     require_fixed_biases(args, torch.nn.Linear(2, 2))
