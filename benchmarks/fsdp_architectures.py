@@ -1,4 +1,4 @@
-"""What the FSDP trainer computes of random configurations of any architecture, beside ``transformers`` alone.
+"""What the FSDP trainer computes of random configurations of architectures, beside ``transformers`` alone.
 
     python benchmarks/fsdp_architectures.py                        # all, seeds 0 to 2: half an hour of a core
     python benchmarks/fsdp_architectures.py --seeds 1 --architectures llama4_text glm4

@@ -209,7 +209,7 @@ def tiny_family(name: str, path: Path, seed: int = 0, **changes: Any) -> transfo
     else:
         model_class = ALL[name][0].removesuffix("Text") + "ForCausalLM"
     model = getattr(transformers, model_class)(config).float().eval()
-    _stir(model, torch.Generator().manual_seed(seed + 1))
+    stir(model, torch.Generator().manual_seed(seed + 1))
     _save(name, model, path)
     _rename(name, path)
     if name in _UNTRAINED:
@@ -267,7 +267,7 @@ def kept_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _stir(model: torch.nn.Module, generator: torch.Generator) -> None:
+def stir(model: torch.nn.Module, generator: torch.Generator) -> None:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name)
     for name, tensor in (*model.named_parameters(), *buffers):
         noise = torch.randn(tensor.shape, generator=generator)

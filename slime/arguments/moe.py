@@ -9,6 +9,7 @@ from typing import Any, Literal
 from slime.arguments.concern import Concern
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, option_string
+from slime.models import HfConfigError, read_shape
 
 _MOST_LAYERS = 100_000
 
@@ -124,8 +125,25 @@ def notes(args: Namespace) -> Iterator[str]:
             yield f"{option_string(name)}: has no effect: TransformerEngine's kernels are not used"
     if args.moe_enable_deepep:
         yield "--moe-enable-deepep: has no effect: DeepEP's kernels are not used"
+    yield from _moving_biases(args)
     if args.moe_token_dispatcher_type == "flex":
         yield "--moe-token-dispatcher-type flex: is taken as alltoall, since DeepEP's kernels are not used"
+
+
+def _moving_biases(args: Namespace) -> Iterator[str]:
+    """A step moves weights that have no gradient."""
+    rate = args.moe_router_bias_update_rate
+    if not rate or args.train_backend == "fsdp" or args.debug_rollout_only:
+        return
+    try:
+        experts = read_shape(args.hf_checkpoint).moe
+    except HfConfigError:
+        return  # which is an error elsewhere
+    if experts is not None and experts.moe_router_enable_expert_bias:
+        yield (
+            f"--moe-router-bias-update-rate {rate}: each optimizer step moves the biases by which the router "
+            "chooses experts so far towards a balance (0 leaves them alone)"
+        )
 
 
 def derive(args: Namespace) -> None:
@@ -169,6 +187,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         return
     yield from _bad_sizes(args)
     yield from _bad_losses(args)
+    yield from _fixed_biases(args)
     if args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
         yield (
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
@@ -198,6 +217,17 @@ def _bad_sizes(args: Namespace) -> Iterator[str]:
         yield (
             f"--expert-model-parallel-size {experts} x --expert-tensor-parallel-size {parts} x "
             f"--pipeline-model-parallel-size {stages}: does not divide {args.trainer_world_size} trainer GPUs"
+        )
+
+
+def _fixed_biases(args: Namespace) -> Iterator[str]:
+    """What only one of the trainers does."""
+    rate = args.moe_router_bias_update_rate
+    moves = args.moe_router_enable_expert_bias and rate and not args.debug_rollout_only
+    if args.train_backend == "fsdp" and moves:
+        yield (
+            f"--moe-router-bias-update-rate {rate}: not supported with --train-backend fsdp, which leaves "
+            "the biases alone by which the router chooses experts (wanted: 0)"
         )
 
 

@@ -149,7 +149,7 @@ def test_context_parallelism_is_refused_early_where_rows_do_not_stay_packed(
     path = tiny_checkpoint(family)
     flags = {"hf_checkpoint": path, "train_backend": "fsdp", "actor_num_gpus_per_node": 2}
     if family == "glm_moe_dsa":
-        flags["freeze_indexer"] = True
+        flags |= {"freeze_indexer": True, "moe_router_bias_update_rate": 0}
     assert validated_args(words(**flags)).context_parallel_size == 1
     assert refusal(words(**flags, context_parallel_size=2)) == (
         f"--context-parallel-size 2: not with model_type {family}, whose {kind} "
@@ -170,6 +170,40 @@ def test_a_family_that_transformers_does_not_know_is_refused_before_anything_sta
         "(wanted: an architecture that transformers knows, or code in the checkpoint and --trust-remote-code)"
     )
     assert validated_args([*words(hf_checkpoint=path, train_backend="fsdp"), "--debug-rollout-only"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ],
+)
+def test_what_a_family_refuses_this_trainer_refuses_too(words, refusal, altered_checkpoint, change, named):
+    path = altered_checkpoint(**change)
+    line = [*words(hf_checkpoint=path, train_backend="fsdp", colocate=None), "--debug-train-only"]
+    assert refusal(line) == refusal(words(hf_checkpoint=path))
+    assert named in refusal(line)
+
+
+def test_biases_of_experts_move_with_one_trainer_and_the_other_says_that_it_leaves_them_alone(
+    words, notes, refusal, tiny_checkpoint
+):
+    path = tiny_checkpoint("glm4_moe")
+    rate = "--moe-router-bias-update-rate"
+    assert any(
+        line.startswith(f"{rate} 0.001: each optimizer step moves")
+        for line in notes(words(hf_checkpoint=path))
+    )
+    assert not any(rate in line for line in notes(words(hf_checkpoint=path, moe_router_bias_update_rate=0)))
+    assert refusal(words(hf_checkpoint=path, train_backend="fsdp")) == (
+        f"{rate} 0.001: not supported with --train-backend fsdp, which leaves the biases alone by which the "
+        "router chooses experts (wanted: 0)"
+    )
+    fixed = words(hf_checkpoint=path, train_backend="fsdp", moe_router_bias_update_rate=0)
+    assert validated_args(fixed).moe_router_bias_update_rate == 0
+    assert not any(rate in line for line in notes(words(hf_checkpoint=tiny_checkpoint("mixtral"))))
 
 
 def test_an_architecture_without_a_family_trains_where_no_embedded_engine_serves_it(

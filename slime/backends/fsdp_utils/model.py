@@ -23,6 +23,8 @@ from slime.models.place import Place
 from slime.models.quantization import KEYS
 from slime.models.rules import WeightMap
 
+_EXPERT_BIAS = re.compile(r"(e_score_correction|expert)_bias$")
+
 
 def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
     """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
@@ -30,9 +32,11 @@ def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTr
     A critic has a value head in the place of the output layer, which is new and always trains.
 
     Raises:
-        ValueError: gradient checkpointing, freezing or a value head that the model does not offer.
+        ValueError: gradient checkpointing, freezing or a value head that the model does not offer, or biases
+            of experts that should move.
     """
     model = empty_model(args.hf_checkpoint, args.trust_remote_code)
+    require_fixed_biases(args, model)
     freeze(args, model)
     if role == "critic":
         add_value_head(model, args.seed)
@@ -142,6 +146,18 @@ def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
         if wanted and not any(path.startswith(f"{outer}.") for outer in units):
             units[path] = module
     return list(units.values())
+
+
+def require_fixed_biases(args: Namespace, model: torch.nn.Module) -> None:
+    """Refuses to leave biases alone that ``--moe-router-bias-update-rate`` moves, in any architecture."""
+    rate = getattr(args, "moe_router_bias_update_rate", 0.0)
+    tensors = (name for pairs in (model.named_parameters(), model.named_buffers()) for name, _ in pairs)
+    name = next(filter(_EXPERT_BIAS.search, tensors), None)
+    if rate and name is not None:
+        raise ValueError(
+            f"--moe-router-bias-update-rate {rate}: not supported with --train-backend fsdp, which leaves "
+            f"{name} alone (wanted: 0)"
+        )
 
 
 def freeze(args: Namespace, model: torch.nn.Module) -> None:

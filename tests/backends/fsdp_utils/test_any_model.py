@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers
 
+from slime.backends.fsdp_utils.model import empty_model, require_fixed_biases
 from slime.models import shape_of_any
 from tests.backends.fsdp_harness import fsdp_args, train
-from tests.backends.fsdp_utils.architectures import save
+from tests.backends.fsdp_utils.architectures import model_args, save
 from tests.megatron_harness import run_ranks
 from tests.trainer_batches import random_rollout
 
@@ -67,6 +68,22 @@ def test_what_a_model_leaves_to_chance_in_training_is_not_computed(tmp_path):
     ((step,), _) = result["reports"][0]
     assert step["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert step["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_biases_of_experts_that_should_move_are_refused_in_any_architecture(tmp_path):
+    config = transformers.Lfm2MoeConfig(
+        **{"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 16, "num_experts": 4},
+        **{"num_experts_per_tok": 2, "num_dense_layers": 1, "use_expert_bias": True},
+        layer_types=["full_attention", "full_attention"],
+    )
+    config.save_pretrained(tmp_path)
+    args = model_args(str(tmp_path), moe_router_bias_update_rate=1e-3)
+    model = empty_model(tmp_path)
+    with pytest.raises(ValueError, match=r"^--moe-router-bias-update-rate 0\.001: .*expert_bias alone"):
+        require_fixed_biases(args, model)
+    require_fixed_biases(model_args(str(tmp_path), moe_router_bias_update_rate=0.0), model)
+    require_fixed_biases(args, torch.nn.Linear(2, 2))
 
 
 def test_the_shape_says_what_config_json_says(tmp_path):
