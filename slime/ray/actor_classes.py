@@ -36,6 +36,7 @@ TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [
         *("address_and_free_port", "connect_rollout_engines", "init", "offload_training_state"),
-        *("parallel_config", "save_model", "sleep", "train", "update_weights", "wake_up", "whereabouts"),
+        *("parallel_config", "save_model", "sleep", "train", "trained_steps", "update_weights"),
+        *("wake_up", "whereabouts"),
     ],
 )
