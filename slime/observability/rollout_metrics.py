@@ -16,7 +16,7 @@ from slime.observability.metric_utils import (
 )
 from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
 from slime.utils.misc import load_function, plain_number
-from slime.utils.types import Sample
+from slime.utils.types import EARLIER_TOKENS, Sample
 
 
 def rollout_log_metrics(
@@ -230,16 +230,21 @@ def compute_perf_metrics_from_samples(
 ) -> dict[str, float]:
     """Generation speed; ``rollout_time`` in seconds.
 
-    "effective" counts trained tokens only, leaving out tool results and masked turns.
+    Tokens that samples had before this rollout do not count. "effective" counts trained tokens only, leaving
+    out tool results and masked turns.
     """
     outside = [sample.non_generation_time for sample in samples]
     metrics: dict[str, float] = {}
     if max(outside) > 0:
         metrics |= dict_add_prefix(compute_statistics(outside), "non_generation_time/")
     gpus = args.rollout_num_gpus
-    lengths = [sample.response_length for sample in samples]
+    new = [slice(sample.metadata.get(EARLIER_TOKENS, 0), sample.response_length) for sample in samples]
+    lengths = [max(0, tokens.stop - tokens.start) for tokens in new]
     metrics |= _token_rates(lengths, outside, rollout_time, gpus, "")
-    effective = [sample.effective_response_length for sample in samples]
+    effective = [
+        length if sample.loss_mask is None else sum(sample.loss_mask[tokens])
+        for sample, tokens, length in zip(samples, new, lengths, strict=True)
+    ]
     metrics |= _token_rates(effective, outside, rollout_time, gpus, "effective_")
     return metrics | request_metrics(samples)
 

@@ -31,6 +31,7 @@ from slime.training.conversion import (
     flatten_samples,
     in_order,
     left_out,
+    mean_raw_reward,
     samples_to_train_data,
     split_train_data_by_dp,
 )
@@ -126,9 +127,9 @@ class RolloutManager:
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
-        refs, lost = self._to_train_refs(samples)
+        refs, of_batch = self._to_train_refs(samples)
         self._save_state(rollout_id)
-        metrics |= lost | self._data_metrics() | self._fleet.metrics()
+        metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         return refs, metrics | take_logged("rollout", "train"), self._warnings(samples)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
@@ -237,13 +238,17 @@ class RolloutManager:
         if not self._args.custom_convert_samples_to_train_data_path:
             check_lengths(samples, self._args.vocab_size)
 
-    def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, int]]:
-        """References to the shards, and metrics of what is in none of them."""
+    def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, float]]:
+        """References to the shards, and metrics: what is in none of them, and the reward of what is.
+
+        The conversion says what the reward was, which need not be the number that the sample has.
+        """
         if self._parallel_config is None:
             return [], {}
         batch = samples_to_train_data(self._args, samples)
         shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
-        return [ray.put(shard) for shard in shards], self._book_left_out(samples, batch, shards)
+        metrics = mean_raw_reward(batch, shards) | self._book_left_out(samples, batch, shards)
+        return [ray.put(shard) for shard in shards], metrics
 
     def _book_left_out(
         self, samples: list[Sample], batch: RolloutBatch, shards: list[RolloutBatch]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from slime.rollout.copies import copied
-from slime.utils.types import Sample
+from slime.utils.types import EARLIER_TOKENS, Sample
 
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 _FRESH = Sample()
@@ -37,6 +37,7 @@ def without_answers(group: list[Sample]) -> list[Sample]:
         sample.tokens = sample.tokens[: len(sample.tokens) - sample.response_length]
         for name in _OF_THE_ANSWER:
             setattr(sample, name, copied(getattr(_FRESH, name)))
+        sample.metadata.pop(EARLIER_TOKENS, None)
     return fresh
 
 

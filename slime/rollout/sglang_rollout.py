@@ -42,7 +42,7 @@ from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import cancel_all, run
 from slime.utils.http_utils import get
 from slime.utils.misc import load_function
-from slime.utils.types import Sample
+from slime.utils.types import EARLIER_TOKENS, Sample
 
 __all__ = [
     "GenerateState",
@@ -258,6 +258,9 @@ class _Collection:
             else:  # a sample that was split cannot be taken up again
                 self.account.drop(taken, SPLIT)
         self.spare.sort(key=lambda pair: _first_index(pair[1]))
+        for sample in flatten([group for _, group in self.spare]):
+            if sample.response_length:
+                sample.metadata[EARLIER_TOKENS] = sample.response_length
         if self.spare:
             self.account.give_back([group for _, group in self.spare], [taken for taken, _ in self.spare])
 

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import count
+from numbers import Real
+from statistics import fmean
 from typing import Any
 
 from slime.arguments.views import TrainingView
@@ -210,6 +212,15 @@ def _check_tokens(sample: Sample, vocab_size: int) -> None:
 def left_out(batch: RolloutBatch, shards: list[RolloutBatch]) -> list[int]:
     """Positions in the batch of the samples that no shard has: their rollouts fill no optimizer step."""
     return sorted({*range(len(batch["tokens"]))} - {p for shard in shards for p in shard["partition"]})
+
+
+def mean_raw_reward(batch: RolloutBatch, shards: list[RolloutBatch]) -> dict[str, float]:
+    """``rollout/raw_reward`` of what is trained; nothing where not every reward of the batch is a number."""
+    rewards = batch["raw_reward"]
+    if not all(isinstance(reward, Real) for reward in rewards):
+        return {}
+    trained = [float(rewards[position]) for shard in shards for position in shard["partition"]]
+    return {"rollout/raw_reward": fmean(trained)}
 
 
 def split_train_data_by_dp(

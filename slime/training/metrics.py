@@ -53,10 +53,6 @@ def _sums(rollout_data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         values = rollout_data[key]  # of a conversion of the user's; ranks must agree which keys there are
         if is_per_sample(values):
             yield key, _sum(values) if len(values) == count else math.nan
-    # Raw rewards may be anything. The shard keeps those of the whole batch beside its own, and only they
-    # tell: ranks that judged their own would reduce different numbers of sums.
-    if all(isinstance(reward, int | float) for reward in rollout_data["raw_reward"]):
-        yield "raw_reward", float(sum(rollout_data["local_raw_reward"]))
 
 
 def _sum(values: Any) -> float:

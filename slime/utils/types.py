@@ -22,6 +22,10 @@ from slime.utils.engine_meta import (
 RolloutBatch = dict[str, Any]
 
 
+EARLIER_TOKENS = "earlier_response_tokens"
+"""In the metadata of a sample that a rollout handed on: how many tokens its response had then."""
+
+
 class RewardChoice(Protocol):
     """Of ``args``: which reward to train on."""
 

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -66,6 +67,12 @@ class Run(ABC):
                 if row["axis"] == axis:
                     merged.setdefault(row["step"], {}).update(row)
         return merged
+
+    def written_twice(self) -> set[str]:
+        """Metrics that two rows of one step have; of a run that repeated no step there should be none."""
+        rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        counted = Counter((row["axis"], row["step"], name) for row in rows for name in row if "/" in name)
+        return {name for (_, _, name), count in counted.items() if count > 1}
 
     def wait_for(self, condition: Callable[[], bool], what: str, timeout: float = 400) -> None:
         deadline = time.monotonic() + timeout

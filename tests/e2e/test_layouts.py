@@ -69,6 +69,7 @@ def _expect_agreement(run) -> None:
         assert step["train/train_rollout_logprob_abs_diff"] < 1e-5
         assert 0 < step["train/grad_norm"] < math.inf
     assert _ages(run) == [(0, 0), (0, 0)]
+    assert run.written_twice() == set()
 
 
 def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:

@@ -19,6 +19,11 @@ SCALINGS = {
     "yarn": YARN,
     "yarn of DeepSeek-V3": YARN | {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
     "yarn of Kimi K2": YARN | {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 0.707, "mscale_all_dim": 1.0},
+    # Both ends of the ramp lie beyond the pairs that there are, and one does.
+    "yarn without a slow pair": YARN | {"original_max_position_embeddings": 2**40, "beta_fast": 2.0},
+    "yarn whose ramp goes on": YARN
+    | {"original_max_position_embeddings": 2**26, "beta_slow": 1e-3, "beta_fast": 1e6},
+    "yarn whose ramp begins before": YARN | {"original_max_position_embeddings": 64, "beta_fast": 64.0},
     "yarn with a factor of attention": YARN | {"attention_factor": 1.25},
 }
 

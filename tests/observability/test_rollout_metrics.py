@@ -10,7 +10,7 @@ from slime.observability.rollout_metrics import (
     eval_log_metrics,
     rollout_log_metrics,
 )
-from slime.utils.types import Sample
+from slime.utils.types import EARLIER_TOKENS, Sample
 
 
 def make_args(**overrides):
@@ -103,6 +103,16 @@ def test_speed_leaves_out_masked_tokens_and_tool_time_where_it_says_so():
     assert perf["longest_sample_tokens_per_sec"] == 4.0
     assert perf["longest_sample_tokens_per_sec_without_non_generation"] == 8.0
     assert perf["non_generation_time/max"] == 1.0
+
+
+def test_speed_counts_the_tokens_of_this_rollout():
+    """Of a response that an earlier one began the rest; nothing of one that it finished."""
+    gone_on = make_sample(0, 1.0, length=8, masked=2, metadata={EARLIER_TOKENS: 5})
+    finished = make_sample(0, 1.0, length=6, metadata={EARLIER_TOKENS: 6})
+    samples = [gone_on, finished, make_sample(0, 1.0, length=2)]
+    perf = compute_perf_metrics_from_samples(make_args(), samples, rollout_time=2.0)
+    assert perf["tokens_per_gpu_per_sec"] == perf["effective_tokens_per_gpu_per_sec"] == (3 + 0 + 2) / 2.0 / 2
+    assert perf["longest_sample_tokens_per_sec"] == 3 / 2.0
 
 
 def test_rollout_metrics_carry_their_full_names():

@@ -173,6 +173,23 @@ def test_the_buffer_comes_first_and_only_takes_whole_groups(make_args):
         RolloutDataSource(make_args()).add_samples(groups)
 
 
+@pytest.mark.parametrize("leased", [0, 7])
+def test_every_group_that_waits_is_saved(make_args, leased):
+    """In the buffer, or given out and not come back."""
+    args = make_args()
+    source = RolloutDataSourceWithBuffer(args)
+    account = RolloutAccount(source)
+    groups = account.take(9 + leased)
+    account.give_back(groups[:9])
+    source.save(0)
+    resumed = RolloutDataSourceWithBuffer(args)
+    resumed.load(0)
+    assert resumed.get_buffer_length() == 9 + leased
+    expected = [*groups[9:], *groups[:9]]
+    assert resumed.get_samples(9 + leased) == expected
+    assert resumed.get_buffer_length() == 0
+
+
 def test_a_buffer_filter_chooses(make_args):
     source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.newest_first"))
     groups = source.get_samples(3)

@@ -3,9 +3,11 @@ import re
 import pytest
 from fastapi.responses import JSONResponse
 
+from slime.observability.rollout_metrics import compute_perf_metrics_from_samples
+from slime.rollout.attempts import flatten, without_answers
 from slime.rollout.base_types import RolloutError
-from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url
-from slime.utils.types import Sample
+from slime.rollout.sglang_rollout import generate_and_rm, generate_rollout_async, get_model_url
+from slime.utils.types import EARLIER_TOKENS, Sample
 from tests.engines.fake import NEVER
 from tests.rollout import plugins
 
@@ -136,6 +138,26 @@ async def test_partial_rollout_goes_on_where_it_was_aborted(engine, make_args, m
     assert finished.weight_versions == ["1", "2"]
     assert finished.version_spans == [("1", before), ("2", 21 - before)]
     assert balanced(source)
+    others = sum(group[0].response_length for group in output.samples[1:])
+    args.rollout_num_gpus = 1
+    perf = compute_perf_metrics_from_samples(args, flatten(output.samples), rollout_time=1.0)
+    assert perf["tokens_per_gpu_per_sec"] == perf["effective_tokens_per_gpu_per_sec"] == 21 - before + others
+    assert perf["longest_sample_tokens_per_sec"] == 21 - before
+    assert EARLIER_TOKENS not in without_answers([finished])[0].metadata
+
+
+async def test_nothing_of_a_finished_sample_is_trained_on_where_older_tokens_are_masked(make_args):
+    """It comes back as it is but for that; without one of the two flags its mask stays."""
+    for partial, masked, expected in (
+        (True, True, [0, 0, 0]),
+        (True, False, [1, 0, 1]),
+        (False, True, [1, 0, 1]),
+    ):
+        args = make_args(partial_rollout=partial, mask_offpolicy_in_partial_rollout=masked)
+        done = Sample(index=4, tokens=[1, 2, 3, 4], response_length=3, response="abc", reward=1.0)
+        done.status, done.loss_mask = Sample.Status.COMPLETED, [1, 0, 1]
+        assert await generate_and_rm(args, done, {}) is done
+        assert (done.loss_mask, done.tokens, done.reward) == (expected, [1, 2, 3, 4], 1.0)
 
 
 async def test_an_abort_does_not_queue_behind_generations(engine, make_args, make_source):

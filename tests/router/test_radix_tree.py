@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slime.router.middleware_hub.radix_tree import StringRadixTrie
 from slime.router.middleware_hub.token_runs import TokenRun
 from slime.router.middleware_hub.token_text import token_spans
+from slime.router.middleware_hub.tree_nodes import descend
 from tests.router.bpe import WORDS, byte_level, word_pieces
 
 
@@ -283,6 +284,40 @@ def test_the_least_recently_used_leave_when_there_is_no_room() -> None:
     assert [bool(tree.find_longest_prefix(text).token_ids) for text in ("aa", "cc", "dd")] == [True] * 3
     assert not tree.insert("too long", list(range(7)))
     check_invariants(tree)
+
+
+def _left(tree: StringRadixTrie, texts: str) -> str:
+    """Those of these texts that are known, looked up without being used."""
+    return "".join(text for text in texts if descend(tree._root, text).complete)
+
+
+def test_whatever_uses_a_trajectory_makes_it_the_last_to_leave() -> None:
+    """Being inserted, inserted again, looked up, and being the beginning of what is looked up."""
+    for use, left in (
+        (lambda tree: None, "bcd"),
+        (lambda tree: tree.insert("a", [0]), "acd"),
+        (lambda tree: tree.retrieve_from_text("a"), "acd"),
+        (lambda tree: tree.find_longest_prefix("ax"), "acd"),
+        (lambda tree: (tree.retrieve_from_text("b"), tree.retrieve_from_text("a")), "abd"),
+    ):
+        tree = StringRadixTrie(max_cache_size=3)
+        for number, text in enumerate("abc"):
+            tree.insert(text, [number])
+        use(tree)
+        tree.insert("d", [3])
+        assert _left(tree, "abcd") == left
+        assert tree.get_stats()["evictions"] == 1
+
+
+def test_tokens_are_counted_once_however_many_trajectories_share_them() -> None:
+    tree, counts = StringRadixTrie(tokenizer=byte_level()), []
+    for text in ("ab", "abc", "abd", "abc", "ab"):
+        ids = [token for letter in text for token in tree.tokenizer(letter)["input_ids"]]
+        tree.insert(text, ids)
+        counts.append(tree.get_stats()["cur_cache_size"])
+    assert counts == [2, 3, 4, 4, 4]
+    tree.remove("abd")
+    assert tree.get_stats()["cur_cache_size"] == 3
 
 
 @given(st.integers(0, 1000))

@@ -42,6 +42,23 @@ def test_zigzag_gives_each_rank_an_early_and_a_late_chunk():
         RowSplit((6,), size=2).take(torch.arange(6))
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_zigzag_gives_all_ranks_equal_work(size):
+    """Keys that the rows of a rank attend to.
+
+    Which rank has which pair of chunks, and in which order, changes no result: all that reads a part asks
+    `RowSplit` where it lies. So the order is held here.
+    """
+    lengths = (4 * size, 2 * size)
+    splits = [RowSplit(lengths, size=size, rank=rank) for rank in range(size)]
+    work = [
+        sum(row - piece.segment + 1 for piece in split.pieces for row in range(piece.begin, piece.end))
+        for split in splits
+    ]
+    assert len({*work}) == 1
+    assert [split.rows[0].item() for split in splits] == [2 * rank for rank in range(size)]
+
+
 def test_contiguous_stretches_cut_across_segments():
     assert RowSplit((8, 4), 2, 1, contiguous=True).pieces == [(0, 6, 8), (8, 8, 12)]
 

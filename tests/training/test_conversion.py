@@ -11,6 +11,7 @@ from slime.training.conversion import (
     flatten_samples,
     in_order,
     left_out,
+    mean_raw_reward,
     samples_to_train_data,
     split_train_data_by_dp,
 )
@@ -340,6 +341,13 @@ def test_a_mask_of_the_wrong_length_is_an_error():
     samples[2].loss_mask = [1]
     with pytest.raises(BatchError, match=r"sample 2 .*loss mask of 1 for 2 response tokens"):
         samples_to_train_data(train_args(), samples)
+
+
+def test_the_mean_raw_reward_is_that_of_what_is_trained():
+    """As the conversion says it; rewards that are no numbers have none."""
+    shards = [{"partition": [3, 0]}, {"partition": [2]}]  # sample 1 fills no step
+    assert mean_raw_reward({"raw_reward": [1, 9.0, 2.5, True]}, shards) == {"rollout/raw_reward": 1.5}
+    assert mean_raw_reward({"raw_reward": [1.0, "bad", 2.0, 3.0]}, shards) == {}
 
 
 def test_the_raw_reward_in_the_metadata_is_reported():

@@ -22,7 +22,6 @@ def test_a_rollout_is_averaged_over_tokens_then_rollouts():
     assert metrics == {
         "rollout/log_probs": -3.0,
         "rollout/rewards": 0.5,
-        "rollout/raw_reward": 1.0,
         "rollout/truncated": pytest.approx(1 / 3),
     }
 
@@ -34,7 +33,7 @@ def test_rewards_that_are_no_numbers_have_no_average():
         "raw_reward": [1.0, 3.0],
         "local_raw_reward": [1.0, 3.0],
     }
-    assert rollout_metrics(data, num_rollouts=2, group=None) == {"rollout/raw_reward": 2.0}
+    assert rollout_metrics(data, num_rollouts=2, group=None) == {}
 
 
 def test_numbers_that_a_conversion_adds_are_averaged_over_samples():

@@ -24,11 +24,7 @@ def test_all_ranks_have_the_same_metrics_whatever_the_raw_rewards(raw_rewards):
         rollout_metrics(tensorize(shard, torch.device("cpu")), num_rollouts=2, group=None)
         for shard in _shards(raw_rewards)
     )
-    assert first.keys() == last.keys()
-    numeric = raw_rewards[1] == 0.5
-    assert (first.get("rollout/raw_reward"), last.get("rollout/raw_reward")) == (
-        (1.0, 0.5) if numeric else (None, None)
-    )
+    assert first.keys() == last.keys() and "rollout/raw_reward" not in first
 
 
 @pytest.mark.parametrize(("size", "contiguous"), [(1, False), (2, False), (2, True)])

@@ -6,7 +6,10 @@ from argparse import Namespace
 import pytest
 import torch
 
+from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.losses.corrections import icepop_function, vanilla_tis_function
+from slime.training.losses.reducers import get_sum_of_sample_mean
+from slime.training.losses.scaling import loss_function
 from slime.utils import ppo_utils as ppo
 
 
@@ -111,6 +114,35 @@ def test_the_gap_is_told_as_kl_and_as_perplexities():
     assert found["ppl_ratio"][0][0].item() == pytest.approx(math.exp(0.25))
     alone = ppo.gap_metrics(train, rollout, [torch.tensor([0, 1, 0])])
     assert alone["training_log_ppl"][0][0] == 2.0 and alone["rollout_log_ppl"][0][0] == 1.0
+
+
+@pytest.mark.parametrize("per_token", [88.0, 95.0, 400.0])
+def test_perplexities_are_finite_beyond_what_float32_holds(per_token):
+    """Up to the metrics of a step, which are summed over samples."""
+    train, rollout = [torch.full((3,), -per_token)] * 2, [torch.full((3,), -1.0)] * 2
+    masks = [torch.ones(3)] * 2
+    reduce = get_sum_of_sample_mean([4, 4], [3, 3], masks)
+
+    def loss(args, batch, logits, reducer):
+        found = ppo.gap_metrics(train, rollout, masks)
+        return logits.sum(), {name: reduce(torch.cat(values)) for name, values in found.items()}
+
+    batch = {"total_lengths": [4, 4], "response_lengths": [3, 3], "loss_masks": masks}
+    args = Namespace(calculate_per_token_loss=False, recompute_loss_function=False)
+    one_rank = Namespace(dp_size=1, cp_size=1)
+    report = loss_function(args, batch, 1, 2, loss, torch.zeros(1, 1, 1), one_rank)[2]
+    found = reduce_train_step_metrics([report], 2, None, per_token=False)
+    # The weights of the reducer are float32.
+    assert found["training_ppl"] == pytest.approx(math.exp(per_token), rel=1e-6)
+    assert found["ppl_ratio"] == pytest.approx(math.exp(per_token - 1), rel=1e-6)
+    assert found["rollout_ppl"] == pytest.approx(math.e)
+    assert found["training_log_ppl"] == pytest.approx(per_token)
+
+
+def test_perplexities_beyond_float64_are_cut_off():
+    found = ppo.gap_metrics([torch.full((2,), -1e4)], [torch.full((2,), -1.0)], [torch.ones(2)])
+    assert found["training_ppl"][0][0] == found["ppl_ratio"][0][0] == pytest.approx(math.exp(700))
+    assert found["training_log_ppl"][0][0] == 1e4 and found["log_ppl_diff"][0][0] == 1 - 1e4
 
 
 def as_correction(ratios, **overrides):

@@ -17,6 +17,8 @@ from slime.training.losses.corrections import Corrected
 
 Tensors = list[torch.Tensor]
 _SMALLEST_MEAN = 1e-8
+# Of a perplexity: the sum of those of a step is a finite number of float64 up to here.
+_MAX_LOG_PPL = 700.0
 
 
 def mis_function(
@@ -146,26 +148,32 @@ def gap_metrics(
     """How far two policies are apart on the engine's tokens, per sample [R].
 
     ``kl`` and ``k3_kl`` estimate KL(engine || trainer) per token; log-perplexities are those of a sequence.
+    Perplexities and their ratio are float64, cut at e^700: a policy that is far off has more than float32
+    holds.
     """
     metrics: dict[str, Tensors] = {}
     for train, rollout, mask in zip(train_log_probs, rollout_log_probs, loss_masks, strict=True):
         difference = (train - rollout).detach()
-        training, engine = (_log_ppl(values.detach(), mask) for values in (train, rollout))
+        training, engine = (_log_ppl(values.detach().double(), mask) for values in (train, rollout))
         cut = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         of_sample = {
             "kl": -difference,
             "k3_kl": cut.exp() - cut - 1,
             "training_log_ppl": training,
-            "training_ppl": training.exp(),
+            "training_ppl": _exp(training),
             "rollout_log_ppl": engine,
-            "rollout_ppl": engine.exp(),
+            "rollout_ppl": _exp(engine),
             "log_ppl_diff": engine - training,
             "log_ppl_abs_diff": (engine - training).abs(),
-            "ppl_ratio": (training - engine).exp(),
+            "ppl_ratio": _exp(training - engine),
         }
         for name, value in of_sample.items():
             metrics.setdefault(name, []).append(value.expand_as(difference))
     return metrics
+
+
+def _exp(log_ppl: torch.Tensor) -> torch.Tensor:
+    return log_ppl.clamp(max=_MAX_LOG_PPL).exp()
 
 
 def _log_ppl(log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

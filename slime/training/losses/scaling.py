@@ -68,8 +68,8 @@ def loss_function(
         logits: [1, T / cp, V / tp].
 
     Returns:
-        The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]},
-        whose first value is the number of tokens (per-token loss) or 0.
+        The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]
+        float64}, whose first value is the number of tokens (per-token loss) or 0.
     """
     per_token = args.calculate_per_token_loss
     reducer = reducer_of(args, batch)
@@ -83,7 +83,7 @@ def loss_function(
         loss = loss * (num_microbatches / step_global_batch_size * context.dp_size)
     if context.cp_size > 1:
         loss = loss * context.cp_size
-    values = [torch.tensor(float(tokens if per_token else 0), device=logits.device)]
-    values += [metric.detach().float().reshape(()) for metric in metrics.values()]
+    values = [torch.tensor(float(tokens if per_token else 0), dtype=torch.float64, device=logits.device)]
+    values += [metric.detach().double().reshape(()) for metric in metrics.values()]
     normaliser = torch.tensor(tokens if per_token else 1, dtype=torch.int, device=logits.device)
     return loss, normaliser, {"keys": list(metrics), "values": torch.stack(values)}
