@@ -9,7 +9,10 @@ from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.stop_patterns import check_pattern
 
 MAX_STOP_STRINGS = 32
+AS_MANY_AS_FIT = 2**31
+"""``max_new_tokens`` of a request in which it is null."""
 _GREEDY_BELOW = 1e-6
+_LARGEST_BIAS = 3e38
 UNSUPPORTED = (
     "json_schema",
     "regex",
@@ -72,7 +75,7 @@ _INTEGERS = {
     "max_new_tokens": (0, 2**31),
     "min_new_tokens": (0, 2**31),
     "n": (1, 4096),
-    "stream_interval": (1, 2**31),
+    "stream_interval": (0, 2**31),
     "sampling_seed": (-(2**63), 2**63 - 1),
 }
 _FLOATS = {
@@ -88,7 +91,7 @@ _BOOLEANS = ("ignore_eos", "no_stop_trim", "skip_special_tokens", "spaces_betwee
 
 
 def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Checks a request's ``sampling_params``; null stands for the default.
+    """Checks a request's ``sampling_params``; null is the default, of ``max_new_tokens`` no limit.
 
     Raises:
         BadRequest: an unknown or unsupported name, a wrong type, a value out of range.
@@ -100,8 +103,13 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     refused = [name for name in UNSUPPORTED if raw.get(name) not in (None, [], {})]
     if refused:
         raise BadRequest(f"sampling parameters not supported by the embedded engine: {', '.join(refused)}")
+    if raw.get("n", 1) is None:
+        raise BadRequest("n null: wanted an integer, or without", kind=BadRequest.CONTRACT)
     given = {name: value for name, value in raw.items() if value is not None and name in _NAMES}
-    params = SamplingParams(**{name: _parse(name, value, vocab_size) for name, value in given.items()})
+    parsed = {name: _parse(name, value, vocab_size) for name, value in given.items()}
+    if "max_new_tokens" in raw:
+        parsed.setdefault("max_new_tokens", AS_MANY_AS_FIT)
+    params = SamplingParams(**parsed)
     if params.min_new_tokens > params.max_new_tokens:
         raise BadRequest(
             f"min_new_tokens {params.min_new_tokens}: more than max_new_tokens {params.max_new_tokens}"
@@ -166,8 +174,8 @@ def _logit_bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
     for token, bias in value.items():
         if not str(token).isdecimal() or len(str(token)) > 10 or not int(token) < vocab_size:
             raise BadRequest(f"logit_bias: token id {token!r} is not in [0, {vocab_size})")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 1e6:
-            raise BadRequest(f"logit_bias of token {token}: {bias!r} (wanted a number in [-1e6, 1e6])")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= _LARGEST_BIAS:
+            raise BadRequest(f"logit_bias of token {token}: {bias!r} (wanted a number that float32 holds)")
         pairs.append((int(token), float(bias)))
     return tuple(pairs)
 

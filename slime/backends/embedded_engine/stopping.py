@@ -30,17 +30,12 @@ class StopChecker:
     def reason(self, sequence: Sequence, token: int) -> dict[str, Any] | None:
         """The finish reason after ``token`` was appended, or None if it goes on."""
         params = sequence.params
+        # In this order, and strings whatever min_new_tokens is, which holds back tokens alone.
+        if (params.stop or params.stop_regex) and (reason := self._text_reason(sequence)):
+            return reason
         enough = len(sequence.output_ids) >= params.min_new_tokens
-        if (
-            enough
-            and not params.ignore_eos
-            and (token in self.eos_token_ids or token in params.stop_token_ids)
-        ):
+        if enough and token in self.stop_ids(sequence):
             return {"type": "stop", "matched": token}
-        if enough and (params.stop or params.stop_regex):
-            reason = self._text_reason(sequence)
-            if reason:
-                return reason
         if len(sequence.output_ids) >= params.max_new_tokens:
             return length_reason(sequence)
         return None

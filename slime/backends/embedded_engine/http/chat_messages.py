@@ -47,6 +47,8 @@ def _message(where: str, message: Any, structured: bool) -> Message:
         raise BadRequest(
             f"{where}.role {role!r}: wanted one of user, {', '.join(ROLES)}", kind=BadRequest.BODY
         )
+    if role == "user" and message.get("content") is None:
+        raise BadRequest(f"{where}.content: wanted text or a list of parts", kind=BadRequest.BODY)
     refused = [name for name in _REFUSED if message.get(name)]
     if refused:
         raise BadRequest(f"{where}: not supported by the embedded engine: {', '.join(refused)}")

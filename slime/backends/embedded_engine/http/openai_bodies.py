@@ -1,6 +1,8 @@
 """Bodies of the OpenAI endpoints, and how they become sampling parameters."""
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import Body, Items
@@ -33,7 +35,6 @@ _UNSUPPORTED = (
     "input_embeds",
     "tools",
     "functions",
-    "best_of",
     "suffix",
     "prediction",
     "modalities",
@@ -45,21 +46,49 @@ _UNSUPPORTED = (
 )
 
 
-class CompletionBody(Body):
+_NEVER_NULL = (
+    *("model", "n", "stream", "min_tokens", "return_token_ids", "ignore_eos", "no_stop_trim"),
+    *("skip_special_tokens", "frequency_penalty", "presence_penalty"),
+)
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"]
+
+
+class _OpenAIBody(Body):
+    """SGLang takes null for a few fields only."""
+
+    never_null: ClassVar[tuple[str, ...]] = _NEVER_NULL
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_nulls(cls, data: dict[str, Any]) -> dict[str, Any]:
+        for name in cls.never_null:
+            if name in data and data[name] is None:
+                raise ValueError(f"{name} is null (wanted: a value, or without)")
+        return data
+
+
+class CompletionBody(_OpenAIBody):
+    never_null = (
+        *(*_NEVER_NULL, "max_tokens", "echo", "temperature", "top_p", "top_k", "min_p"),
+        "repetition_penalty",
+    )
+
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     model: str | None = None
     max_tokens: int | None = 16
     echo: bool | None = False
     min_tokens: int | None = 0
     return_token_ids: bool | None = False
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, BeforeValidator(lambda v: int(v) if isinstance(v, bool) else v)] = None
     seed: int | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     rid: str | Items[str] | None = None
 
 
-class ChatBody(Body):
+class ChatBody(_OpenAIBody):
+    never_null = (*_NEVER_NULL, "logprobs", "continue_final_message", "return_prompt_token_ids")
+
     messages: Items[Any]
     model: str | None = None
     max_tokens: int | None = None
@@ -70,7 +99,7 @@ class ChatBody(Body):
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | Annotated[float, Field(ge=0.0, le=0.99)] | None = None
     continue_final_message: bool | None = False
     min_tokens: int | None = 0
     return_token_ids: bool | None = False
@@ -86,9 +115,7 @@ def sampling_params_of(
     Raises:
         BadRequest: the body asks for what the embedded engine has not.
     """
-    # by type: True equals 1, the value of best_of that changes nothing
     refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "")]
-    refused = [name for name in refused if not (name == "best_of" and data[name] == 1)]
     if (data.get("response_format") or {"type": "text"}) != {"type": "text"}:
         refused.append("response_format")
     if refused:

@@ -142,8 +142,6 @@ async def chat_completions(request: Request) -> Response:
         raise BadRequest("return_token_ids and return_prompt_token_ids: not supported with streaming")
     ids = await _chat_ids(state, tokenizer, body)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if limit is None:
-        limit = max(min(state.context_length, state.max_total_tokens) - len(ids), 1)
     generation = make_generation(
         state,
         validated(

@@ -1,16 +1,24 @@
 """Turns a ``/generate`` body into sequences."""
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import GenerateBody
 from slime.backends.embedded_engine.http.state import ServerState
-from slime.backends.embedded_engine.sampling_params import SamplingParams, parse_sampling_params
+from slime.backends.embedded_engine.sampling_params import (
+    AS_MANY_AS_FIT,
+    SamplingParams,
+    parse_sampling_params,
+)
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 
 MAX_SEQUENCES = 8192
+_KEPT_FREE = 6
+"""Of the context, by prompts."""
+_UNUSED = 2
+"""Of the context, by prompt and response."""
 _UNSUPPORTED = (
     "input_embeds",
     "image_data",
@@ -82,17 +90,33 @@ def fit_to_context(
         wrong = next(token for token in prompt if not 0 <= token < vocab)
         raise BadRequest(f"input_ids: token id {wrong} is not in [0, {vocab})")
     limit = min(context, state.max_total_tokens)
+    if not state.args.allow_auto_truncate:
+        return prompt, _fitted(params, len(prompt), context, limit)
     if len(prompt) + params.max_new_tokens <= limit and len(prompt) < context:
         return prompt, params
-    if not state.args.allow_auto_truncate:
-        raise BadRequest(
-            f"{len(prompt)} prompt tokens and max_new_tokens {params.max_new_tokens} exceed the context of "
-            f"{limit} tokens"
-        )
     prompt = prompt[: limit - 1]
-    room = min(params.max_new_tokens, limit - len(prompt))
-    changes = {"max_new_tokens": room, "min_new_tokens": min(params.min_new_tokens, room)}
-    return prompt, SamplingParams(**{**vars(params), **changes})
+    return prompt, _shortened(params, limit - len(prompt))
+
+
+def _fitted(params: SamplingParams, length: int, context: int, limit: int) -> SamplingParams:
+    """As SGLang has it: it keeps some tokens free, and ends a response before the last two of the context."""
+    if length >= limit - _KEPT_FREE:
+        raise BadRequest(
+            f"{length} prompt tokens: too many for a context of {limit} tokens, of which {_KEPT_FREE} stay "
+            f"free (wanted: fewer than {limit - _KEPT_FREE})"
+        )
+    if params.max_new_tokens != AS_MANY_AS_FIT and length + params.max_new_tokens > context:
+        raise BadRequest(
+            f"{length} prompt tokens and max_new_tokens {params.max_new_tokens} exceed the context of "
+            f"{context} tokens"
+        )
+    return _shortened(params, limit - _UNUSED - length)
+
+
+def _shortened(params: SamplingParams, room: int) -> SamplingParams:
+    if params.max_new_tokens <= room:
+        return params
+    return replace(params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room))
 
 
 def _prompts(state: ServerState, body: GenerateBody) -> tuple[list[list[int]], bool]:
@@ -151,9 +175,24 @@ def _params(state: ServerState, body: GenerateBody, count: int) -> list[Sampling
     raws = _per_prompt("sampling_params", body.sampling_params, count)
     params = [parse_sampling_params(raw or {}, state.config.shape.vocab_size) for raw in raws]
     _check_count(sum(p.n for p in params))
+    _check_samples(body, {p.n for p in params})
     if state.tokenizer is None and any(p.stop or p.stop_regex for p in params):
         raise BadRequest("stop: the server runs with --skip-tokenizer-init (wanted: stop_token_ids)")
     return params
+
+
+def _check_samples(body: GenerateBody, counts: set[int]) -> None:
+    """As in SGLang, a batch has one ``n``, and options of single prompts go with an ``n`` of 1."""
+    if len(counts) > 1:
+        raise BadRequest(f"sampling_params: n is {' and '.join(map(str, sorted(counts)))} (wanted: one n)")
+    if counts == {1}:
+        return
+    lists = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+    given = [name for name in lists if isinstance(getattr(body, name), list)]
+    if any(isinstance(entry, list) for entry in body.token_ids_logprob or []):
+        given.append("token_ids_logprob")
+    if given:
+        raise BadRequest(f"{given[0]}: a list beside an n above 1 (wanted: one value for all prompts)")
 
 
 def _rids(rid: str | list[str] | None, count: int, single: bool) -> list[str]:
