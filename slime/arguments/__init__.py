@@ -22,8 +22,8 @@ __all__ = ["UsageError", "parse_args", "validated_args"]
 
 
 def parse_args(
-    argv: Sequence[str] | None = None,
     add_custom_arguments: "AddArguments | None" = None,
+    argv: Sequence[str] | None = None,
     show: Callable[[Namespace], None] = lambda args: None,
 ) -> Namespace:
     """The run's flags, checked; on bad input prints one line and exits with status 2.
@@ -32,8 +32,8 @@ def parse_args(
     each, also on standard error.
 
     Args:
+        add_custom_arguments: fn(parser) that registers options of the user's own and returns the parser.
         argv: words of the command line; default ``sys.argv``.
-        add_custom_arguments: registers options of the user's own on the parser.
         show: called with flags that do not contradict each other, before what they point to is looked at.
     """
     try:

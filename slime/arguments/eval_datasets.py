@@ -52,6 +52,15 @@ class EvalDatasetConfig:
     no_stop_trim: bool | None = flag(help="leave the stop string in the response text")
     custom_generate_function_path: str | None = path_flag("generates one sample", awaited=True)
     metadata_overrides: dict[str, Any] = flag({}, help="added to the metadata of every sample")
+    # For evaluation functions of users, as --eval-function-path; the one here does not read them.
+    min_eval_samples: int | None = flag(above=0, help="fewest samples, for --eval-function-path")
+    eval_task_timeout: float | None = flag(above=0, help="seconds, for --eval-function-path")
+    eval_early_stop_remaining: int | None = flag(at_least=0, help="samples, for --eval-function-path")
+    eval_early_stop_idle_timeout: float | None = flag(at_least=0, help="seconds, for --eval-function-path")
+    app_service: Any = flag(help="anything, for --eval-function-path")
+    message_processor: Any = flag(help="anything, for --eval-function-path")
+    reward_model: Any = flag(help="anything, for --eval-function-path")
+    remote_environment: Any = flag(help="anything, for --eval-function-path")
 
     @property
     def cache_key(self) -> tuple[Any, ...]:

@@ -7,9 +7,8 @@ A recording is a torch file ``{"rollout_id": int, "samples": [Sample.to_dict()]}
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from slime.arguments.views import TrackingView
+from slime.utils.numpy_data import load_plain
 from slime.utils.plain_file import NotPlainError, place, reason, write_plain
 from slime.utils.types import Sample, name_samples
 
@@ -50,7 +49,7 @@ def read_recording(path: Path, flag: str) -> list[Sample]:
         ValueError: it is none of ours, or of another version.
     """
     try:
-        return [Sample.from_dict(sample) for sample in torch.load(path, weights_only=True)["samples"]]
+        return [Sample.from_dict(sample) for sample in load_plain(path)["samples"]]
     except OSError:
         raise
     except Exception as error:  # files of others may hold anything

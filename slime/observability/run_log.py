@@ -70,12 +70,13 @@ class RunLog:
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
 
+        ``rollout/step`` is where its metrics are on their axis, which a sink may count otherwise.
         ``perf/wait_time_ratio`` is the part of the step in which the trainer had nothing to train on.
         """
         now = time.monotonic()
         seconds = now - self._step_start
         waited = self._of_step.get("perf/rollout_wait_time", 0.0) / seconds if seconds else 0.0
-        whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited}
+        whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited, "rollout/step": rollout_id}
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
         self._step_start = now

@@ -117,7 +117,8 @@ class TrainWorker:
         if not context.is_last_stage:
             return {}, trained
         if self._role is ACTOR:
-            rollout |= rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+            seen = rollout_metrics(batch, sum(batch["global_batch_sizes"]), context.dp_group)
+            rollout |= trained.policy | seen
         if version is not None:
             rollout |= staleness_metrics(batch, version, context.dp_group)
         lengths = shard["total_lengths"]

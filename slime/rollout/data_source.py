@@ -197,10 +197,12 @@ class RolloutDataSource(DataSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of ``state_dict``.
 
+        A state of the original's has no books and no number of prompts: what it gave out counts as trained.
+
         Raises:
             ValueError: the prompts or their order are not those with which the state was saved.
         """
-        if state["dataset_length"] != len(self):
+        if state.get("dataset_length", len(self)) != len(self):
             raise ValueError(
                 f"--prompt-data {self.args.prompt_data}: {len(self)} prompts, but the run to resume had "
                 f"{state['dataset_length']}, so its position {state['sample_offset']} means nothing here"
@@ -210,9 +212,13 @@ class RolloutDataSource(DataSource):
         self.epoch_id = state["epoch_id"]
         self.sample_group_index = state["sample_group_index"]
         self.sample_index = state["sample_index"]
-        self.metadata = state["metadata"]
+        self.metadata = state.get("metadata") or {}
         self._returned = [from_plain(group) for group in state.get("leased", [])]
-        self.ledger = Ledger.from_dict(state["ledger"], self.get_buffer_length())
+        issued = dict(
+            issued=self.sample_group_index, trained=self.sample_group_index - self.get_buffer_length()
+        )
+        books = state.get("ledger") or {**Ledger().to_dict(), **issued}
+        self.ledger = Ledger.from_dict(books, self.get_buffer_length())
         self._shuffle()
 
     def _check_origin(self, saved: dict[str, Any]) -> None:
@@ -308,7 +314,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return super().state_dict() | {"buffer": [to_plain(group) for group in self.buffer]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer = [from_plain(group) for group in state["buffer"]]
+        self.buffer = [from_plain(group) for group in state.get("buffer", [])]
         super().load_state_dict(state)
 
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from slime.utils.numpy_data import load_plain
 from slime.utils.plain_file import NotPlainError, place, write_plain
 from slime.utils.types import Sample
 
@@ -30,7 +29,7 @@ def write_state(state: dict[str, Any], path: Path) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    return torch.load(path, weights_only=True)
+    return load_plain(path)
 
 
 def to_plain(group: Any) -> Any:

@@ -14,6 +14,7 @@ from slime.training.batch import loss_fields
 from slime.training.dumps import dump_batch, to_host
 from slime.training.invariants import check_invariants
 from slime.training.losses import LossFunction
+from slime.training.losses.policy import OWN_LOG_PROBS
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
 from slime.training.passes import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED, Pass
@@ -29,10 +30,23 @@ class Trained:
     Attributes:
         steps: per optimizer step its metrics ``train/...``; empty dicts before the last pipeline stage.
         gives: what the role has for other roles, on the host.
+        policy: metrics of the policy before the steps, of which no pass told; see `policy_before_step`.
     """
 
     steps: list[dict[str, Any]]
     gives: Outputs = field(default_factory=dict)
+    policy: dict[str, float] = field(default_factory=dict)
+
+
+def policy_before_step(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """``rollout/log_probs`` and ``rollout/entropy`` where the only step's loss took its own log-probs.
+
+    What the loss says of them is taken out of the steps' metrics.
+    """
+    own = [step.pop(f"train/{OWN_LOG_PROBS}", None) for step in steps]
+    if len(own) != 1 or own[0] is None:
+        return {}
+    return {"rollout/log_probs": own[0], "rollout/entropy": steps[0]["train/entropy_loss"]}
 
 
 def select_loss(args: TrainingView, role: Role = ACTOR) -> LossFunction:
@@ -75,11 +89,12 @@ class Trainer:
             add_mean_weights(args, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
+        policy = policy_before_step(steps)
         if args.ci_test and context.is_last_stage and self._role is ACTOR:
             check_invariants(args, rollout_id, steps)
         dump_batch(args, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
-        return Trained(steps, gives)
+        return Trained(steps, gives, policy)
 
     def _due_passes(self, num_steps: int) -> list[Pass]:
         return [p for p in self._role.passes if p.when(self._args, num_steps)]

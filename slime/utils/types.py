@@ -48,20 +48,20 @@ class EngineEndpoint:
     bootstrap_port: int | None = None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """``value`` without the numpy types that ``torch.load(weights_only=True)`` refuses; arrays as tensors."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSUMmV":
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.ndarray):
         import torch  # not for every process that knows what a sample is
 
         return torch.from_numpy(value)
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(plain, value))
     if type(value) is dict:
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     return value
 
 
@@ -151,7 +151,7 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """A copy of the attributes as plain data and tensors, for dumps and saved buffers."""
-        return {key: _plain(value) for key, value in self.__dict__.items()} | {
+        return {key: plain(value) for key, value in self.__dict__.items()} | {
             "status": self.status.value,
             "spec_info": self.spec_info.to_dict(),
             "prefix_cache_info": self.prefix_cache_info.to_dict(),

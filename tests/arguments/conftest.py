@@ -113,7 +113,7 @@ def notes(capsys):
     """``notes(words)``: what a good command line is told, without the prefix."""
 
     def read(line: list[str]) -> list[str]:
-        parse_args(line)
+        parse_args(argv=line)
         printed = capsys.readouterr()
         assert printed.out == ""
         lines = printed.err.splitlines()
@@ -129,7 +129,7 @@ def refusal(capsys):
 
     def refuse(line: list[str]) -> str:
         with pytest.raises(SystemExit) as stop:
-            parse_args(line)
+            parse_args(argv=line)
         assert stop.value.code == 2
         printed = capsys.readouterr()
         assert printed.out == ""

@@ -164,3 +164,17 @@ def test_the_cache_key_ignores_how_samples_are_drawn():
 
 def test_plug_ins_find_everything_under_the_old_path():
     assert all(getattr(eval_config, name) is getattr(eval_datasets, name) for name in eval_config.__all__)
+
+
+def test_what_only_evaluation_functions_of_users_read_is_taken(tmp_path):
+    """Keys of the original's files that its own evaluation stores and passes over."""
+    keys = ["min_eval_samples: 4", "eval_task_timeout: 60"]
+    keys += ["app_service: {url: http://a}", "message_processor: a.b"]
+    own = "\n    ".join(keys)
+    (tmp_path / "eval.yaml").write_text(f"eval:\n  datasets:\n  - name: a\n    path: a.jsonl\n    {own}\n")
+    (dataset,) = resolve(eval_config=str(tmp_path / "eval.yaml")).eval_datasets
+    assert (dataset.min_eval_samples, dataset.eval_task_timeout) == (4, 60.0)
+    assert (dataset.app_service, dataset.message_processor) == ({"url": "http://a"}, "a.b")
+    with pytest.raises(UsageError, match="min_eval_samples is 0"):
+        text = (tmp_path / "eval.yaml").read_text().replace("samples: 4", "samples: 0")
+        from_yaml(tmp_path, text)

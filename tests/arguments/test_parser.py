@@ -1,11 +1,12 @@
 """One parser serves every command line of a process, and none of them shows in the next."""
 
+import inspect
 import sys
 from copy import deepcopy
 
 import pytest
 
-from slime.arguments import UsageError
+from slime.arguments import UsageError, parse_args
 from slime.arguments.parser import parse
 from tests.arguments.sglang_options import as_installed
 
@@ -66,3 +67,12 @@ def test_the_options_are_those_of_the_sglang_that_is_there(monkeypatch):
 
     monkeypatch.setattr(sys.modules["sglang.srt.server_args"], "ServerArgs", Newer)
     assert parse(line, None).sglang_brand_new is True
+
+
+def test_options_of_ones_own_are_the_first_argument_as_in_the_original(words):
+    def add(parser):
+        parser.add_argument("--mine", type=int, default=1)
+        return parser
+
+    assert next(iter(inspect.signature(parse_args).parameters)) == "add_custom_arguments"
+    assert parse_args(add, [*words(), "--mine", "3"]).mine == 3

@@ -258,7 +258,7 @@ def test_data_that_is_missing_is_an_error_behind_the_page(tmp_path, words, capsy
     (tmp_path / "data.jsonl").unlink()
     shown = []
     with pytest.raises(SystemExit) as error:
-        parse_args(line, show=shown.append)
+        parse_args(argv=line, show=shown.append)
     assert error.value.code == 2 and len(shown) == 1
     assert "--prompt-data" in capsys.readouterr().err
 

@@ -5,10 +5,15 @@ from argparse import Namespace
 from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
+from slime.observability.rollout_data_utils import (
+    load_debug_rollout_data,
+    read_recording,
+    save_debug_rollout_data,
+)
 from slime.rollout.forge_load import generate_rollout as replay
 from slime.utils.types import Sample
 
@@ -123,3 +128,17 @@ def test_an_error_of_the_disk_is_not_blamed_on_the_samples(tmp_path, monkeypatch
     args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
     with pytest.raises(RuntimeError, match="no space left"):
         save_debug_rollout_data(args, 0, [Sample()], evaluation=False)
+
+
+def test_a_recording_with_numpy_s_types_is_read(tmp_path):
+    """As the original writes them, of data that came out of a parquet file."""
+    sample = {
+        "tokens": np.array([1, 2]),
+        "label": np.str_("4"),
+        "status": "completed",
+        "reward": np.float32(1),
+    }
+    torch.save({"rollout_id": 0, "samples": [sample | {"metadata": {"n": np.int64(3)}}]}, tmp_path / "0.pt")
+    (found,) = read_recording(tmp_path / "0.pt", "--load-debug-rollout-data")
+    assert (found.label, found.reward, found.metadata) == ("4", 1.0, {"n": 3})
+    assert found.status is Sample.Status.COMPLETED and list(found.tokens) == [1, 2]

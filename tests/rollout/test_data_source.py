@@ -259,3 +259,17 @@ def test_where_no_prompt_is_too_long_nothing_is_said(make_args):
     for args in (make_args(), make_args(rollout_global_dataset=False)):
         source = RolloutDataSource(args)
         assert (source.notices, source.data_metrics()) == ([], {})
+
+
+def test_a_state_of_the_original_s_is_gone_on_from(make_args):
+    """It has no buffer, no books and no number of prompts, and its metadata may hold numpy's types."""
+    args = make_args()
+    path = state_path(args.load, 0)
+    path.parent.mkdir(parents=True)
+    position = dict(sample_offset=3, epoch_id=0, sample_group_index=3, sample_index=6)
+    torch.save({**position, "metadata": {"seen": np.int64(3), "scores": np.array([0.5, 1.0])}}, path)
+    source = RolloutDataSourceWithBuffer(args)
+    source.load(0)
+    (group,) = source.get_samples(1)
+    assert (group[0].group_index, group[0].index) == (3, 6) and source.ledger.balanced
+    assert source.metadata["seen"] == 3 and source.metadata["scores"].tolist() == [0.5, 1.0]

@@ -56,7 +56,10 @@ class Solution:
 
 @dataclass
 class _Sample:
-    """A sample with what is known about its response tokens, each [R] float64."""
+    """A sample with what is known about its response tokens, each [R] float64.
+
+    ``computed``: whether a pass before the steps gave its log-probs.
+    """
 
     number: int
     execution: int
@@ -72,6 +75,7 @@ class _Sample:
     advantage: Vector = field(default_factory=lambda: torch.zeros(0))
     old: Vector = field(default_factory=lambda: torch.zeros(0))
     trainer: Vector = field(default_factory=lambda: torch.zeros(0))
+    computed: bool = False
 
 
 def solve(case: Case) -> Solution:
@@ -173,6 +177,7 @@ def _estimate(args: Namespace, samples: Sequence[_Sample], num_steps: int, margi
     needed = num_steps > 1 or args.kl_coef or args.use_rollout_entropy or args.tis_needs_mean
     computed = args.get_mismatch_metrics or (needed and not args.use_rollout_logprobs)
     for s in samples:
+        s.computed = bool(computed)
         s.trainer = s.before if computed else s.new.detach()
         s.old = s.engine if args.use_rollout_logprobs else s.trainer
         kl = torch.zeros(len(s.mask), dtype=torch.float64)
@@ -282,6 +287,8 @@ def _policy(args: Namespace, s: _Sample, mean: float, margins: list[float]) -> d
             margins += (objective - floor).abs()[trained & (s.advantage < 0)].tolist()
             objective = torch.where(s.advantage < 0, torch.maximum(objective, floor), objective)
     report = {"pg_clipfrac": clipped.double(), "ppo_kl": -log_ratio, "entropy_loss": s.entropy}
+    if not s.computed:
+        report["own_log_probs"] = s.new
     if args.use_opsm:
         margins.append(abs(float(drift.detach()) - args.opsm_delta))
         dropped = (s.advantage < 0) & (drift.detach() > args.opsm_delta)

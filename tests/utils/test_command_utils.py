@@ -1,18 +1,25 @@
 """Launch scripts in Python, without what they launch."""
 
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from slime.utils.external_utils.command_utils import (
     REPOSITORY,
     ExecuteTrainConfig,
+    check_has_nvlink,
     convert_checkpoint,
+    exec_command,
     execute_train,
+    fp8_cast_bf16,
     get_bool_env_var,
     get_default_wandb_args,
     model_args,
+    rsync_simple,
+    save_to_temp_file,
 )
 
 NOTE = """import json, os, sys, pathlib
@@ -94,3 +101,34 @@ def test_wandb_is_asked_for_where_there_is_a_key_and_the_key_is_in_no_flag(monke
     words = get_default_wandb_args("tests/x/test_short.py", "pre", "id")
     assert words.split() == ["--use-wandb", "--wandb-project", "slime-test_short", "--wandb-group", "pre_id"]
     assert get_bool_env_var("WANDB_API_KEY") is False and get_bool_env_var("NOT_SET", "True")
+
+
+def test_a_command_of_bash_is_run_and_its_failure_told(capfd):
+    assert exec_command("echo one; echo two >&2", capture_output=True) == "one\n"
+    assert exec_command("test -f train.py && echo here") is None
+    assert "here" in capfd.readouterr().out
+    with pytest.raises(subprocess.CalledProcessError):
+        exec_command("exit 3")
+
+
+def test_a_text_gets_a_file_of_its_own():
+    first, second = save_to_temp_file("a: 1\n", "yaml"), save_to_temp_file("b", "yaml")
+    try:
+        assert first != second and first.endswith(".yaml") and Path(first).read_text() == "a: 1\n"
+    finally:
+        for path in (first, second):
+            os.unlink(path)
+
+
+def test_tools_are_called_by_their_names(tmp_path, monkeypatch):
+    """rsync and nvidia-smi that note what they got."""
+    for name, code in (("rsync", 'echo "$@" > "$NOTED"'), ("nvidia-smi", 'echo "GPU0 X NV18"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
+    rsync_simple(str(tmp_path / "a b"), str(tmp_path / "c"))
+    assert (tmp_path / "noted").read_text().split()[-3:] == [f"{tmp_path}/a", "b/", f"{tmp_path}/c"]
+    assert (tmp_path / "c").is_dir() and check_has_nvlink()
+    (tmp_path / "c" / "model.safetensors.index.json").write_text("{}")
+    fp8_cast_bf16(str(tmp_path / "a b"), str(tmp_path / "c"))  # is there already

@@ -17,6 +17,8 @@ from slime.training.parallel import ParallelContext
 from slime.utils.misc import load_function
 
 Tensors = list[torch.Tensor]
+OWN_LOG_PROBS = "own_log_probs"
+"""The metric that stands for those of a pass which a loss made needless: ``rollout/log_probs``."""
 
 
 def policy_loss_function(
@@ -64,6 +66,8 @@ def policy_loss_function(
         metrics["kl_loss"] = reduce(_kl_to_reference(args, batch, new, old))
         loss = loss + args.kl_loss_coef * metrics["kl_loss"]
     metrics |= {name: reduce(value) for name, value in corrections.items()}
+    if "log_probs" not in batch:
+        metrics[OWN_LOG_PROBS] = reduce(torch.cat(new))
     if dropped is not None:
         metrics["opsm_clipfrac"] = reduce(dropped.float())
     metrics = {"loss": loss, **metrics}

@@ -10,9 +10,12 @@ A command starts what it says and waits for it. Nothing else on the machine is s
 """
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -140,6 +143,58 @@ def create_run_id() -> str:
 def get_bool_env_var(name: str, default: str = "false") -> bool:
     """Whether an environment variable is 1 or true."""
     return os.environ.get(name, default).lower() in ("1", "true")
+
+
+def exec_command(cmd: str, capture_output: bool = False) -> str | None:
+    """Runs a command of bash from the repository, and prints it.
+
+    Returns:
+        What it wrote to standard output, if that is captured.
+
+    Raises:
+        subprocess.CalledProcessError: it ended with another status than 0.
+    """
+    print(f"EXEC: {cmd}", flush=True)
+    done = subprocess.run(
+        ["bash", "-c", cmd],
+        check=True,
+        text=True,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE if capture_output else None,
+    )
+    return done.stdout if capture_output else None
+
+
+def rsync_simple(path_src: str, path_dst: str) -> None:
+    """Makes a directory like another one; what it has beyond that stays."""
+    exec_command(
+        f"mkdir -p {shlex.quote(path_dst)} && "
+        f"rsync -a --info=progress2 {shlex.quote(path_src + '/')} {shlex.quote(path_dst)}"
+    )
+
+
+def fp8_cast_bf16(path_src: str, path_dst: str) -> None:
+    """Writes a checkpoint in fp8 as one in bf16, unless it is there."""
+    if (Path(path_dst) / "model.safetensors.index.json").exists():
+        print(f"{path_dst}: exists, is not converted again")
+        return
+    paths = ["--input-fp8-hf-path", path_src, "--output-bf16-hf-path", path_dst]
+    _run([sys.executable, "tools/fp8_cast_bf16.py", *paths], {})
+
+
+def check_has_nvlink() -> bool:
+    """Whether ``nvidia-smi`` tells of NVLink between GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], text=True, capture_output=True, check=False)
+    return re.search(r"\bNV\d+\b", done.stdout) is not None
+
+
+def save_to_temp_file(text: str, ext: str) -> str:
+    """Writes a text to a new file whose name ends in ``.EXT``, and returns its path."""
+    with tempfile.NamedTemporaryFile("w", suffix=f".{ext}", delete=False) as file:
+        file.write(text)
+    return file.name
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> None:
