@@ -219,6 +219,17 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
             {"rollout_external_engine_addrs": ["127.0.0.1:5", "http://127.0.0.1:5"]},
             "--rollout-external-engine-addrs 127.0.0.1:5: is there twice",
         ),
+        *(
+            (
+                {"rollout_external_engine_addrs": [bad]},
+                f"--rollout-external-engine-addrs {bad.replace('http://user:secret', '...')}: wanted host:port",
+            )
+            for bad in ("h:99999", "http://user:secret@h:1", "http://h:1#", "h:1?", "h..b:1", "http://h")
+        ),
+        (
+            {"rollout_external_engine_addrs": ["127.0.0.1:5", "HTTP://127.0.0.1:5/"]},
+            "--rollout-external-engine-addrs 127.0.0.1:5: is there twice",
+        ),
         (
             {"rollout_external_engine_addrs": "10.0.0.5:30000"},
             "--rollout-external-engine-addrs 10.0.0.5:30000: can be reached by others",
