@@ -12,6 +12,7 @@ from slime.arguments.fleet_checks import bad_models
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 
 POLICY = {"name": "policy", "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
+SECRET = "http://user:secret"
 
 
 def judge(path: Path, **changes: Any) -> dict[str, Any]:
@@ -222,9 +223,9 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
         *(
             (
                 {"rollout_external_engine_addrs": [bad]},
-                f"--rollout-external-engine-addrs {bad.replace('http://user:secret', '...')}: wanted host:port",
+                f"--rollout-external-engine-addrs {bad.replace(SECRET, '...')}: wanted host:port",
             )
-            for bad in ("h:99999", "http://user:secret@h:1", "http://h:1#", "h:1?", "h..b:1", "http://h")
+            for bad in ("h:99999", f"{SECRET}@h:1", "http://h:1#", "h:1?", "h..b:1", "http://h")
         ),
         (
             {"rollout_external_engine_addrs": ["127.0.0.1:5", "HTTP://127.0.0.1:5/"]},
