@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from slime.utils.addresses import is_loopback
+from slime.utils.worker_url import spelling, worker_url
 
 
 def external_addresses(addresses: Sequence[str] | None) -> list[str]:
@@ -23,8 +24,11 @@ def bad_external(args: Namespace) -> Iterator[str]:
         yield "--rollout-external: needs --rollout-external-engine-addrs"
     for given, url in zip(args.rollout_external_engine_addrs or (), urls, strict=True):
         if not _is_address(url):
-            yield f"--rollout-external-engine-addrs {given}: wanted host:port"
-        elif urls.count(url) > 1:
+            # Whatever stands before an @ may be a password.
+            _, secret, place = given.rpartition("@")
+            shown = f"...@{place}" if secret else given
+            yield f"--rollout-external-engine-addrs {shown}: wanted host:port"
+        elif list(map(spelling, urls)).count(spelling(url)) > 1:
             yield f"--rollout-external-engine-addrs {given}: is there twice"
         elif not is_loopback(urlsplit(url).hostname or "") and not getattr(args, "sglang_api_key", None):
             yield (
@@ -36,8 +40,4 @@ def bad_external(args: Namespace) -> Iterator[str]:
 
 
 def _is_address(url: str) -> bool:
-    parts = urlsplit(url)
-    try:
-        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port) and not parts.path
-    except ValueError:  # a port that is none
-        return False
+    return worker_url(url) is not None and urlsplit(url).port is not None

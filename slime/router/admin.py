@@ -13,7 +13,7 @@ import orjson
 
 from slime.router.metrics import Counts, prometheus
 from slime.router.pool import Worker, WorkerPool, WorkerState
-from slime.router.worker_url import WANTED, spelling, worker_url
+from slime.utils.worker_url import WANTED, spelling, worker_url
 
 OPEN_PATHS = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
 """Nobody needs a key for these, as on an engine."""

@@ -12,6 +12,7 @@ from slime.arguments.fleet_checks import bad_models
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 
 POLICY = {"name": "policy", "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
+SECRET = "http://user:secret"
 
 
 def judge(path: Path, **changes: Any) -> dict[str, Any]:
@@ -217,6 +218,17 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
         ({"rollout_external_engine_addrs": ["::1:5", "::1:5"]}, "--rollout-external-engine-addrs ::1:5: wa"),
         (
             {"rollout_external_engine_addrs": ["127.0.0.1:5", "http://127.0.0.1:5"]},
+            "--rollout-external-engine-addrs 127.0.0.1:5: is there twice",
+        ),
+        *(
+            (
+                {"rollout_external_engine_addrs": [bad]},
+                f"--rollout-external-engine-addrs {bad.replace(SECRET, '...')}: wanted host:port",
+            )
+            for bad in ("h:99999", f"{SECRET}@h:1", "http://h:1#", "h:1?", "h..b:1", "http://h")
+        ),
+        (
+            {"rollout_external_engine_addrs": ["127.0.0.1:5", "HTTP://127.0.0.1:5/"]},
             "--rollout-external-engine-addrs 127.0.0.1:5: is there twice",
         ),
         (

@@ -62,8 +62,38 @@ def test_hostile_answers_run_nothing(process):
 
 
 def test_costly_answers_come_to_an_end(process):
-    """Of math-verify's, which takes its whole limit and its process for many of them, the nightly test."""
-    look_through(process, islice(hostile.answers(0, hostile.COSTLY), 100), set(GRADERS) - {"math"})
+    look_through(process, islice(hostile.answers(0, hostile.COSTLY), 60), GRADERS)
+
+
+DEEP = ["((((((((((1))))))))))", *(o * 40 + "1" + c * 40 for o, c in ("()", "[]", "{}", "||", "-!"))]
+DEEP += [
+    "x_" * 200 + "1",
+    "2^" * 200 + "2",
+    "\\begin{pmatrix}" * 20 + "1",
+    "\\frac{1}{" * 20 + "1" + "}" * 20,
+]
+
+
+def test_levels_beyond_those_of_answers_take_no_time(process):
+    assert grade(process, "math", "1", DEEP[0]) == (True, [])
+    for answer in [*DEEP[1:], "1+" * 1500 + "1"]:
+        start = time.monotonic()
+        assert process.call(watched.HERE, "math", "1/2", answer) == [False, []], answer
+        assert time.monotonic() - start < LIMIT_S / 2, answer
+
+
+def test_sums_of_powers_of_sums_take_no_time(process):
+    answer = "+".join(f"(x+y)**{power}" for power in range(42))
+    for grader in ("math_compat", "sympy alone"):
+        start = time.monotonic()
+        assert process.call(watched.HERE, grader, "2/3", answer) == [False, []]
+        assert time.monotonic() - start < LIMIT_S / 2
+
+
+def test_answers_as_deep_and_long_as_their_labels_are_read(process):
+    nested = "1+\\frac{1}{" * 18 + "2" + "}" * 18
+    for label, answer in ((nested, nested), ("1+" * 1100 + "1", "1+" * 1100 + "1")):
+        assert grade(process, "math", label, answer) == (True, [])
 
 
 @pytest.mark.nightly

@@ -10,7 +10,7 @@ import uvicorn
 
 from slime.router import asgi, http_server, serving
 from slime.router.router import SlimeRouter, server_options
-from slime.router.worker_url import spelling, worker_url
+from slime.utils.worker_url import spelling, worker_url
 from tests.router.conftest import router_args, served
 
 LONGEST = 60.0

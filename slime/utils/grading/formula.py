@@ -17,7 +17,7 @@ from sympy.parsing.sympy_parser import (
     stringify_expr,
 )
 
-from slime.utils.grading.magnitude import FormulaError, check_factorial, check_power
+from slime.utils.grading.magnitude import FormulaError, check_degrees, check_factorial, check_power
 
 LONGEST = 1000
 """Characters of a formula."""
@@ -62,7 +62,7 @@ def read_formula(text: str) -> sympy.Expr:
         raise FormulaError(f"{len(text)} characters (wanted: at most {LONGEST})")
     if strange := {c for c in text if c not in _MARKS and (c.isascii() or not c.isalpha())}:
         raise FormulaError(f"{sorted(strange)!r:.80}: in no formula")
-    return build_formula(_tree(text.replace("^", "**")))
+    return check_degrees(build_formula(_tree(text.replace("^", "**"))))
 
 
 def _tree(text: str) -> ast.expr:

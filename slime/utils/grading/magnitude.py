@@ -7,6 +7,8 @@ _LARGEST_EXPONENT = 1000
 _FINEST_EXPONENT_BITS = 64
 _HIGHEST_DEGREE = 64
 """Of a power of a sum, which sympy may multiply out."""
+_HIGHEST_DEGREES = 256
+"""Of all such powers of a formula together."""
 _LARGEST_FACTORIAL = 1000
 _LARGEST_SHIFT = 100
 """Beside a symbol in a factorial, which sympy may turn into a product."""
@@ -31,6 +33,18 @@ def check_power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
     if foundation.is_Add and size * _largest(before) > _HIGHEST_DEGREE:
         raise FormulaError(f"a sum to a power beyond {_HIGHEST_DEGREE}")
     return exponent
+
+
+def check_degrees(expression: sympy.Expr) -> sympy.Expr:
+    """The expression, if its powers of sums together can be multiplied out.
+
+    Raises:
+        FormulaError: they have too many terms.
+    """
+    powers = [power for power in expression.atoms(sympy.Pow) if power.base.is_Add]
+    if (degrees := sum(_largest(power.exp) for power in powers)) > _HIGHEST_DEGREES:
+        raise FormulaError(f"powers of sums of degree {degrees} together (wanted: up to {_HIGHEST_DEGREES})")
+    return expression
 
 
 def check_factorial(argument: sympy.Expr) -> sympy.Expr:

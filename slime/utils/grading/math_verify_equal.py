@@ -5,6 +5,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from slime.utils.grading.bounds import is_within_bounds
 from slime.utils.grading.no_evaluation import nothing_evaluated
 
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -16,7 +17,7 @@ class LabelError(ValueError):
 
 
 def are_equal(gold: str, answer: str) -> bool:
-    """Whether two answers, written as the content of a box, are equal.
+    """Whether two answers, written as the content of a box, are equal. One that is out of bounds is not.
 
     math-verify's own time limits are off: they use a Python signal handler, which cannot interrupt
     big-integer C code.
@@ -28,6 +29,8 @@ def are_equal(gold: str, answer: str) -> bool:
     parsed = _parse_label(gold)
     if not parsed:
         raise LabelError(f"the label {gold!r} is no mathematical expression")
+    if not is_within_bounds(answer, gold):
+        return False
     return bool(verify(parsed, _parse(answer), timeout_seconds=None))
 
 
