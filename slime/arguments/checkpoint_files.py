@@ -7,13 +7,15 @@ Hugging Face one, with a ``config.json``.
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from slime.arguments.flags import option_string
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
+from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
 from slime.models.shape import ShapeArgs
-from slime.models.weight_names import weight_names
+from slime.models.weight_names import has_plain_names, weight_names
+from slime.models.weight_samples import bad_weights
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 # What Megatron-LM's converters write into the marker.
@@ -115,14 +117,22 @@ def _shape(args: Namespace, path: Path) -> dict[str, Any]:
     return vars(read_shape(path))
 
 
+def _has_hf_weights(path: str | None) -> TypeGuard[str]:
+    if path is None or (Path(path) / CHECKPOINT_MARKER).is_file():
+        return False
+    return any(Path(path).glob("*.safetensors"))
+
+
 def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
-    """Why the weights of a Hugging Face directory cannot be read; reads no more than their headers."""
+    """Why the weights of a Hugging Face directory cannot be used, by their headers and a few values."""
+    yield from unreadable_weights(args, name)
+    yield from unusable_values(args, name)
+
+
+def unreadable_weights(args: Namespace, name: str) -> Iterator[str]:
+    """Why they cannot be read; reads no more than their headers."""
     path = getattr(args, name)
-    if (
-        path is None
-        or (Path(path) / CHECKPOINT_MARKER).is_file()
-        or not any(Path(path).glob("*.safetensors"))
-    ):
+    if not _has_hf_weights(path):
         return
     try:
         missing = _wanted_names(args, name) - weight_names(path)
@@ -132,6 +142,24 @@ def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
     if missing:
         wanted = f"{len(missing)} tensors of config.json are missing, e.g. {sorted(missing)[0]}"
         yield f"{option_string(name)} {path}: {wanted}"
+
+
+def unusable_values(args: Namespace, name: str) -> Iterator[str]:
+    """What headers and a few values say against weights that can be read."""
+    path = getattr(args, name)
+    if not _has_hf_weights(path):
+        return
+    family = FAMILIES.get(args.model_type)
+    shape = cast(ShapeArgs, args) if family is not None and has_plain_names(path) else None
+    if reason := bad_weights(path, shape, _is_quantized(path)):
+        yield f"{option_string(name)}: {reason}"
+
+
+def _is_quantized(path: str | Path) -> bool:
+    if not (Path(path) / "config.json").is_file():
+        return False
+    config = HfConfig.read(path)
+    return any(own.get("quantization_config") is not None for own in (config, config.text))
 
 
 def _wanted_names(args: Namespace, name: str) -> set[str]:

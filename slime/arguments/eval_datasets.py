@@ -93,6 +93,7 @@ _FROM_ARGS: dict[str, tuple[str, ...]] = {
 }
 _SPECS = {spec.dest: spec for spec in flags_of(EvalDatasetConfig)}
 _SECTIONS = ("defaults", "datasets")
+_LONGEST_NAME = 128  # characters
 
 
 def resolve_eval_datasets(args: Namespace) -> None:
@@ -154,8 +155,7 @@ def build_eval_dataset_configs(
     datasets = [_build(args, entry, defaults) for entry in raw_config]
     names = [dataset.name for dataset in datasets]
     if twice := [name for name in names if names.count(name) > 1]:
-        given = "--eval-config" if args.eval_config is not None else "--eval-prompt-data"
-        raise UsageError(f"{given}: two datasets are named {twice[0]} (wanted: a name for each)")
+        raise UsageError(f"{_given(args)}: two datasets are named {twice[0]} (wanted: a name for each)")
     return datasets
 
 
@@ -163,10 +163,25 @@ def _build(args: Namespace, entry: Mapping[str, Any], defaults: Mapping[str, Any
     if not isinstance(entry, Mapping):
         raise UsageError(f"--eval-config: a dataset is {entry!r:.80} (wanted: a mapping with name and path)")
     name = entry.get("name", "<unnamed>")
+    if isinstance(name, str) and (reason := _why_no_name(name)):
+        raise UsageError(f"{_given(args)}: dataset {name!r:.80}: {reason}")
     if missing := [key for key in ("name", "path") if entry.get(key) in (None, "")]:
         raise UsageError(f"--eval-config: dataset {name}: {missing[0]} is missing")
     values = {**_from_args(args), **defaults, **_values(f"dataset {name}", entry)}
     return EvalDatasetConfig(**values | {"path": absolute_if_there(values["path"], f"eval dataset {name}")})
+
+
+def _given(args: Namespace) -> str:
+    return "--eval-config" if args.eval_config is not None else "--eval-prompt-data"
+
+
+def _why_no_name(name: str) -> str | None:
+    """Why metrics cannot be called eval/NAME and eval/NAME-truncated_ratio; None if they can."""
+    if len(name) > _LONGEST_NAME:
+        return f"is a name of {len(name)} characters (wanted: at most {_LONGEST_NAME})"
+    if bad := [letter for letter in name if letter == "/" or not letter.isprintable()]:
+        return f"has {bad[0]!r} in its name (wanted: a name without slashes and line breaks)"
+    return None
 
 
 def _values(where: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datase
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, follows_instructions, scores_samples
-from slime.arguments.rollout import answers, bad_stop, generates_by_default
+from slime.arguments.rollout import answers, bad_stop, generates_by_default, longest_context
 from slime.arguments.user_code import why_unusable
 
 
@@ -86,9 +86,21 @@ def contradictions(args: Namespace) -> Iterator[str]:
         if not (scored or _own_reward(dataset)):
             yield f"{where}: no reward (wanted: rm_type or custom_rm_path)"
         yield from bad_stop(f"{where}: stop", dataset.stop)
+        yield from _bad_lengths(args, where, dataset)
         yield from bad_reward_type(f"{where}: rm_type", dataset.rm_type, args.rm_url)
         own = dataset.metadata_overrides.get("rm_type")
         yield from bad_reward_type(f"{where}: rm_type of metadata_overrides", own, args.rm_url)
+
+
+def _bad_lengths(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Iterator[str]:
+    """Responses that are longer than any context, or longer at least than at most."""
+    longest, shortest = dataset.max_response_len, dataset.min_new_tokens
+    if args.eval_interval is None or args.debug_train_only:
+        return
+    if longest is not None and longest > (context := longest_context(args)):
+        yield f"{where}: max_response_len is {longest} (wanted: at most the context, {context})"
+    elif longest is not None and shortest is not None and shortest > longest:
+        yield f"{where}: min_new_tokens is {shortest} (wanted: at most max_response_len {longest})"
 
 
 def _own_reward(dataset: EvalDatasetConfig) -> str | None:

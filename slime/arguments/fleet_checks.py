@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.flags import flags_of
 from slime.arguments.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.arguments.values import has_range, why_bad
 from slime.models import HfConfigError, read_shape
 from slime.models.hf_config import HfConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KEYS = ("api_key", "admin_api_key")
 _SHAPE = (
     *("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size"),
@@ -98,14 +102,20 @@ def bad_overrides(
         for number, group in enumerate(model.server_groups, 1):
             where = f"{_origin(args)}: model {model.name}: group {number}: overrides"
             for key, value in group.overrides.items():
-                if key == "model_path":
+                if key == "model_path" or value is None:
+                    continue
+                if key in _KEYS:
+                    flag = f"--sglang-{key.replace('_', '-')}"
+                    yield f"{where}: {key}: all engines have one (wanted: {flag})"
                     continue
                 if key in owned:
                     yield f"{where}: {key}: decided by the run for each engine (wanted: without)"
                 elif key not in options:
                     yield f"{where}: {key}: not an option of {server}"
-                elif reason := _why_no_value(options[key], value):
+                elif reason := _why_no_value(options[key], value) or _out_of_range(key, value):
                     yield f"{where}: {key} is {value!r:.80} (wanted: {reason})"
+                elif key == "tokenizer_path" and not Path(value).is_dir():
+                    yield f"{where}: {key} {value!r:.80}: no directory (wanted: one with a tokenizer)"
 
 
 def _why_no_value(action: argparse.Action, value: Any) -> str | None:
@@ -124,6 +134,13 @@ def _why_no_value(action: argparse.Action, value: Any) -> str | None:
     if wanted and not all(isinstance(item, wanted) and not isinstance(item, bool) for item in items):
         return getattr(action.type, "__name__", "another type")
     return None
+
+
+def _out_of_range(key: str, value: Any) -> str | None:
+    """What is wanted of an option that both servers have; SGLang declares no ranges."""
+    spec = next((spec for spec in flags_of(EmbeddedServerArgs) if spec.dest == key), None)
+    reason = None if spec is None or not has_range(spec) else why_bad(spec, value)
+    return reason and reason.removeprefix("wanted ")
 
 
 def missing_models(args: Namespace) -> Iterator[str]:

@@ -10,14 +10,15 @@ from slime.arguments.checkpoint_files import (
     CHECKPOINT_MARKER,
     bad_checkpoint,
     has_checkpoint,
-    unusable_weights,
+    unreadable_weights,
+    unusable_values,
 )
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, refused
 from slime.arguments.records import has_tokenizer, tokenizer_of
 from slime.arguments.tokenizer_process import ask
 from slime.models import HfConfigError
-from slime.models.hf_config import read_stop_ids
+from slime.models.hf_config import read_hf_config, read_stop_ids
 
 _LONGEST_REASON = 300
 
@@ -59,7 +60,14 @@ def missing(args: Namespace) -> Iterator[str]:
 
 def unusable(args: Namespace) -> Iterator[str]:
     """Weights and stop ids that cannot be read, a tokenizer that does not load or is another model's."""
-    yield from unusable_weights(args, "hf_checkpoint")
+    yield from _unusable_files(args)
+    yield from unusable_values(args, "hf_checkpoint")
+
+
+def _unusable_files(args: Namespace) -> Iterator[str]:
+    yield from unreadable_weights(args, "hf_checkpoint")
+    if reason := _bad_auto_map(args):
+        yield f"--hf-checkpoint {args.hf_checkpoint}: config.json: auto_map {reason}"
     try:
         read_stop_ids(args.hf_checkpoint)
     except HfConfigError as error:
@@ -82,6 +90,25 @@ def unusable(args: Namespace) -> Iterator[str]:
         )
     if args.apply_chat_template and not has_template:
         yield "--apply-chat-template: the tokenizer of --hf-checkpoint has no chat template"
+
+
+def _bad_auto_map(args: Namespace) -> str | None:
+    """Why the code of a checkpoint cannot be found, where ``--trust-remote-code`` asks for it."""
+    found = read_hf_config(args.hf_checkpoint).get("auto_map")
+    if found is None or not args.trust_remote_code:
+        return None
+    if not isinstance(found, dict):
+        return f"is {found!r:.80} (wanted: a mapping from auto class to module.Class)"
+    for name, value in found.items():
+        for path in value if isinstance(value, list) else [value]:
+            if path is None or (isinstance(path, str) and "--" in path):  # code of another repository
+                continue
+            module, _, cls = str(path).rpartition(".")
+            if not (module and cls and (Path(args.hf_checkpoint) / f"{module}.py").is_file()):
+                return (
+                    f"says {path!r:.80} for {name} (wanted: module.Class, and module.py beside config.json)"
+                )
+    return None
 
 
 def _tokenizer_facts(path: str, trust_remote_code: bool) -> tuple[int, bool]:

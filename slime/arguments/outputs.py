@@ -41,4 +41,6 @@ def _unwritable(path: Path, is_directory: bool) -> str | None:
     if wants_directory != existing.is_dir():
         found, wanted = ("file", "directory") if wants_directory else ("directory", "file")
         return f"{existing} is a {found} (wanted: a {wanted})"
+    if not (wants_directory or existing.is_file() or str(existing) == os.devnull):
+        return f"{existing} is a device or a pipe (wanted: a file)"
     return None if os.access(existing, os.W_OK) else f"{existing} is not writable"

@@ -124,6 +124,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
     known = args.max_position_embeddings
     if limit is not None and limit > known:
         yield f"--rollout-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
+    longest = args.rollout_max_response_len
+    if generates_by_default(args) and longest is not None and longest > (context := longest_context(args)):
+        yield f"--rollout-max-response-len {longest}: above the longest context, {context} (config.json)"
     if generates_by_default(args) and not args.rollout_global_dataset and args.num_rollout != 0:
         yield "--disable-rollout-global-dataset: needs a --rollout-function-path of your own"
     if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
@@ -133,6 +136,12 @@ def contradictions(args: Namespace) -> Iterator[str]:
     streams = args.custom_generate_function_path == STREAMING_FUNCTION
     if streams and getattr(args, "sglang_incremental_streaming_output", False):
         yield f"--sglang-incremental-streaming-output: {STREAMING_FUNCTION} reads cumulative chunks"
+
+
+def longest_context(args: Namespace) -> int:
+    """Tokens of a prompt and its response that the engines can hold at most."""
+    known = int(args.max_position_embeddings)
+    return max(known, int(getattr(args, "sglang_context_length", None) or known))
 
 
 def bad_stop(where: str, strings: list[str] | None) -> Iterator[str]:

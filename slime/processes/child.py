@@ -56,8 +56,9 @@ class ManagedProcess:
         environment = _changed_environment(env or {})
         reader, writer = os.pipe()
         self._lifeline = os.fdopen(writer, "wb", buffering=0)
-        with self.log_path.open("ab") as log, os.fdopen(reader, "rb") as lifeline:
-            files = (lifeline.fileno(), log.fileno(), log.fileno())
+        self._log = self.log_path.open("a+b")
+        with os.fdopen(reader, "rb") as lifeline:
+            files = (lifeline.fileno(), self._log.fileno(), self._log.fileno())
             forked = _forked(argv, files, environment) if imports_much else None
             self._supervisor = forked or _started(argv, files, environment)
 
@@ -103,11 +104,12 @@ class ManagedProcess:
             self._lifeline.close()
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, for error messages; at most 16 kB."""
-        with self.log_path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(log.tell() - 16384, 0))
-            text = log.read().decode(errors="replace")
+        """The last lines of the log, for error messages; at most 16 kB.
+
+        Read from the file that was opened at the start: somebody may have removed it, or its directory.
+        """
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 16384, max(size - 16384, 0)).decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def exit_reason(self, lines: int = 20) -> str | None:

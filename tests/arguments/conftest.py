@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,23 +11,32 @@ import pytest
 from slime.arguments import parse_args
 from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
 from slime.models import family_of, shape_from_hf_config
+from slime.models.weight_samples import wanted_shapes
 from tools.make_tiny_model import make_config, make_tokenizer
 
 
 def write_empty_weights(path: Path) -> None:
-    """A safetensors file with every tensor of the directory's config.json, none with a value in it.
+    """A safetensors file with every tensor of the directory's config.json, all zeros and none on the disk.
 
+    Those whose shape is not looked at have no values.
     Layers for further tokens are among them, as many as it says.
     """
     shape = shape_from_hf_config(path)
-    args = Namespace(**shape, padded_vocab_size=shape["vocab_size"])
+    args = Namespace(**{"num_experts": 0} | shape, padded_vocab_size=shape["vocab_size"])
     further = json.loads((path / "config.json").read_text()).get("num_nextn_predict_layers", 0)
     names = family_of(shape["model_type"]).weights.hf_names(args, further)
-    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    shapes = wanted_shapes(args, dict.fromkeys(names))
+    entries, end = {}, 0
+    for name in sorted(names):
+        start, size = end, shapes.get(name, (0,))
+        end += 4 * math.prod(size)
+        entries[name] = {"dtype": "F32", "shape": size, "data_offsets": [start, end]}
     # As safetensors writes it, but without making a tensor of each of a hundred thousand names.
-    header = json.dumps(dict.fromkeys(names, empty)).encode()
+    header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + end)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,3 +287,14 @@ def test_the_first_line_says_why_a_server_ended(tmp_path, log, words):
     process.wait(90)
     first = process.exit_reason().splitlines()[0]
     assert first.startswith("router: exit status 1: ") and words in first and str(tmp_path / "log") in first
+
+
+def test_the_cause_is_told_though_the_folder_of_the_log_was_removed(tmp_path):
+    go, folder = tmp_path / "go", tmp_path / "logs"
+    code = f"while [ ! -e {go} ]; do sleep 0.01; done; echo 'error: no such model' >&2; exit 3"
+    with ManagedProcess(["sh", "-c", code], name="engine 0", log_path=folder / "engine.log") as process:
+        shutil.rmtree(folder)
+        go.touch()
+        assert process.wait(60) == 3
+        reason = process.exit_reason()
+        assert reason is not None and reason.startswith("engine 0: exit status 3: error: no such model; log ")
