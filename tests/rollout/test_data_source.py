@@ -190,6 +190,17 @@ def test_every_group_that_waits_is_saved(make_args, leased):
     assert resumed.get_buffer_length() == 0
 
 
+def test_a_source_without_a_buffer_gives_leased_groups_out_again_and_no_more_than_asked(make_args):
+    args = make_args()
+    source = RolloutDataSource(args)
+    leased = RolloutAccount(source).take(2)
+    source.save(0)
+    resumed = RolloutDataSource(args)
+    resumed.load(0)
+    groups = resumed.get_samples(3)
+    assert len(groups) == 3 and groups[:2] == leased
+
+
 def test_a_buffer_filter_chooses(make_args):
     source = RolloutDataSourceWithBuffer(make_args(buffer_filter_path="tests.rollout.plugins.newest_first"))
     groups = source.get_samples(3)

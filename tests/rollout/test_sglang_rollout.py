@@ -4,7 +4,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from slime.observability.rollout_metrics import compute_perf_metrics_from_samples
-from slime.rollout.attempts import flatten, without_answers
+from slime.rollout.attempts import flatten, oldest_version, without_answers
 from slime.rollout.base_types import RolloutError
 from slime.rollout.sglang_rollout import generate_and_rm, generate_rollout_async, get_model_url
 from slime.utils.types import EARLIER_TOKENS, Sample
@@ -158,6 +158,12 @@ async def test_nothing_of_a_finished_sample_is_trained_on_where_older_tokens_are
         done.status, done.loss_mask = Sample.Status.COMPLETED, [1, 0, 1]
         assert await generate_and_rm(args, done, {}) is done
         assert (done.loss_mask, done.tokens, done.reward) == (expected, [1, 2, 3, 4], 1.0)
+
+
+def test_a_group_is_as_old_as_the_oldest_weights_that_made_a_token_of_it():
+    spans = Sample(version_spans=[("7", 3), (None, 1), ("4", 2)])
+    assert oldest_version([Sample(weight_versions=["5", "12"]), [spans]]) == 4
+    assert oldest_version([Sample(weight_versions=["latest"])]) is None
 
 
 async def test_an_abort_does_not_queue_behind_generations(engine, make_args, make_source):
