@@ -21,7 +21,7 @@ def take_server_options(args: Namespace, unknown: Sequence[str]) -> tuple[list[s
     """
     rest: list[str] = []
     names: list[str] = []
-    for option in _options(unknown):
+    for option in split_options(unknown):
         if option[0].startswith(("--sglang-", "--no-sglang-")):
             name, _, text = option[0].partition("=")
             off = name.startswith(("--no-sglang-", "--sglang-no-"))
@@ -59,8 +59,8 @@ def bad_numbers(args: Namespace) -> Iterator[str]:
                     yield f"{where}: overrides: {key} is {value!r:.80} ({wanted})"
 
 
-def _options(words: Sequence[str]) -> Iterator[list[str]]:
-    """Each with its values."""
+def split_options(words: Sequence[str]) -> Iterator[list[str]]:
+    """Each option of a command line with its values."""
     option: list[str] = []
     for word in words:
         if word.startswith("--") and option:

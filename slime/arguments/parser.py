@@ -20,6 +20,7 @@ from slime.arguments.engines import (
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
+from slime.arguments.gpu_only import without_gpu_only
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
 from slime.arguments.router import add_router_flags
 from slime.arguments.run_args import RunArgs
@@ -115,6 +116,9 @@ def parse(
     if engine == "sglang" and not has_sglang():
         unknown, not_read = take_server_options(args, unknown)
         told += not_read
+    if engine == "embedded":
+        unknown, idle = without_gpu_only(unknown)
+        told += idle
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
     told += judge(args)
