@@ -1,10 +1,10 @@
 """The critic: whether there is one, where it trains, and what of the flags its processes see otherwise."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.checkpoint_files import (
@@ -19,6 +19,23 @@ from slime.arguments.outputs import bad_output
 from slime.arguments.run_args import copied
 
 V = TypeVar("V")
+OWN_FLAGS = {
+    **dict(lr="critic_lr", lr_warmup_iters="critic_lr_warmup_iters"),
+    **dict(load="critic_load", save="critic_save"),
+}
+"""Flags of the actor that the critic has under names of its own."""
+SHARED = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel", "allgather_cp"),
+        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+        *("train_backend", "hf_checkpoint", "bf16", "fp16", "fp32", "advantage_estimator", "num_rollout"),
+        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout"),
+        *("micro_batch_size", "use_dynamic_batch_size", "max_tokens_per_gpu"),
+    }
+)
+"""Flags in which actor and critic are the same: they train on the same batches, rank by rank."""
+_ALWAYS = ("kl_coef", "use_opd", "custom_advantage_function_path", "untie_embeddings_and_output_weights")
 _ESTIMATOR = "--advantage-estimator ppo"
 
 
@@ -52,11 +69,13 @@ class DerivedCritic:
     Attributes:
         critic_num_gpus: GPUs of its own; 0 if it shares the actor's.
         critic_resumes: whether it goes on where a checkpoint of this run ended.
+        critic_overrides: what ``--megatron-config-path`` says of it, beside flags that have names of its own.
     """
 
     use_critic: bool
     critic_num_gpus: int
     critic_resumes: bool
+    critic_overrides: Mapping[str, Any]
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -162,7 +181,8 @@ def of_critic(args: V) -> V:
     }
     if not given["critic_resumes"]:
         changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=None)
-    return copied(args, **changes)
+    own = given.get("critic_overrides") or {}
+    return copied(args, **changes | {key: value for key, value in own.items() if key not in _ALWAYS})
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

@@ -69,7 +69,7 @@ def apply_custom_config(
             raise UsageError(f"{where}: {key} is no flag (did you mean {meant}? else choose another name)")
         if key not in options and (like := nearest(key, options)):
             notes.append(f"{where}: {key} is no flag and taken for a key of your own (did you mean {like}?)")
-        setattr(args, key, _value(where, key, value, specs.get(key), options.get(key)))
+        setattr(args, key, value_of(where, key, value, specs.get(key), options.get(key)))
     return notes
 
 
@@ -85,7 +85,12 @@ def _read(where: str, path: Path) -> dict[Any, Any]:
     return values
 
 
-def _value(where: str, key: str, value: Any, spec: Flag | None, option: argparse.Action | None) -> Any:
+def value_of(where: str, key: str, value: Any, spec: Flag | None, option: argparse.Action | None) -> Any:
+    """A value of a YAML file as one that its flag can have; what is no flag may have any.
+
+    Raises:
+        UsageError: it is none.
+    """
     if option is None:
         return value
     try:

@@ -71,7 +71,7 @@ def _read_files(args: Namespace) -> Iterator[tuple[str, str]]:
         yield "--prompt-data", _SLICE.sub("", args.prompt_data)
     for dataset in args.eval_datasets:
         yield f"eval dataset {dataset.name}", _SLICE.sub("", dataset.path)
-    for name in ("eval_config", "custom_config_path"):
+    for name in ("eval_config", "custom_config_path", "megatron_config_path"):
         if path := getattr(args, name):
             yield option_string(name), path
     for name in ("load_debug_rollout_data", "load_forge_rollout_data"):

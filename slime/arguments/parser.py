@@ -22,6 +22,7 @@ from slime.arguments.flags import Flag, add_flags, without_none
 from slime.arguments.foreign import add_foreign_flags, foreign_flags, judge
 from slime.arguments.gpu_only import without_gpu_only
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
+from slime.arguments.role_config import apply_role_config
 from slime.arguments.router import add_router_flags
 from slime.arguments.run_args import RunArgs
 from slime.arguments.sglang_flags import add_sglang_server_flags
@@ -123,6 +124,7 @@ def parse(
         raise UsageError(_unknown(unknown[0], parser, specs, engine))
     told += judge(args)
     told += apply_custom_config(args, specs, parser._actions, derived_names())
+    told += apply_role_config(args, specs, parser._actions)
     if notes is not None:
         notes += told
     for action in options.required:

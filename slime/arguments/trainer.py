@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, option_string, path_flag, refused
+from slime.arguments.flags import flag, option_string, path_flag, place_flag, refused
 from slime.arguments.limits import MOST_SEED
 from slime.models.hf_config import HfConfigError, read_hf_config
 
@@ -32,7 +32,7 @@ class TrainerArgs:
         help="freeze the indexers of sparse attention: they have no gradient, and weight decay shrinks them",
     )
     seed: int = flag(1234, at_least=0, at_most=MOST_SEED, help="seed of the trainer's random numbers")
-    megatron_config_path: str | None = refused(help="YAML file of overrides per role")
+    megatron_config_path: str | None = place_flag("YAML file with flags of the actor and of the critic")
 
 
 def notes(args: Namespace) -> Iterator[str]:

@@ -19,7 +19,6 @@ GAPS = {
     "slime.utils.types:MultimodalTypes": _LATER + "images and other inputs beside text",
     "slime.utils.processing_utils:process_vision_info": _LATER + "images and other inputs beside text",
     "slime.utils.misc:Box": _OWN_WAY + "object references are handed on as lists",
-    "slime.utils.arguments:parse_megatron_role_args": _OWN_WAY + "flags of the critic have their own names",
     "slime.utils.data:process_rollout_data": _OWN_WAY + "ranks get their shards as object references",
     "slime.backends.megatron_utils.hf_checkpoint_saver:*": _OWN_WAY + "slime.training.hf_export writes",
     "slime.backends.megatron_utils.hf_to_megatron*:*": _OWN_WAY
