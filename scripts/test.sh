@@ -9,8 +9,10 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
-# By file, the longest first: what the tests of a module share is made once.
-TWO_AT_A_TIME=(-n 2 --dist loadfile --no-loadscope-reorder)
+# By file, the longest first: what the tests of a module share is made once. One more than there are cores, since
+# tests of faults wait for most of their time; each takes some 4 GB.
+workers=$(($(nproc) < 8 ? $(nproc) + 1 : 8))
+AT_A_TIME=(-n "$workers" --dist loadfile --no-loadscope-reorder)
 
 use_environment dev docs test
 share_cores_politely
@@ -49,9 +51,9 @@ esac
 check
 if [[ "${1:-}" == --fast ]]; then
     shift
-    run python -m pytest "${TWO_AT_A_TIME[@]}" -m "not cluster and not slow" "$@"
+    run python -m pytest "${AT_A_TIME[@]}" -m "not cluster and not slow" "$@"
 elif (($#)); then
     run python -m pytest "$@"
 else
-    run python -m pytest "${TWO_AT_A_TIME[@]}"
+    run python -m pytest "${AT_A_TIME[@]}"
 fi
