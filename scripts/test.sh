@@ -11,7 +11,8 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
 # By file, the longest first: what the tests of a module share is made once. One more than there are cores, since
 # tests of faults wait for most of their time; each takes some 4 GB.
-workers=$(($(nproc) < 8 ? $(nproc) + 1 : 8))
+cores="$(env -u OMP_NUM_THREADS nproc)"
+workers=$((cores < 8 ? cores + 1 : 8))
 AT_A_TIME=(-n "$workers" --dist loadfile --no-loadscope-reorder)
 
 use_environment dev docs test

@@ -9,6 +9,7 @@ from slime.backends.megatron_utils.data import DataIterator, get_batch
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.log_probs import response_log_probs
 from slime.training.losses import policy_loss_function, sft_loss_function
+from slime.training.losses.policy import OWN_LOG_PROBS
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import tensorize
@@ -400,6 +401,8 @@ def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides
     for loss, _, _, _, logits in found:
         loss.backward()
         assert logits.grad.any()
+    own = found[0][2].pop(OWN_LOG_PROBS)  # which the pass would have told
+    assert own == pytest.approx(_masked_mean(micro_batch, values))
     assert found[0][2] == found[1][2]
     assert torch.equal(found[0][4].grad, found[1][4].grad)
 
