@@ -86,7 +86,7 @@ def read_rope(
     values = config.mapping("rope_parameters", "rope_scaling")
     if (outer := config.get("rope_theta")) is not None:  # whoever reads another one of the two must not fail
         base = config.positive("rope_theta", outer)
-    base = config.positive("rope_theta", values.get("rope_theta", base))
+    base = config.positive("rope_theta", values.get("rope_theta", config.get("rope_theta", base)))
     kind: Any = values.get("rope_type") or values.get("type") or "default"
     if kind not in get_args(RopeKind):
         wanted = ", ".join(get_args(RopeKind))
