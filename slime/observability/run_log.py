@@ -25,6 +25,7 @@ class RunLog:
         self._tracker = tracker
         self.trained_steps = 0
         self._last_trained = -1, 0  # a rollout, and its first step
+        self._last_rollout = -1
         self._of_step: dict[str, float] = defaultdict(float)
         self._step_start = time.monotonic()
 
@@ -42,6 +43,9 @@ class RunLog:
         self._of_step[f"perf/{name}"] += amount
 
     def rollout(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
+        """A row of a rollout. ``rollout/step``, in its first one, is for sinks that count steps otherwise."""
+        if rollout_id != self._last_rollout:
+            self._last_rollout, metrics = rollout_id, {"rollout/step": rollout_id, **metrics}
         self._tracker.log(metrics, axis="rollout", step=rollout_id)
 
     def eval(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
@@ -70,13 +74,12 @@ class RunLog:
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
 
-        ``rollout/step`` is where its metrics are on their axis, which a sink may count otherwise.
         ``perf/wait_time_ratio`` is the part of the step in which the trainer had nothing to train on.
         """
         now = time.monotonic()
         seconds = now - self._step_start
         waited = self._of_step.get("perf/rollout_wait_time", 0.0) / seconds if seconds else 0.0
-        whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited, "rollout/step": rollout_id}
+        whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited}
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
         self._step_start = now

@@ -10,12 +10,14 @@ def _reports(count, name="loss"):
 
 
 class Rows:
-    """Keeps the steps of the axis of training."""
+    """Keeps the steps of the axis of training, and the rows of that of rollouts."""
 
     def __init__(self):
-        self.of_train = []
+        self.of_train, self.of_rollouts = [], []
 
     def write(self, axis, step, metrics):
+        if axis == "rollout":
+            self.of_rollouts.append(metrics)
         if axis == "train":
             assert metrics["train/step"] == step
             self.of_train.append(step)
@@ -34,6 +36,16 @@ def test_rollouts_with_different_numbers_of_steps_are_counted_on():
         log.train(rollout_id, _reports(count))
     assert rows.of_train == [*range(8)]
     assert log.trained_steps == 8
+
+
+def test_a_rollout_has_its_number_in_its_first_row():
+    """A run that is killed before the last one has it as well."""
+    log, rows = _log()
+    for rollout_id in (4, 5):
+        log.rollout(rollout_id, {"rollout/raw_reward": 0.5})
+        log.train(rollout_id, {"rollout": {"rollout/kl": 0.0}})
+        log.end_step(rollout_id)
+    assert [row.get("rollout/step") for row in rows.of_rollouts] == [4, None, None, 5, None, None]
 
 
 def test_a_run_that_goes_on_counts_on_from_the_furthest_of_its_checkpoints():
