@@ -8,13 +8,14 @@ before the next ones: that is nothing for float8 in blocks; experts of 4-bit int
 import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from slime.arguments.served_models import PLACEHOLDER, ModelConfig
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.quantization import KEYS, Quantization, read_quantization
+from slime.models.safetensors_index import SafetensorIndex
 
+_PACKED = "_packed"
 _PLAIN = "an unquantised checkpoint, which tools/fp8_cast_bf16.py makes of it"
 
 
@@ -43,13 +44,11 @@ def packed_beyond_experts(args: Namespace) -> Iterator[str]:
     for path in _updated_paths(args):
         with contextlib.suppress(HfConfigError, ValueError):
             found = read_quantization(HfConfig.read(path))
-            if found is None or found.kind != "int4" or not any(Path(path).glob("*.safetensors")):
+            if found is None or found.kind != "int4":
                 continue
-            from slime.models.weights_dir import WeightsReader  # imports torch
-
-            with WeightsReader(path) as reader:
-                others = sorted(name for name in reader.quantized if ".experts." not in name)
-            if others:
+            with SafetensorIndex(path) as index:
+                packed = [name.removesuffix(_PACKED) for name in index.names() if name.endswith(_PACKED)]
+            if others := sorted(name for name in packed if ".experts." not in name):
                 yield (
                     f"{path}: {others[0]} is packed, and SGLang cannot replace packed weights but those of "
                     "routed experts (wanted: all others plain, as tools/convert_hf_to_int4.py leaves them)"

@@ -1,5 +1,6 @@
 """How samples are generated."""
 
+import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from slime.arguments.concern import Concern
 from slime.arguments.flags import flag, path_flag, refused
 from slime.arguments.limits import MOST_SEED
+from slime.models.hf_config import HfConfig, HfConfigError
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 SFT_ROLLOUT_FUNCTION = "slime.rollout.sft_rollout.generate_rollout"
@@ -124,9 +126,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
     known = args.max_position_embeddings
     if limit is not None and limit > known:
         yield f"--rollout-max-context-len {limit}: above max_position_embeddings {known} (config.json)"
-    longest = args.rollout_max_response_len
-    if generates_by_default(args) and longest is not None and longest > (context := longest_context(args)):
-        yield f"--rollout-max-response-len {longest}: above the longest context, {context} (config.json)"
     if generates_by_default(args) and not args.rollout_global_dataset and args.num_rollout != 0:
         yield "--disable-rollout-global-dataset: needs a --rollout-function-path of your own"
     if args.rollout_function_path == SFT_ROLLOUT_FUNCTION and args.n_samples_per_prompt != 1:
@@ -142,6 +141,15 @@ def longest_context(args: Namespace) -> int:
     """Tokens of a prompt and its response that the engines can hold at most."""
     known = int(args.max_position_embeddings)
     return max(known, int(getattr(args, "sglang_context_length", None) or known))
+
+
+def _context_of_config(args: Namespace) -> int | None:
+    """`longest_context` before the shape of the model is known; None where nothing says it."""
+    with contextlib.suppress(HfConfigError):
+        stated = HfConfig.read(args.hf_checkpoint).text.get("max_position_embeddings")
+        limits = [stated, getattr(args, "sglang_context_length", None), args.max_position_embeddings]
+        return max((limit for limit in limits if isinstance(limit, int)), default=None)
+    return None
 
 
 def bad_stop(where: str, strings: list[str] | None) -> Iterator[str]:
@@ -163,7 +171,13 @@ def _fully_async(args: Namespace) -> Iterator[str]:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """A size of fetches that nobody makes."""
+    """A size of fetches that nobody makes, and a length that no response can have."""
+    longest, context = args.rollout_max_response_len, _context_of_config(args)
+    if generates_by_default(args) and longest is not None and context is not None and longest > context:
+        yield (
+            f"--rollout-max-response-len {longest}: above the longest context, {context} (config.json), at "
+            "which responses end"
+        )
     if is_fully_async(args) and args.over_sampling_batch_size is not None:
         yield (
             f"--over-sampling-batch-size {args.over_sampling_batch_size}: has no effect, "

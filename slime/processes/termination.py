@@ -68,9 +68,12 @@ def leave() -> NoReturn:
 def _handle(signum: int, frame: FrameType | None) -> None:
     global _raised
     _told.set()
-    if _patience and not _raised:  # a second one must not interrupt what the first one began
-        _raised = True
-        raise SystemExit(STATUS)
+    if _raised:  # a second one must not interrupt what the first one began
+        return
+    if not _patience:  # here too, or what the signal has interrupted goes on until the thread runs
+        leave()
+    _raised = True
+    raise SystemExit(STATUS)
 
 
 def _watch(reader: int) -> None:

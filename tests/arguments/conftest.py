@@ -23,14 +23,15 @@ def write_empty_weights(path: Path) -> None:
     """
     shape = shape_from_hf_config(path)
     args = Namespace(**{"num_experts": 0} | shape, padded_vocab_size=shape["vocab_size"])
-    further = json.loads((path / "config.json").read_text()).get("num_nextn_predict_layers", 0)
+    config = json.loads((path / "config.json").read_text())
+    further = config.get("num_nextn_predict_layers", 0)
     names = family_of(shape["model_type"]).weights.hf_names(args, further)
-    shapes = wanted_shapes(args, dict.fromkeys(names))
+    shapes = {} if "quantization_config" in config else wanted_shapes(args, dict.fromkeys(names))
     entries, end = {}, 0
     for name in sorted(names):
         start, size = end, shapes.get(name, (0,))
-        end += 4 * math.prod(size)
-        entries[name] = {"dtype": "F32", "shape": size, "data_offsets": [start, end]}
+        end += 2 * math.prod(size)
+        entries[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
     # As safetensors writes it, but without making a tensor of each of a hundred thousand names.
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)

@@ -150,7 +150,8 @@ def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) 
             (path / file.name).write_bytes(file.read_bytes())
     (path / "config.json").write_text(json.dumps(config))
     if "num_hidden_layers" in text_of(config):
-        shared = weights / f"{model_of(name) or name}.safetensors"
+        form = "-quantised" if "quantization_config" in config else ""
+        shared = weights / f"{model_of(name) or name}{form}.safetensors"
         if not shared.exists():
             write_empty_weights(path)
             os.link(path / "model.safetensors", shared)

@@ -1,5 +1,6 @@
 """What was found late, in a process of a run, or never: now before anything starts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,24 +45,27 @@ def test_names_of_eval_datasets_are_names_of_metrics(words, refusal, data: Path)
 
 
 LENGTHS = [
-    ({"rollout_max_response_len": 10**7}, "--rollout-max-response-len 10000000: above the longest context, "),
+    ({"max_response_len": 10**7}, "max_response_len is 10000000 (wanted: at most the context, "),
     (
-        {"eval_max_response_len": 10**7},
-        "eval dataset exam: max_response_len is 10000000 (wanted: at most the con",
-    ),
-    (
-        {"eval_max_response_len": 8, "eval_min_new_tokens": 9},
-        "eval dataset exam: min_new_tokens is 9 (wanted: at most max_response_len 8)",
+        {"max_response_len": 8, "min_new_tokens": 9},
+        "min_new_tokens is 9 (wanted: at most max_response_len 8)",
     ),
 ]
 
 
-@pytest.mark.parametrize(("flags", "said"), LENGTHS)
-def test_responses_fit_into_a_context(words, refusal, data: Path, flags, said: str) -> None:
-    assert refusal(words(eval_prompt_data=["exam", data], eval_interval=1, **flags)).startswith(said)
+@pytest.mark.parametrize(("lengths", "said"), LENGTHS)
+def test_responses_of_a_dataset_fit_into_a_context(
+    words, refusal, data: Path, tmp_path: Path, lengths, said: str
+) -> None:
+    config = tmp_path / "eval.yaml"
+    dataset = {"name": "exam", "path": str(data), "rm_type": "math"} | lengths
+    config.write_text(json.dumps({"eval": {"datasets": [dataset]}}))
+    assert refusal(words(eval_config=config, eval_interval=1)).startswith(f"eval dataset exam: {said}")
 
 
-def test_a_longer_context_of_the_engines_counts(words, notes) -> None:
+def test_a_response_that_ends_with_the_context_is_told(words, notes) -> None:
+    (note,) = notes(words(rollout_max_response_len=10**7))
+    assert note.startswith("--rollout-max-response-len 10000000: above the longest context, ")
     assert notes(words(rollout_max_response_len=5000, sglang_context_length=6000)) == []
 
 

@@ -240,4 +240,5 @@ def test_an_architecture_that_is_no_causal_language_model_is_refused(
     own_code = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
     (path / "config.json").write_text(json.dumps(config | own_code))
     assert "is of no causal language model" in refusal(line)
+    (path / "modeling_own.py").write_text("class Own: ...")
     assert validated_args([*line, "--trust-remote-code"]).model_type == model_type
