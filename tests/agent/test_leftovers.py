@@ -15,6 +15,8 @@ from slime.agent.jail import landlock
 from slime.agent.sandbox import Limits, LocalSandbox, SandboxError
 from slime.agent.sandbox.leftovers import remove_tree
 
+pytestmark = pytest.mark.slow
+
 DAEMON = """
 LOOP = "open('begun', 'w').close()\\nwhile True: pass"
 import os, signal, sys, time

@@ -17,6 +17,8 @@ from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import SGLangEngine
 from tests.arguments.sglang_options import RECORD, as_installed, record, recorded_lines
 
+pytestmark = pytest.mark.slow
+
 RUN = ["--hf-checkpoint", "/models/tiny", "--rollout-batch-size", "1", "--rollout-engine", "sglang"]
 PLACEMENT = EnginePlacement(rank=0, host="127.0.0.1", port=15000)
 INSTALLED = importlib.util.find_spec("sglang") is not None

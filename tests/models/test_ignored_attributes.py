@@ -14,6 +14,8 @@ from slime.models.shape import trained_shape
 from tests.each import hold_each
 from tests.families import ALL, WITH_IMAGES, model_type, stir, tiny_config
 
+pytestmark = pytest.mark.slow
+
 # What some architectures have, tried with all of them.
 _MORE = {
     **{"attn_logit_softcapping": 3.0, "final_logit_softcapping": 3.0, "sliding_window": 4},

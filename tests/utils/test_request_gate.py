@@ -25,6 +25,8 @@ from slime_plugins.rollout_buffer import buffer
 from tests.engines import free_port
 from tests.router.conftest import router_args
 
+pytestmark = pytest.mark.slow
+
 MOST = 1000
 KEY = "k"
 PATIENCE_S = 120

@@ -19,6 +19,8 @@ from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.weight_sync.test_handle import Recorder
 
+pytestmark = pytest.mark.slow
+
 GROUP = 16
 E8M0 = torch.float8_e8m0fnu
 

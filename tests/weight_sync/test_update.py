@@ -13,6 +13,8 @@ from tests.engines import free_port
 from tests.engines.embedded import Server
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
+pytestmark = pytest.mark.slow
+
 TRAINER, ENGINE = 1, 0
 """Seeds: engines start with other weights than the trainer holds."""
 

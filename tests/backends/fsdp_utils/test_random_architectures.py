@@ -9,7 +9,7 @@ from tests.backends.fsdp_utils.random_models import NoModel, agrees, compared, o
 from tests.each import hold_each
 from tests.families import ALL
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
 
 SEED, SAMPLE, LEAST = 20, 32, 30
 # A second or more each, many because no model can be built with the defaults of their configs.

@@ -18,7 +18,7 @@ from tests.each import hold_each
 from tests.megatron_harness import run_ranks
 from tests.trainer_batches import random_rollout
 
-pytestmark = pytest.mark.usefixtures("process_group")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_group")]
 
 _SIZES = {
     **{"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},

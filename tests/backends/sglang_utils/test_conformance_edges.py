@@ -4,6 +4,8 @@ import pytest
 
 from tests.engines.under_test import PROMPT
 
+pytestmark = pytest.mark.slow
+
 KEPT_FREE = 6  # tokens of the context that no prompt may take
 CHAT = [{"role": "user", "content": "2 + 3"}]
 
