@@ -61,12 +61,15 @@ async def run(sandbox, code):
 def processes_of(sandbox):
     """All below its first process, by their parents, whatever is in their environment."""
     first = psutil.Process(sandbox._process.pid)
-    return [
-        process
-        for process in first.children(recursive=True)
-        if process.pid not in {inside.pid for inside in sandbox._inside}
-        and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    inside = {process.pid for process in sandbox._inside}
+    return [p for p in first.children(recursive=True) if p.pid not in inside and runs(p)]
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return False
 
 
 @pytest.mark.parametrize("code", [DAEMON, BOMB], ids=["daemon", "bomb"])
