@@ -116,7 +116,7 @@ async def test_processor_time_is_bounded_over_all_processes_and_commands(backgro
             started = time.monotonic()
             code, _ = await sandbox.exec(spin * 4 + " wait; sleep 600", timeout=600)
             assert code == -signal.SIGXCPU and time.monotonic() - started < 300
-        with pytest.raises(SandboxError, match=r"limits.total_cpu_s: .* used 1\.\d+ .*less than 1"):
+        with pytest.raises(SandboxError, match=r"limits.total_cpu_s: .* used \d+\.\d+ .*less than 1"):
             await sandbox.exec("echo more")
 
 
