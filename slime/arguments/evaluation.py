@@ -9,7 +9,7 @@ from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datase
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
 from slime.arguments.rewards import bad_reward_type, follows_instructions, scores_samples
-from slime.arguments.rollout import answers, bad_stop, generates_by_default, longest_context
+from slime.arguments.rollout import answers, bad_stop, beyond_context, generates_by_default, longest_context
 from slime.arguments.user_code import why_unusable
 
 
@@ -57,7 +57,9 @@ def derive(args: Namespace) -> None:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Datasets that are named twice, or at no time."""
+    """Datasets that are named twice, or at no time, and a length that no response can have."""
+    if args.eval_interval is not None:
+        yield from beyond_context(args, "eval_max_response_len")
     if args.eval_config is not None and args.eval_prompt_data:
         yield f"--eval-prompt-data {' '.join(args.eval_prompt_data)}: has no effect with --eval-config"
     if args.eval_interval is None:
@@ -97,7 +99,7 @@ def _bad_lengths(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Ite
     longest, shortest = dataset.max_response_len, dataset.min_new_tokens
     if args.eval_interval is None or args.debug_train_only:
         return
-    of_flags = (args.eval_max_response_len, args.rollout_max_response_len)  # where the original lets it pass
+    of_flags = (args.eval_max_response_len, args.rollout_max_response_len)  # which have a note
     if longest is not None and longest not in of_flags and longest > (context := longest_context(args)):
         yield f"{where}: max_response_len is {longest} (wanted: at most the context, {context})"
     elif longest is not None and shortest is not None and shortest > longest:

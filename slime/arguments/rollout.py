@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.concern import Concern
-from slime.arguments.flags import flag, path_flag, refused
+from slime.arguments.flags import flag, option_string, path_flag, refused
 from slime.arguments.limits import MOST_SEED
 from slime.models.hf_config import HfConfig, HfConfigError
 
@@ -143,6 +143,16 @@ def longest_context(args: Namespace) -> int:
     return max(known, int(getattr(args, "sglang_context_length", None) or known))
 
 
+def beyond_context(args: Namespace, name: str) -> Iterator[str]:
+    """What becomes of responses whose limit, a flag, no context holds: they end, as the original's do."""
+    longest, context = getattr(args, name), _context_of_config(args)
+    if longest is not None and context is not None and longest > context:
+        yield (
+            f"{option_string(name)} {longest}: above the longest context, {context} (config.json), at which "
+            "responses end"
+        )
+
+
 def _context_of_config(args: Namespace) -> int | None:
     """`longest_context` before the shape of the model is known; None where nothing says it."""
     with contextlib.suppress(HfConfigError):
@@ -172,12 +182,8 @@ def _fully_async(args: Namespace) -> Iterator[str]:
 
 def notes(args: Namespace) -> Iterator[str]:
     """A size of fetches that nobody makes, and a length that no response can have."""
-    longest, context = args.rollout_max_response_len, _context_of_config(args)
-    if generates_by_default(args) and longest is not None and context is not None and longest > context:
-        yield (
-            f"--rollout-max-response-len {longest}: above the longest context, {context} (config.json), at "
-            "which responses end"
-        )
+    if generates_by_default(args):
+        yield from beyond_context(args, "rollout_max_response_len")
     if is_fully_async(args) and args.over_sampling_batch_size is not None:
         yield (
             f"--over-sampling-batch-size {args.over_sampling_batch_size}: has no effect, "

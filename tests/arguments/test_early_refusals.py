@@ -63,9 +63,11 @@ def test_responses_of_a_dataset_fit_into_a_context(
     assert refusal(words(eval_config=config, eval_interval=1)).startswith(f"eval dataset exam: {said}")
 
 
-def test_a_response_that_ends_with_the_context_is_told(words, notes) -> None:
-    (note,) = notes(words(rollout_max_response_len=10**7))
-    assert note.startswith("--rollout-max-response-len 10000000: above the longest context, ")
+def test_a_response_that_ends_with_the_context_is_told(words, notes, data: Path) -> None:
+    evaluating = dict(eval_prompt_data=["exam", data], eval_interval=1)
+    for flag in ("rollout_max_response_len", "eval_max_response_len"):
+        (note,) = notes(words(**evaluating, **{flag: 10**7}))
+        assert note.startswith(f"--{flag.replace('_', '-')} 10000000: above the longest context, ")
     assert notes(words(rollout_max_response_len=5000, sglang_context_length=6000)) == []
 
 

@@ -199,16 +199,18 @@ def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: 
     assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]
 
 
+GROUPED = {
+    "rollout_function_path": f"{__name__}.grouped_fn",
+    "custom_rollout_log_function_path": f"{__name__}.say_nothing",
+    "n_samples_per_prompt": 2,
+    "save_debug_rollout_data": None,
+    "save": None,
+    "partial_rollout": False,
+}
+
+
 def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
-    flags |= dict(
-        rollout_function_path=f"{__name__}.grouped_fn",
-        custom_rollout_log_function_path=f"{__name__}.say_nothing",
-        n_samples_per_prompt=2,
-        save_debug_rollout_data=None,
-        save=None,
-        partial_rollout=False,
-        loss_type="sft_loss",
-    )
+    flags |= GROUPED | {"loss_type": "sft_loss"}
     _, metrics, _ = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
     assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
@@ -217,14 +219,7 @@ def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: d
 def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
     flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags |= dict(
-        rollout_function_path=f"{__name__}.grouped_fn",
-        custom_rollout_log_function_path=f"{__name__}.say_nothing",
-        n_samples_per_prompt=2,
-        save_debug_rollout_data=None,
-        save=None,
-        partial_rollout=False,
-    )
+    flags |= GROUPED
     found = iter(["flat", "flat", None, "flat again"])
     monkeypatch.setattr(rollout_manager, "flat_rewards", lambda args, samples: next(found))
     manager = RolloutManager(Namespace(**flags), [], 0)  # type: ignore[arg-type]

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
-import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +11,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
@@ -25,6 +22,7 @@ from slime.router.router import SlimeRouter, server_options
 from slime.utils.types import Sample
 from tests.router.bpe import byte_level
 from tests.router.conftest import router_args
+from tests.serving import served
 
 RADIX = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 ORDER: list[str] = []
@@ -119,17 +117,8 @@ async def test_a_users_middleware_works_unchanged_and_the_last_is_outermost(star
 def under_uvicorn(*paths: str, **changes: Any) -> Iterator[int]:
     """The port of a router that serves as its process does, in a thread of this one."""
     router = SlimeRouter(router_args(slime_router_middleware_paths=list(paths), **changes))
-    server = uvicorn.Server(uvicorn.Config(router.app, **server_options(router.settings) | {"port": 0}))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+    with served(router.app, **server_options(router.settings)) as port:
+        yield port
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])

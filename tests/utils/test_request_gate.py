@@ -4,13 +4,11 @@ import asyncio
 import http.client
 import socket
 import threading
-import time
 from argparse import Namespace
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
-import uvicorn
 
 from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter
 from slime.agent.adapters import common as adapters
@@ -24,6 +22,7 @@ from slime.router.serving import listening
 from slime_plugins.rollout_buffer import buffer
 from tests.engines import free_port
 from tests.router.conftest import router_args
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -43,23 +42,9 @@ class Nothing:
 
 
 @contextmanager
-def under_uvicorn(app, host, **options):
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=0, log_level="error", **options))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@contextmanager
 def engine(host):
     args = SimpleNamespace(host=host, api_key=KEY, admin_api_key=None)
-    with under_uvicorn(engine_app(SimpleNamespace(args=args)), host) as port:
+    with served(engine_app(SimpleNamespace(args=args)), host=host) as port:
         yield port
 
 
@@ -68,7 +53,7 @@ def router_behind_middleware(host):
     args = router_args(
         sglang_router_ip=host, sglang_api_key=KEY, slime_router_middleware_paths=[f"{__name__}.Nothing"]
     )
-    with under_uvicorn(SlimeRouter(args).app, host) as port:
+    with served(SlimeRouter(args).app, host=host) as port:
         yield port
 
 
@@ -112,7 +97,7 @@ def adapter(kind):
 
 @contextmanager
 def rollout_buffer(host):
-    with under_uvicorn(buffer.create_app(buffer.RolloutBuffer(), host), host) as port:
+    with served(buffer.create_app(buffer.RolloutBuffer(), host), host=host) as port:
         yield port
 
 
