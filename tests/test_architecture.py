@@ -271,5 +271,5 @@ print([name for name in sys.modules if name.split(".")[0] in ("megatron", "ray",
 
 
 def test_the_processes_that_others_wait_for_load_no_torch() -> None:
-    code = "import sys, slime.ray.info_actor, slime.ray.keeper_actor; print('torch' in sys.modules)"
+    code = "import sys, slime.ray.info_actor, slime.ray.engine_actor; print('torch' in sys.modules)"
     assert _run(code) == "False"

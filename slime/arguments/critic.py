@@ -13,7 +13,7 @@ from slime.arguments.checkpoint_files import (
     has_checkpoint,
     unusable_weights,
 )
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string
 from slime.arguments.outputs import bad_output
 from slime.arguments.run_args import copied
@@ -230,7 +230,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield from unusable_weights(args, "critic_load")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"critic": CriticArgs},
     derived=DerivedCritic,
     derive=derive,

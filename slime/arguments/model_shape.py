@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
@@ -258,7 +258,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield f"--spec {' '.join(args.spec)}: {reason}"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,

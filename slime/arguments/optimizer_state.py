@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string
 
 _SCALED = "fp32 or bf16: smaller formats need the scaling of TransformerEngine, which is not used"
@@ -80,4 +80,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--use-stateless-adam: has no moments for --use-precision-aware-optimizer to keep"
 
 
-CONCERN = Concern({"optimizer state": OptimizerStateArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup(
+    {"optimizer state": OptimizerStateArgs}, notes=notes, contradictions=contradictions
+)

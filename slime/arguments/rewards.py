@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.rollout import generates_by_default
 
@@ -138,4 +138,4 @@ def _kind(rm_type: Any) -> str:
     return str(rm_type or "").strip().removeprefix("boxed_")
 
 
-CONCERN = Concern({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 from slime.arguments.outputs import bad_output
 
@@ -65,4 +65,6 @@ def missing(args: Namespace) -> Iterator[str]:
     return bad_output(args, "metrics_file", is_directory=False)
 
 
-CONCERN = Concern({"tracking": TrackingArgs}, derived=DerivedTracking, derive=derive, missing=missing)
+CONFIG_GROUP = ConfigGroup(
+    {"tracking": TrackingArgs}, derived=DerivedTracking, derive=derive, missing=missing
+)

@@ -70,7 +70,7 @@ def activations(
 
 
 def _mtp_layer(rank: Rank) -> tuple[float, float]:
-    """What a layer for further tokens keeps per token, and what of it when parts are computed again."""
+    """What a MTP layer keeps per token, and what of it when parts are computed again."""
     args, layer = rank.args, rank.args.num_layers - 1
     row = args.hidden_size * rank.size
     # Inputs of its three norms, and of the projection of two of them.

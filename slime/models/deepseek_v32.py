@@ -55,7 +55,7 @@ SPARSE_WEIGHTS = replace(
         f"self_attention.indexer.{ours}": Rule((f"self_attn.indexer.{theirs}",))
         for ours, theirs in _PARAMETERS.items()
     },
-    mtp=None,  # layers for further tokens have indexers of their own
+    mtp=None,  # MTP layers have indexers of their own
 )
 
 

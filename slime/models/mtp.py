@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP): how checkpoints name what they consist of.
+"""Multi-token prediction (MTP) layers: how checkpoints name what they consist of.
 
 megatron-core's layer projects the norm of the next token's embedding beside the norm of the hidden state
 (DeepSeek-V3, arXiv:2412.19437, eq. 21), in this order; some families have it the other way round.

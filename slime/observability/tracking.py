@@ -34,12 +34,12 @@ class Tracker:
     """Sends every row to every sink.
 
     Attributes:
-        facts: what became known when the sinks were opened, for ``with_facts``.
+        context: what became known when the sinks were opened, for ``with_context``.
     """
 
-    def __init__(self, sinks: Sequence[Sink], facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, sinks: Sequence[Sink], context: Mapping[str, Any] | None = None) -> None:
         self._sinks = list(sinks)
-        self.facts = dict(facts or {})
+        self.context = dict(context or {})
 
     def add(self, sink: Sink) -> None:
         """From now on rows go there too."""
@@ -74,14 +74,14 @@ def init_tracking(args: TrackingView) -> Tracker:
     Call it in the driver only: two writers would mix their rows.
     """
     sinks: list[Sink] = [JsonlWriter(metrics_path(args))]
-    facts = {}
+    context: dict[str, str | None] = {}
     if args.use_wandb:
         wandb = WandbSink(args)
         sinks.append(wandb)
-        facts["wandb_run_id"] = wandb.run_id
+        context["wandb_run_id"] = wandb.run_id
     if args.use_tensorboard:
         sinks.append(TensorboardSink(args))
-    return Tracker(sinks, facts)
+    return Tracker(sinks, context)
 
 
 def metrics_path(args: TrackingView) -> Path:

@@ -2,7 +2,7 @@
 
 import secrets
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.served_models import DEFAULT
 from slime.arguments.views import FleetView
 from slime.ray.node import LOOPBACK, first_port, node_host
@@ -21,7 +21,7 @@ def with_addresses(args: FleetView) -> FleetView:
     routers = {name: (host, port) for name, port in zip(names, ports, strict=True)}
     if args.sglang_router_ip is not None:
         routers[names[0]] = (args.sglang_router_ip, ports[0])
-    return with_facts(
+    return with_context(
         args,
         sglang_router_ip=routers[names[0]][0],
         sglang_router_port=ports[0],

@@ -12,12 +12,12 @@ from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.router import Router, start_router
 from slime.ray.addresses import metrics_port
 from slime.ray.engine_group import EngineGroup
-from slime.ray.engine_keeper import EngineShape, SpawnedEngines
 from slime.ray.engine_slots import GroupPlace, group_places
 from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
 from slime.ray.served_model import ServedModel
+from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
 
 

@@ -1,7 +1,7 @@
 """Actors of a run that somebody has stopped (SIGSTOP): Ray takes them for busy, and waits.
 
 watch = ProcessWatch()
-watch.add("rank 0", actor)      # an actor with the method `whereabouts`
+watch.add("rank 0", actor)      # an actor with the method `process_location`
 watch.check()                   # every few seconds, while the actor is waited for
 """
 
@@ -18,7 +18,7 @@ from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
 
 _LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
 
-Whereabouts = tuple[str, int]
+ProcessLocation = tuple[str, int]
 """Ray's id of a node, and a process id."""
 
 
@@ -26,7 +26,7 @@ class ProcessStopped(RuntimeError):
     """A process of the run is stopped and will not answer."""
 
 
-def whereabouts() -> Whereabouts:
+def process_location() -> ProcessLocation:
     """Of this process."""
     return ray.get_runtime_context().get_node_id(), os.getpid()
 
@@ -43,7 +43,7 @@ class ProcessWatch:
 
     def add(self, name: str, actor: Any) -> None:
         """From now on this actor is looked at; its next call waits for none of ours."""
-        self._unknown[actor.whereabouts.remote()] = name
+        self._unknown[actor.process_location.remote()] = name
 
     def check(self) -> None:
         """

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import RolloutView
 from slime.rollout.copies import copied
 from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state
@@ -75,7 +75,7 @@ class RolloutDataSource(DataSource):
         self._returned: list[Group] = []  # were leased when the state was saved
         self.dataset = self._load_dataset() if args.rollout_global_dataset else None
         if args.num_rollout is None:
-            self.args = with_facts(args, num_rollout=rollouts_of_run(args, self))
+            self.args = with_context(args, num_rollout=rollouts_of_run(args, self))
         self.notices = self._notices()
         self._shuffle()
 

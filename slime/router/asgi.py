@@ -28,7 +28,7 @@ class RouterParts(Protocol):
     radix_tree: Any
 
 
-class Gatekeeper:
+class AuthMiddleware:
     """Lets nobody to the middleware who does not show the key, nor what a page of another site asks for."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:

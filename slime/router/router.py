@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from slime.router.admin import Admin
-from slime.router.asgi import Gatekeeper, ProxyApp
+from slime.router.asgi import AuthMiddleware, ProxyApp
 from slime.router.front import Front
 from slime.router.health import HealthWatch
 from slime.router.metrics import Counts
@@ -79,11 +79,11 @@ class SlimeRouter:
 
         loaded: list[Any] = [load_function(path) for path in self.settings.middleware_paths]
         middleware = [Middleware(cls, router=self) for cls in reversed(loaded)]
-        keeper: Any = Gatekeeper
+        auth: Any = AuthMiddleware
         app = Starlette(
             lifespan=lifespan,
             middleware=[
-                Middleware(keeper, api_key=self.settings.api_key, host=self.settings.host),
+                Middleware(auth, api_key=self.settings.api_key, host=self.settings.host),
                 *middleware,
             ],
         )

@@ -61,7 +61,7 @@ class NamedWeights:
         return target
 
     def _is_ignored(self, name: str) -> bool:
-        if name.endswith("rotary_emb.inv_freq") or name == self._rules.place.outer("lm_head.weight"):
+        if name.endswith("rotary_emb.inv_freq") or name == self._rules.prefix.outer("lm_head.weight"):
             return True
         return self._rules.untrained(name, self.config.shape.num_layers)
 

@@ -48,7 +48,7 @@ class TransformersWeights(NamedWeights):
             typed = self.flat.view(dtype)
             for name, found in revert_weight_conversion(model, indices).items():
                 what = f"{self.config.shape.model_type}: weight {name!r}"
-                self.named[self._rules.place.outer(name)] = view_at(typed, found, what)
+                self.named[self._rules.prefix.outer(name)] = view_at(typed, found, what)
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

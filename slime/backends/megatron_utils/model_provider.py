@@ -89,7 +89,7 @@ def build_gpt(
     """One pipeline stage, or one of its virtual stages.
 
     ``pre_process`` adds the embedding, ``post_process`` the final norm, the head and, as ``model.mtp``, the
-    ``mtp_layers`` layers that predict further tokens.
+    ``mtp_layers`` MTP layers.
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """

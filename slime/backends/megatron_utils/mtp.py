@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP), trained beside the policy without touching it.
+"""Multi-token prediction (MTP) layers, trained beside the policy without touching it.
 
 The parameters are those of megatron-core's multi-token prediction, under its names. The forward pass is ours.
 megatron-core's sends a message between context-parallel ranks for each sample of a packed row, knows no

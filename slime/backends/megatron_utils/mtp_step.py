@@ -1,4 +1,4 @@
-"""The loss of layers for further tokens (MTP) as a part of optimizer steps."""
+"""The loss of multi-token prediction (MTP) layers as a part of optimizer steps."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence

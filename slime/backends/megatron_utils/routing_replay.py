@@ -94,7 +94,7 @@ class RoutingReplay:
         self._choices: dict[int, list[ReplayedChoice]] = {}
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
         for chunk in model:
-            # Layers for further tokens choose for themselves: engines return no routes of theirs.
+            # Multi-token prediction (MTP) choose for themselves: engines return no routes of theirs.
             routers = [m for m in chunk.modules() if isinstance(m, Router) and m.layer_number is not None]
             self._choices[id(chunk)] = [self._of_router(router) for router in routers]
 

@@ -33,7 +33,7 @@ class EngineShape:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-class EngineKeeper:
+class EngineActor:
     """Launches one HTTP server process, or one node's part of one, and answers for its life.
 
     Args:
