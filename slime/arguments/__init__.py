@@ -49,7 +49,7 @@ def parse_args(
 def validated_args(
     argv: Sequence[str] | None = None, add_custom_arguments: "AddArguments | None" = None
 ) -> Namespace:
-    """As ``parse_args``, but bad input raises, and there are no notes.
+    """Parses like ``parse_args``, but bad input raises, and there are no notes.
 
     Raises:
         UsageError: with the first thing that is wrong.

@@ -47,6 +47,6 @@ class ConfigGroup:
     unusable: Rule = _find_nothing
 
     def specs(self) -> Iterator[Flag]:
-        """Its flags, in order."""
+        """Yields the flags of the group, in order."""
         for declaration in self.flags.values():
             yield from flags_of(declaration)

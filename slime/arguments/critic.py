@@ -124,7 +124,7 @@ def _has_own_gpus(args: Namespace) -> bool:
 
 
 def _derive_load(args: Namespace) -> None:
-    """Where the critic starts.
+    """Derives what the critic starts from.
 
     A checkpoint of this run is gone on from if the actor goes on too, and then at the same iteration: a run
     that was killed between their saves goes on at the earlier one. Of any other only the weights are taken.

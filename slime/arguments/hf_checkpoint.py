@@ -25,7 +25,7 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class HfCheckpointArgs:
-    """Where the model and its tokenizer come from."""
+    """The sources of the model and its tokenizer."""
 
     hf_checkpoint: str = flag(
         required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"

@@ -216,7 +216,8 @@ def _idle(shape: Mapping[str, Any]) -> set[str]:
 
 
 def _shape(args: Namespace) -> dict[str, Any]:
-    """Of a family, or, for the trainer that takes any ``transformers`` model, what can be said of all.
+    """Returns a family's shape, or, for a trainer that takes any ``transformers`` model, what all models
+    have.
 
     What a family does not compute is refused by either trainer; FSDP takes what only Megatron's does not.
     """

@@ -1,4 +1,4 @@
-"""Where the optimizer keeps its state, and in which formats, under Megatron-LM's names and defaults."""
+"""The device and number format of the optimizer's state, under Megatron-LM's names and defaults."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _MAIN = "fp32: main weights and gradients stay in float32"
 
 @dataclass(frozen=True)
 class OptimizerStateArgs:
-    """Where the optimizer keeps its moments, and in which number format."""
+    """The device and number format of the optimizer's moments."""
 
     optimizer_cpu_offload: bool = flag(
         False, help="keep moments, and compute steps, on the host; without a GPU they are there anyway"

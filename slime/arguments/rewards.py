@@ -1,4 +1,4 @@
-"""Where rewards come from."""
+"""The sources of rewards."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ RM_TYPES = {
 
 @dataclass(frozen=True)
 class RewardArgs:
-    """Where rewards come from."""
+    """The sources of rewards."""
 
     rm_type: str | None = flag(help="built-in reward: math, f1, ...; a boxed_ prefix grades the boxed answer")
     reward_key: str | None = flag(help="key of the reward to train on, when rewards are mappings")

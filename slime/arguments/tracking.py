@@ -1,4 +1,4 @@
-"""Where metrics go."""
+"""The destinations of metrics."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from slime.arguments.outputs import bad_output
 
 @dataclass(frozen=True)
 class TrackingArgs:
-    """Where metrics go. The JSONL file is always written."""
+    """The destinations of metrics. The JSONL file is always written."""
 
     run_name: str | None = flag(help="name of the run in trackers")
     metrics_file: str | None = flag(

@@ -60,7 +60,7 @@ SPARSE_WEIGHTS = replace(
 
 
 def sparse_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a forward pass: all keys are scored by the indexer, the chosen ones are read."""
+    """Counts the FLOPs of a forward pass: all keys are scored by the indexer, the chosen ones are read."""
     topk, heads = shape.dsa_indexer_topk or 0, shape.dsa_indexer_n_heads or 0
     width = heads * (shape.dsa_indexer_head_dim or 0)
 

@@ -44,7 +44,7 @@ def _shape(config: HfConfig) -> ModelShape:
 
 
 def _ropes(config: HfConfig) -> tuple[Rope, Rope]:
-    """Of layers that see all, and of the others; transformers 5 has one mapping for both."""
+    """Returns the RoPE of layers that see all, and of the others; transformers 5 has one mapping for both."""
     nested = config.mapping("rope_parameters")
     if not nested:
         return read_rope(config, base=1e6), Rope(config.number("rope_local_base_freq", 10000.0))

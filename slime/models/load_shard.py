@@ -70,7 +70,7 @@ def _columns(full: list[int], shard: ShardSpec) -> list[slice]:
 
 
 def _copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> Iterator[_Copy]:
-    """Where the rows of a rank's part come from."""
+    """Yields where the rows of a rank's part come from."""
     ranges = rule.ranges(rows, shard.rank, shard.size) if shard.dim == 0 else [range(rows)]
     target = 0
     for held in ranges:

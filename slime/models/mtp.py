@@ -64,7 +64,9 @@ class MtpRules:
         return None if rule is None else rule.under(prefix.format(number))
 
     def names(self, layers: int, in_layer: Sequence[str]) -> list[str]:
-        """Of all parameters of so many layers, ``in_layer`` being those within the decoder layer."""
+        """Yields the names of all parameters of so many layers, ``in_layer`` being those within the decoder
+        layer.
+        """
         each = [*self.own, *(_INNER + name for name in in_layer)]
         return [f"mtp.layers.{layer}.{name}" for layer in range(layers) for name in each]
 

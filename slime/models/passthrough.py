@@ -9,7 +9,8 @@ from slime.models.safetensors_dir import SafetensorReader
 
 
 def passthrough_names(path: str | Path, reader: SafetensorReader) -> list[str]:
-    """Their names in the directory ``path``, which ``reader`` reads; none of a model without a family.
+    """Returns the names of passthrough tensors in the directory ``path``, which ``reader`` reads; none of a
+    model without a family.
 
     Layers that config.json does not count, as where it was changed to make a smaller model, are left out.
     """

@@ -42,7 +42,7 @@ def _shape(config: HfConfig) -> ModelShape:
 
 
 def hybrid_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a forward pass."""
+    """Counts the FLOPs of a forward pass."""
     return hybrid_flops(seqlens, shape, shared_products)
 
 

@@ -81,7 +81,7 @@ class Rule:
         return joined(shards, dim)
 
     def under(self, prefix: str) -> Self:
-        """The same with ``prefix`` before its HF names."""
+        """Returns the rule with ``prefix`` before its HF names."""
         return replace(self, hf_names=tuple(prefix + name for name in self.hf_names))
 
 
@@ -117,7 +117,8 @@ class QkvRule(Rule):
 
 @dataclass(frozen=True)
 class GatedQkvRule(Rule):
-    """The same where the projection of queries has, for each head, its query and then its output gate.
+    """The rule of attention where the projection of queries has, for each head, its query and then its output
+    gate.
 
     Per query group the rows are [its query heads, their gates, its key, its value].
     """
@@ -170,7 +171,7 @@ class FusedGateUpRule(GateUpRule):
 
 @dataclass(frozen=True)
 class StackedRule(Rule):
-    """That of one expert, for its part of tensors [experts, ...]."""
+    """The rule of one expert, for its part of tensors [experts, ...]."""
 
     of_one: Rule
     number: int
@@ -209,7 +210,7 @@ class ExpertRules:
     stacked: bool = False
 
     def names(self, num_experts: int) -> list[str]:
-        """Of all parameters within a layer."""
+        """Returns the names of all parameters within a layer."""
         experts = [
             f"mlp.experts.local_experts.{i}.{name}" for i in range(num_experts) for name in self.of_expert
         ]

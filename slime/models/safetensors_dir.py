@@ -84,7 +84,7 @@ class SafetensorReader(SafetensorIndex):
         self._rows[file].copy(target, name, dtype, shape, rows, columns)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the tensor ``name``; reads nothing but the header.
+        """Returns the shape of the tensor ``name``; reads nothing but the header.
 
         Raises:
             ValueError: the checkpoint has no such tensor.

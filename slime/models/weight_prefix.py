@@ -20,7 +20,7 @@ class WeightPrefix:
         return _moved(name, {"model.": self.trunk, "lm_head.": self.head})
 
     def inner(self, name: str) -> str:
-        """The reverse of `outer`; other tensors keep their names."""
+        """Reverses `outer`; other tensors keep their names."""
         return _moved(name, {self.trunk: "model.", self.head: "lm_head."})
 
 

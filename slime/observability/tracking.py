@@ -1,4 +1,4 @@
-"""Where metrics go. The driver logs; everything else returns its numbers to the driver.
+"""The destinations of metrics. The driver logs; everything else returns its numbers to the driver.
 
 The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
 
@@ -42,7 +42,7 @@ class Tracker:
         self.context = dict(context or {})
 
     def add(self, sink: Sink) -> None:
-        """From now on rows go there too."""
+        """Adds a destination of rows."""
         self._sinks.append(sink)
 
     def log(self, metrics: Mapping[str, Any], *, axis: Axis, step: int) -> None:

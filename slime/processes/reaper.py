@@ -54,7 +54,9 @@ def read_processes() -> dict[int, tuple[int, int]]:
 
 
 def living(known: Known, root: int | None = None) -> Known:
-    """Those of ``known`` that live, and all that runs below them or below ``root``, but not this process."""
+    """Returns those of ``known`` that live, and all that runs below them or below ``root``, but not this
+    process.
+    """
     processes = read_processes()
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():

@@ -1,4 +1,4 @@
-"""Where the routers of a run will be, and the key of all its servers."""
+"""The addresses of a run's routers, and the key of all its servers."""
 
 import secrets
 
@@ -50,5 +50,5 @@ def api_key(args: FleetView, host: str) -> str | None:
 
 
 def metrics_port(port: int) -> int:
-    """Where to begin to look for a port of the router's metrics, away from the router's own."""
+    """Returns where to begin to look for a port of the router's metrics, away from the router's own."""
     return port + 1000 if port < 60_000 else port - 1000

@@ -1,4 +1,4 @@
-"""From the flags of a run to its models, engines and routers."""
+"""Sets up a run's models, engines and routers from its flags."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -96,7 +96,9 @@ def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[
 
 
 def _router_args(args: FleetView, model: str, halves: bool, is_first: bool) -> FleetView:
-    """Of one of several routers: a port that was given is the first one's, and the tokenizer the model's."""
+    """Returns the flags of one of several routers: a port that was given is the first one's, and the
+    tokenizer the model's.
+    """
     own: dict[str, Any] = {"router_pd_disaggregation": True} if halves else {}
     if not is_first:
         own["router_prometheus_port"] = None

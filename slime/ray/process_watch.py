@@ -27,7 +27,7 @@ class ProcessStopped(RuntimeError):
 
 
 def process_location() -> ProcessLocation:
-    """Of this process."""
+    """Returns the node and process id of this process."""
     return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
@@ -42,7 +42,7 @@ class ProcessWatch:
         self._asked: dict[str, ray.ObjectRef] = {}
 
     def add(self, name: str, actor: Any) -> None:
-        """From now on this actor is looked at; its next call waits for none of ours."""
+        """Adds an actor to those that are looked at; its next call waits for none of ours."""
         self._unknown[actor.process_location.remote()] = name
 
     def check(self) -> None:

@@ -230,7 +230,9 @@ class RolloutManager:
             check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
 
     def _check_batch(self, samples: list[Sample]) -> None:
-        """Before metrics are made of them: those would fail with less to say."""
+        """Checks the samples of a batch before metrics are made of them, which would fail with less to
+        say.
+        """
         if self._parallel_config is None:
             return
         if not samples:

@@ -1,4 +1,4 @@
-"""From the command line to a running loop, and back to an empty machine."""
+"""Starts a run from the command line, and leaves an empty machine behind."""
 
 import logging
 import os

@@ -38,7 +38,7 @@ class SpawnedEngine:
         return None
 
     def updated(self, version: str) -> None:
-        """Its process cannot become another one unseen."""
+        """Tells whether the engine was updated: its process cannot become another one unseen."""
 
     def end(self) -> None:
         refs = [actor.shutdown.remote() for actor in self.actors]
@@ -69,7 +69,7 @@ class SpawnedEngines:
         self._first_slot, self._trainer_gpus = first_slot, trainer_gpus
 
     def can_fill(self, place: int) -> bool:
-        """Its GPUs are free again once an engine is gone."""
+        """Tells whether a place can be filled: its GPUs are free again once an engine is gone."""
         return True
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class SpawnedEngines:
         )
 
     def wait_ready(self, handles: Sequence[SpawnedEngine], timeout: float) -> list[EngineEndpoint]:
-        """Where the engines serve; all their parts have started then."""
+        """Waits until the engines serve with all their parts, and returns where."""
         parts = [[actor.wait_ready.remote(timeout) for actor in handle.actors] for handle in handles]
         refs = [ref for own in parts for ref in own]
         answers = wait_all(refs, "start of the rollout engines", timeout + ANSWER_TIMEOUT)

@@ -200,7 +200,10 @@ class TrainWorker:
 
 
 class TrainRayActor(TrainWorker):
-    """The same as a Ray actor. Ray decides where it runs; the first rank offers the meeting point."""
+    """A trainer process as a Ray actor.
+
+    Ray decides where it runs; the first rank offers the meeting point.
+    """
 
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_gpu()))
@@ -210,7 +213,10 @@ class TrainRayActor(TrainWorker):
         return process_location()
 
     def address_and_free_port(self) -> tuple[str, int]:
-        """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""
+        """Returns where rank 0 will host the rendezvous of the group.
+
+        On loopback if the cluster is one machine.
+        """
         host = node_host()
         return host, reserve_port(host)
 

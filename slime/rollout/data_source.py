@@ -1,4 +1,4 @@
-"""Where prompts come from, in an order that a restart continues exactly."""
+"""The source of prompts, in an order that a restart continues exactly."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -110,7 +110,7 @@ class RolloutDataSource(DataSource):
         return [f"--prompt-data {self.args.prompt_data}: {line}" for line in lines]
 
     def data_metrics(self) -> dict[str, int]:
-        """Of every rollout: how many prompts are too long to be given out."""
+        """Returns metrics of every rollout: how many prompts are too long to be given out."""
         count = self.dataset.num_too_long if self.dataset is not None else 0
         return {"rollout/dropped/prompts_too_long": count} if count else {}
 
@@ -319,7 +319,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def _identity(group: Group) -> frozenset[int]:
-    """By its samples: a filter may wrap them in another list."""
+    """Identifies a group by its samples: a filter may wrap them in another list."""
     return frozenset(map(id, group))
 
 

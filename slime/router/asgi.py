@@ -20,7 +20,7 @@ from slime.utils.request_gate import RequestGate
 
 
 class RouterParts(Protocol):
-    """Of a SlimeRouter, what answers requests."""
+    """The parts of a SlimeRouter that answer requests."""
 
     upstream: Upstream
     admin: Any

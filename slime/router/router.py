@@ -109,7 +109,7 @@ def run_router(args: Any) -> None:
 
 
 def server_options(settings: RouterSettings) -> dict[str, Any]:
-    """Of uvicorn.
+    """Returns the options of uvicorn.
 
     It parses by h11: with httptools it ends at the head of a request that wishes for another protocol, as
     clients do that know HTTP/2, and takes its body for the next request. What h11 puts up with is refused.

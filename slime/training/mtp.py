@@ -34,7 +34,7 @@ class ShiftedRows:
 
 
 def shifted_rows(batch: Mapping[str, Any], depth: int, context: ParallelContext) -> ShiftedRows:
-    """Of a micro-batch of `packed_micro_batch`."""
+    """Shifts the rows of a micro-batch of `packed_micro_batch`."""
     take = RowSplit.of(batch["segment_lengths"], context).take
     given, there, predicted, counts = (
         take(torch.cat(list(parts))) for parts in zip(*_shifted_segments(batch, depth), strict=True)

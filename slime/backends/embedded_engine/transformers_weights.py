@@ -52,7 +52,9 @@ class TransformersWeights(NamedWeights):
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of checkpoints, tied ones once, in an order in which neighbours share layer and dtype."""
+    """Yields the tensors of a checkpoint, tied ones once, in an order in which neighbours share layer and
+    dtype.
+    """
     kept, seen = [], set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

@@ -1,4 +1,4 @@
-"""From a Hugging Face directory into the shards of all ranks."""
+"""Loads a Hugging Face directory into the shards of all ranks."""
 
 import logging
 import re
@@ -226,7 +226,7 @@ def _fill(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
 
 
 def _chunks(value: torch.Tensor, rows: int, count: int) -> Iterator[torch.Tensor]:
-    """So many rows each; at the end of them zeros follow."""
+    """Yields chunks of so many rows, padded by zeros."""
     for start in range(0, rows * count, rows):
         chunk = value[start : start + rows]
         yield (

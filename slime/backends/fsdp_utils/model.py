@@ -69,13 +69,15 @@ def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrained
 
 
 def _weight_map(path: str | Path) -> WeightMap | None:
-    """That of the model's family, if it is of one."""
+    """Returns the weight map of the model's family, if it has one."""
     family = FAMILIES.get(HfConfig.read(path).get("model_type"))
     return None if family is None else family.weights
 
 
 def plain_config(path: str | Path, trust_remote_code: bool = False) -> PretrainedConfig:
-    """That of a directory's language model, for weights that are not quantised, and without dropout."""
+    """Returns the config of a directory's language model, for weights that are not quantised, and without
+    dropout.
+    """
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if (weights := _weight_map(path)) is not None and weights.prefix != WeightPrefix():
         config = config.get_text_config()

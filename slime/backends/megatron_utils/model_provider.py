@@ -56,7 +56,8 @@ def get_model(
 
 
 def _let_gradients_pass(chunks: Sequence[torch.nn.Module]) -> None:
-    """To the embedding, even a frozen one: what is recomputed trains only if its input has a gradient.
+    """Lets gradients pass to the embedding, even a frozen one: what is recomputed trains only if its input
+    has a gradient.
 
     Without one megatron-core gives their parameters none, or fails where it computes norms again.
     """

@@ -83,7 +83,7 @@ class MtpLayer(MultiTokenPredictionLayer):
 
 
 class MtpLayers(MultiTokenPredictionBlock):
-    """Those of a model, on its last pipeline stage, as ``model.mtp``.
+    """The MTP layers of a model, on its last pipeline stage, as ``model.mtp``.
 
     Attributes:
         hidden: what the decoder gave last in training, its gradient cut off.
@@ -172,7 +172,7 @@ def _uncounted(batch: Mapping[str, Any], depth: int, shifted: ShiftedRows) -> to
 
 
 def _head_of(model: GPTModel) -> torch.Tensor:
-    """Of the last pipeline stage."""
+    """Returns the output head, on the last pipeline stage."""
     if model.share_embeddings_and_output_weights:
         return model.shared_embedding_or_output_weight()
     weight: torch.Tensor = model.output_layer.weight

@@ -51,7 +51,7 @@ def _of_chunks(template: Mapping[str, Any]) -> bool:
 
 
 def _mtp_layers(template: Mapping[str, Any]) -> set[int]:
-    """Their numbers, in one chunk or several."""
+    """Returns the numbers of the MTP layers, in one chunk or several."""
     if _of_chunks(template):
         return set().union(*(_mtp_layers(chunk) for chunk in template.values()))
     return _numbers(template)

@@ -27,7 +27,7 @@ def get_advantages_and_returns(
     gamma: float,
     lambd: float,
 ) -> Pair:
-    """Those of a single response; values, rewards: [R].
+    """Computes advantages and returns of a single response; values, rewards: [R].
 
     Args:
         total_len: tokens of prompt and response, for the sake of callers that pass it.
