@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slime.ray.session import main
-from slime.utils.misc import evaluates_at_start, trains_actor
+from slime.ray.step import TrainingStep
+from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -24,6 +25,7 @@ def train(
     args: Namespace, actor: "RayTrainGroup", critic: "RayTrainGroup", rollout: "RolloutGroup", log: "RunLog"
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
+    step = TrainingStep(args, actor, critic, epoch)
 
     def sync_weights() -> None:
         actor.offload_training_state()
@@ -40,23 +42,8 @@ def train(
 
     for rollout_id in range(start, args.num_rollout):
         batch = rollout.generate(rollout_id)
-
-        saves = is_due(rollout_id, args.save_interval, epoch, args.num_rollout)
-        last = rollout_id == args.num_rollout - 1
-
         rollout.offload()
-        critic.onload()
-        values = critic.train(rollout_id, batch)
-        if saves:
-            critic.save_model(rollout_id, force_sync=last)
-        critic.offload()
-
-        actor.onload()
-        if trains_actor(args, rollout_id):
-            actor.train(rollout_id, batch, values)
-        if saves:
-            actor.save_model(rollout_id, force_sync=last)
-
+        step.run(rollout_id, batch)
         sync_weights()
 
         if is_due(rollout_id, args.eval_interval, epoch):

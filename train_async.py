@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from slime.arguments.off_policy import staleness_notes
 from slime.ray.session import main
-from slime.utils.misc import evaluates_at_start, trains_actor
+from slime.ray.step import TrainingStep
+from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -27,6 +28,7 @@ def train(
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, args.num_rollout
+    step = TrainingStep(args, actor, critic, epoch)
 
     if start >= end:
         return
@@ -43,19 +45,7 @@ def train(
         if rollout_id + 1 < end:
             upcoming = rollout.async_generate(rollout_id + 1, updates_ahead=int(updates))
 
-        saves = is_due(rollout_id, args.save_interval, epoch, end)
-
-        critic.onload()
-        values = critic.train(rollout_id, batch)
-        if saves:
-            critic.save_model(rollout_id, force_sync=rollout_id == end - 1)
-        critic.offload()
-
-        actor.onload()
-        if trains_actor(args, rollout_id):
-            actor.train(rollout_id, batch, values)
-        if saves:
-            actor.save_model(rollout_id, force_sync=rollout_id == end - 1)
+        step.run(rollout_id, batch)
 
         if updates:
             # A rollout must not see two versions: let the one under way finish first.

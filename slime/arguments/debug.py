@@ -32,6 +32,9 @@ class DebugArgs:
         place=True, help="file to dump train data to, with {rollout_id} in its name"
     )
     dump_details: str | None = flag(place=True, help="directory of both dumps")
+    trace: str | None = flag(
+        place=True, help="file of what each process did when, for Perfetto or chrome://tracing"
+    )
     load_forge_rollout_data: str | None = flag(
         place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
     )
@@ -94,6 +97,7 @@ def missing(args: Namespace) -> Iterator[str]:
     yield from bad_output(args, "dump_details", is_directory=True)
     yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
     yield from bad_output(args, "save_debug_train_data", is_directory=False)
+    yield from bad_output(args, "trace", is_directory=False)
     yield from _missing_replay(args.load_forge_rollout_data, args.start_rollout_id or 0)
     dump, first = args.load_debug_rollout_data, args.start_rollout_id
     if dump is None:

@@ -6,10 +6,11 @@ that a crash during the save that follows loses none; the row that ends the step
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from slime.observability.spans import Span, SpanList, TraceFile
 from slime.observability.tracking import Tracker
 
 
@@ -21,8 +22,9 @@ class RunLog:
             one rollout take theirs side by side, under the same numbers.
     """
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: Tracker, trace: TraceFile | None = None) -> None:
+        self._tracker, self._trace = tracker, trace
+        self._spans = SpanList()
         self.trained_steps = 0
         self._last_trained = -1, 0  # a rollout, and its first step
         self._last_rollout = -1
@@ -34,9 +36,16 @@ class RunLog:
         """Adds the wall seconds of the block to ``perf/<name>_time`` of the current step."""
         start = time.monotonic()
         try:
-            yield
+            with self._spans.measure(name):
+                yield
         finally:
+            self.spans("driver", self._spans.take())
             self.count(f"{name}_time", time.monotonic() - start)
+
+    def spans(self, process: str, spans: Iterable[Span]) -> None:
+        """What a process did when, for ``--trace``."""
+        if self._trace is not None:
+            self._trace.write(process, spans)
 
     def count(self, name: str, amount: float) -> None:
         """Adds to ``perf/<name>`` of the current step."""

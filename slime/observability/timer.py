@@ -5,19 +5,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from slime.observability.spans import SpanList
+
 
 class Timer:
-    """Accumulates seconds per phase until `take` empties it."""
+    """Accumulates seconds per phase until `take` empties it.
+
+    Attributes:
+        spans: when each of them was.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self.spans = SpanList()
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Adds the seconds of the block to ``name``; blocks of different names may nest."""
         start = time.monotonic()
         try:
-            yield
+            with self.spans.measure(name):
+                yield
         finally:
             self._seconds[name] += time.monotonic() - start
 

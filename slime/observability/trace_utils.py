@@ -13,11 +13,11 @@ import functools
 import inspect
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from slime.utils.types import Sample
 
@@ -83,6 +83,20 @@ def trace_span(
         _open_spans.reset(token)
         for handle, span_id in opened:
             _record(handle, "span_end", name, span.attrs, span_id)
+
+
+class TraceFlag(Protocol):
+    """The part of ``args`` that says whether spans are kept."""
+
+    @property
+    def trace(self) -> str | None: ...
+
+
+def span_of(args: TraceFlag, target: Sample | Sequence[Sample], name: str) -> AbstractContextManager[Span]:
+    """Opens a span of one sample, or of several, if ``--trace`` asks for it; else one that nobody keeps."""
+    if args.trace is None:
+        return nullcontext(Span())
+    return trace_span(target if isinstance(target, Sample) else list(target), name)
 
 
 def trace_event(target: Target, name: str, *, attrs: Attrs = None) -> None:

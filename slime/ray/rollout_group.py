@@ -180,9 +180,10 @@ class PendingRollout:
         """Waits for the rollout; its metrics are logged the first time."""
         if self._refs is None:
             with self._log.phase("rollout_wait"):
-                self._refs, metrics, warnings = wait_one(
+                self._refs, metrics, warnings, spans = wait_one(
                     self._ref, f"rollout {self._id}", self._timeout, self._watch.check
                 )
+            self._log.spans("rollouts", spans)
             self._log.rollout(self._id, metrics)
             for warning in warnings:
                 logger.warning("rollout %d: %s", self._id + 1, warning)

@@ -15,6 +15,7 @@ from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
+from slime.observability.spans import Span, SpanList, sample_spans
 from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
@@ -66,6 +67,7 @@ class RolloutManager:
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._flat: str | None = None
+        self._spans = SpanList()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         spare_collector()
         reached("rollout manager ready")
@@ -104,7 +106,7 @@ class RolloutManager:
 
     def generate(
         self, rollout_id: int, updates_ahead: int = 0
-    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str]]:
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str], list[Span]]:
         """One rollout.
 
         Args:
@@ -112,11 +114,12 @@ class RolloutManager:
 
         Returns:
             A reference to the train shard of each data-parallel rank (none without a trainer),
-            the rollout's metrics, and what a user should be told of it.
+            the rollout's metrics, what a user should be told of it, and its spans if ``--trace`` asks.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
-        output = self._samples(rollout_id)
+        with self._spans.measure("rollout", rollout=rollout_id):
+            output = self._samples(rollout_id)
         seconds = time.monotonic() - start
         samples = flatten_samples(output.samples)
         recording = self._args.load_debug_rollout_data
@@ -127,10 +130,12 @@ class RolloutManager:
         save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
-        refs, of_batch = self._to_train_refs(samples)
+        with self._spans.measure("convert", rollout=rollout_id):
+            refs, of_batch = self._to_train_refs(samples)
         self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
-        return refs, metrics | take_logged("rollout", "train"), self._warnings(samples)
+        metrics |= take_logged("rollout", "train")
+        return refs, metrics, self._warnings(samples), self._take_spans(samples)
 
     def eval(self, rollout_id: int) -> dict[str, Any]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
@@ -138,7 +143,8 @@ class RolloutManager:
             self._eval_fn, self._args, rollout_id, self._data_source, evaluation=True
         )
         start = time.monotonic()
-        output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
+        with self._spans.measure("eval", rollout=rollout_id):
+            output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
         seconds = time.monotonic() - start
         samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
         self._check(describe(self._eval_fn), samples)
@@ -276,6 +282,10 @@ class RolloutManager:
         """Rewards that do not differ are told once for a row of such rollouts."""
         seen, self._flat = self._flat, flat_rewards(self._args, samples)
         return take_notes() + ([self._flat] if self._flat and not seen else [])
+
+    def _take_spans(self, samples: list[Sample]) -> list[Span]:
+        spans = self._spans.take()
+        return [*spans, *sample_spans(samples)] if self._args.trace else []
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""

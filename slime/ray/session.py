@@ -99,6 +99,7 @@ def _session(args: FleetView, loop: Loop) -> None:
     # Imported late: bad flags are answered without waiting for them.
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
+    from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
     from slime.ray.cluster import ray_cluster
     from slime.ray.setup import running_groups
@@ -113,7 +114,7 @@ def _session(args: FleetView, loop: Loop) -> None:
         args = with_context(args, **tracker.context)
         with putting_away(_PUTTING_AWAY):
             try:
-                log = RunLog(tracker)
+                log = RunLog(tracker, TraceFile(Path(args.trace)) if args.trace else None)
                 with running_groups(args, log) as groups:
                     _warn_if_done(groups.args, groups.actor.start_rollout_id)
                     tracker.add(ConsoleSink(groups.args))

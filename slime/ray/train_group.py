@@ -90,8 +90,10 @@ class RayTrainGroup:
         with self._log.phase("train_wait"):
             refs = [actor.train.remote(rollout_id, list(data_refs), inputs or None) for actor in self._actors]
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
-        self._log.train(rollout_id, next((report for report, _ in outcomes if report), {}))
-        return [ref for _, ref in outcomes if ref is not None]
+        self._log.train(rollout_id, next((report for report, _, _ in outcomes if report), {}))
+        for rank, (_, _, spans) in enumerate(outcomes):
+            self._log.spans(f"{self._role} rank {rank}", spans)
+        return [ref for _, ref, _ in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         with self._log.phase("save_model"):

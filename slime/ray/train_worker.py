@@ -12,6 +12,7 @@ from slime.arguments.runtime_context import with_context
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
+from slime.observability.spans import Span
 from slime.observability.startup import reached
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
@@ -142,6 +143,10 @@ class TrainWorker:
         Args:
             trained_steps: optimizer steps of the run so far, for the run that goes on with it.
         """
+        with self._timer.spans.measure("save_model", rollout=rollout_id):
+            self._save_model(rollout_id, force_sync, trained_steps)
+
+    def _save_model(self, rollout_id: int, force_sync: bool, trained_steps: int | None) -> None:
         args = self._args
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
@@ -172,7 +177,8 @@ class TrainWorker:
         self.backend.require_finite("giving the engines the weights")
         if self._update is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
-        sent = self._update.run(self._weight_version + 1)
+        with self._timer.spans.measure("update_weights", version=self._weight_version + 1):
+            sent = self._update.run(self._weight_version + 1)
         self._weight_version += 1
         self._trained_since_update = False
         if self._args.keep_old_actor:
@@ -186,17 +192,20 @@ class TrainWorker:
 
     def offload_training_state(self) -> None:
         """The first half of `sleep`: leaves the weights, which the engines are to be given."""
-        self.backend.memory.offload_training_state()
-        _release_cache()
+        with self._timer.spans.measure("offload_training_state"):
+            self.backend.memory.offload_training_state()
+            _release_cache()
 
     def sleep(self) -> None:
         """Moves weights and optimizer state to host memory and drops the gradients."""
-        self.backend.memory.offload()
-        _release_cache()
+        with self._timer.spans.measure("sleep"):
+            self.backend.memory.offload()
+            _release_cache()
 
     def wake_up(self) -> None:
         """Undoes `sleep`."""
-        self.backend.memory.onload()
+        with self._timer.spans.measure("wake_up"):
+            self.backend.memory.onload()
 
 
 class TrainRayActor(TrainWorker):
@@ -232,19 +241,22 @@ class TrainRayActor(TrainWorker):
 
     def train(
         self, rollout_id: int, data_refs: list[ray.ObjectRef], inputs: list[ray.ObjectRef] | None = None
-    ) -> tuple[dict[str, Any], ray.ObjectRef | None]:
+    ) -> tuple[dict[str, Any], ray.ObjectRef | None, list[Span]]:
         """Trains on this rank's shard.
 
         The references come inside lists, which Ray does not resolve: each rank fetches its own shard and
         what another role's same rank gave, and no other.
 
         Returns:
-            The main rank's metrics, and a reference to what this role gives to others, if it does.
+            The main rank's metrics, a reference to what this role gives to others, if it does, and the rank's
+            spans since the last call if ``--trace`` asks.
         """
         shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
         values = None if inputs is None else ray.get(inputs[self._args.rank])
         report, trained = self.train_shard(rollout_id, shard, values)
-        return report, ray.put(trained.outputs) if self._role.outputs else None
+        spans = self._timer.spans.take()
+        outputs = ray.put(trained.outputs) if self._role.outputs else None
+        return report, outputs, spans if self._args.trace else []
 
 
 def _release_cache() -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from slime.arguments.views import RolloutView
+from slime.observability.trace_utils import build_sglang_meta_trace_attrs, span_of
 from slime.rollout.attempts import FINISHED, flatten
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
@@ -56,7 +57,10 @@ async def generate(
     payload = prepare_request(args, sample, sampling_params, evaluation)
     if payload is None:
         return sample
-    output = await post(get_model_url(args), payload, GENERATE_RETRIES, headers=routing_headers(args, sample))
+    with span_of(args, sample, "sglang_generate") as span:
+        url, headers = get_model_url(args), routing_headers(args, sample)
+        output = await post(url, payload, GENERATE_RETRIES, headers=headers)
+        span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
     take_answer(args, sample, output, sampling_params)
     return sample
 
@@ -137,11 +141,13 @@ async def generate_and_rm(
         if state.aborted:
             sample.status = Sample.Status.ABORTED
             return sample
-        result = await _generate_one(args, sample, sampling_params, evaluation)
+        with span_of(args, sample, "generate"):
+            result = await _generate_one(args, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(args, sample, result)
     if not args.group_rm:
-        await _score(args, result)
+        with span_of(args, result, "reward_model"):
+            await _score(args, result)
     return result
 
 
@@ -213,7 +219,9 @@ async def generate_and_rm_group(
         return results
     samples = [sample for result in results for sample in _as_list(result)]
     if args.group_rm:
-        for sample, reward in zip(samples, await grouped_async_rm(args, results), strict=True):
+        with span_of(args, samples, "group_reward_model"):
+            rewards = await grouped_async_rm(args, results)
+        for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward
     fill_ungraded(samples)
     return results

@@ -1,5 +1,6 @@
 """The loop on every layout, with every process real."""
 
+import json
 import math
 from pathlib import Path
 
@@ -72,13 +73,33 @@ def _expect_agreement(run) -> None:
     assert run.written_twice() == set()
 
 
-def test_async_training_is_one_rollout_ahead(start, rl_flags) -> None:
-    run = start([*rl_flags, "--num-rollout", 3], script="train_async.py").expect_success()
+def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    flags = ["--num-rollout", 3, "--trace", trace]
+    run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
     assert "note: train_async.py: tokens are older than the weights they train, and nothing" in run.output
     run.expect_no_processes()
+    _expect_overlap(trace)
+
+
+def _expect_overlap(trace: Path) -> None:
+    """Of the second rollout and of what the trainer does with the first one, in the trace of a run."""
+    events = json.loads(trace.read_text().rstrip().rstrip(",") + "]")
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert set(processes.values()) == {"driver", "rollouts", "actor rank 0"}
+    spans = [(processes[event["pid"]], event["name"], event) for event in events if event["ph"] == "X"]
+    rollouts = {
+        e["args"]["rollout"]: e for process, name, e in spans if (process, name) == ("rollouts", "rollout")
+    }
+    trained = [e for process, name, e in spans if (process, name) == ("actor rank 0", "actor_train")]
+    assert sorted(rollouts) == [0, 1, 2] and len(trained) == 3
+    assert rollouts[1]["ts"] < trained[0]["ts"] + trained[0]["dur"]
+    assert trained[0]["ts"] >= rollouts[0]["ts"] + rollouts[0]["dur"]
+    names = {name for _, name, _ in spans}
+    assert names >= {"generate", "sglang_generate", "reward_model", "update_weights", "train_wait"}
 
 
 def _ages(run) -> list[tuple[float, float]]:
