@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.advantages import ESTIMATORS
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag
 
 LOSSES = {
@@ -123,6 +123,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
                 yield f"--pg-loss-denominator and {option_string(name)}: only one of them"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"loss": LossArgs}, derived=DerivedLoss, derive=derive, notes=notes, contradictions=contradictions
 )

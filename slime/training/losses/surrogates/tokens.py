@@ -45,7 +45,7 @@ SurrogateFunction = Callable[[TrainingView, PolicyTokens], Surrogate]
 
 
 def with_trained_gradient(tensors: Tensors, masks: Tensors) -> list[torch.Tensor]:
-    """The same values, with a gradient only where the mask is 1: elsewhere it may be 0 times infinity."""
+    """Returns the values, with a gradient only where the mask is 1: elsewhere it may be 0 times infinity."""
     return [
         torch.where(mask != 0, values, values.detach()) for values, mask in zip(tensors, masks, strict=True)
     ]
