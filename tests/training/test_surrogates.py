@@ -1,4 +1,4 @@
-"""What holds for every surrogate of the policy loss."""
+"""What holds for every surrogate of the policy loss, and for those that clip."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_on_policy_a_sequence_gets_the_gradient_of_reinforce(name) -> None:
         torch.testing.assert_close(new.grad, -advantages * mask)
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("distance", [-3.0, 3.0])
 def test_far_from_the_old_policy_the_ratio_is_clipped(name, distance) -> None:
     found = load_function(SURROGATES[name])(flags(surrogate=name), _tokens(distance))
