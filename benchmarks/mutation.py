@@ -41,6 +41,9 @@ _FORMULAS = ("formulas", "kl_gradients", "losses", "estimators", "mis", "referen
 _BATCHES = ("conversion", "batch", "schedule", "estimators", "reference")
 TESTS: dict[str, tuple[str, ...]] = {
     "slime/training/losses/policy.py": _FORMULAS,
+    "slime/training/losses/surrogates/ppo.py": _FORMULAS,
+    "slime/training/losses/surrogates/gspo.py": _FORMULAS,
+    "slime/training/losses/surrogates/cispo.py": _FORMULAS,
     "slime/training/losses/corrections.py": _FORMULAS,
     "slime/training/losses/mis.py": ("mis", "reference"),
     "slime/training/mean_weights.py": ("mis", "reference"),

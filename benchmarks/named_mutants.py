@@ -1,6 +1,7 @@
 """Faults that somebody might well make, by name: a module, a piece of it, and what stands there instead."""
 
 _POLICY = "slime/training/losses/policy.py"
+_SURROGATES = "slime/training/losses/surrogates/"
 _CORRECTIONS = "slime/training/losses/corrections.py"
 _MIS = "slime/training/losses/mis.py"
 _REDUCERS = "slime/training/losses/reducers.py"
@@ -14,9 +15,17 @@ NAMED: dict[str, tuple[str, str, str]] = {
         "pg_loss - args.entropy_coef * entropy",
         "pg_loss + args.entropy_coef * entropy",
     ),
-    "dual clip not forwarded": (_POLICY, "*clip_range, args.eps_clip_c)", "*clip_range)"),
-    "GSPO branch never taken": (_POLICY, 'args.advantage_estimator == "gspo"', "False"),
-    "CISPO branch never taken": (_POLICY, 'args.advantage_estimator == "cispo"', "False"),
+    "dual clip not forwarded": (
+        f"{_SURROGATES}ppo.py",
+        "args.eps_clip_high, args.eps_clip_c",
+        "args.eps_clip_high",
+    ),
+    "GSPO with the ratio of each token": (
+        f"{_SURROGATES}gspo.py",
+        "clipped(args, tokens, compute_gspo_kl(tokens.new, tokens.old, tokens.new, tokens.masks))",
+        "clipped(args, tokens, torch.cat([*tokens.old]) - torch.cat([*tokens.new]))",
+    ),
+    "CISPO with the gradient of its ratio": (f"{_SURROGATES}cispo.py", "-clipped.detach()", "-clipped"),
     "OPSM mask not applied": (_POLICY, "torch.where(dropped, 0.0, loss)", "loss"),
     "unbiased KL ignored": (_POLICY, "if args.use_unbiased_kl else", "if False else"),
     "unbiased KL inverted": (

@@ -172,6 +172,15 @@ def nobody_of_us_uses_a_face(tree: Tree) -> Iterator[str]:
         yield from (f"{path} imports {module}" for module in imports(source) if module in faces)
 
 
+def trainers_are_asked_what_they_can(tree: Tree) -> Iterator[str]:
+    """The name of the trainer is no reason for anything: `slime.arguments.trainers` says what one can do."""
+    for path, source in tree.items():
+        if path != "slime/arguments/trainers.py" and "train_backend" in source:
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Attribute) and node.attr == "train_backend":
+                    yield f"{path} reads --train-backend"
+
+
 def files_are_short(tree: Tree) -> Iterator[str]:
     for path, source in tree.items():
         if (lines := source.count("\n")) > 350:
@@ -198,6 +207,7 @@ RULES = (
     files_form_no_circle,
     faces_are_faces,
     nobody_of_us_uses_a_face,
+    trainers_are_asked_what_they_can,
     files_are_short,
     docstrings_can_be_read_alone,
 )
@@ -231,6 +241,7 @@ def test_the_house_keeps_the_rule(rule) -> None:
         (files_form_no_circle, "slime/utils/types.py", "from slime.utils import data"),
         (faces_are_faces, "slime/utils/ppo_utils.py", '"""A face."""\n__all__ = []\nVALUE = 1'),
         (nobody_of_us_uses_a_face, "slime/training/new.py", "from slime.utils.ppo_utils import KL_TYPES"),
+        (trainers_are_asked_what_they_can, "slime/ray/new.py", "def f(a):\n    return a.train_backend"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
     ],

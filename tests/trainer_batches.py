@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from slime.arguments import loss
 from slime.arguments.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
@@ -13,7 +14,7 @@ _FLAGS = {
     **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
     **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
     **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
-    **dict(eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
+    **dict(surrogate=None, eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
     **dict(lambd=1.0, value_clip=0.2),
     **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
     **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
@@ -39,7 +40,13 @@ _FLAGS = {
 
 def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
-    return make_args(hf_checkpoint, **{**_FLAGS, **overrides})
+    return with_surrogate(make_args(hf_checkpoint, **{**_FLAGS, **overrides}))
+
+
+def with_surrogate(args: Namespace) -> Namespace:
+    """``args`` with what follows from the flags of the loss."""
+    loss.derive(args)
+    return args
 
 
 def critic_args(hf_checkpoint: Path | str, **overrides) -> Namespace:

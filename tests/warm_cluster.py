@@ -158,12 +158,9 @@ def _environment() -> dict[str, str]:
 
 
 def _modules() -> list[str]:
+    from slime.arguments.trainers import TRAINERS
     from slime.ray.preload import modules_of
 
     run = {"debug_train_only": False, "debug_rollout_only": False, "rollout_engine": "embedded"}
-    found = [
-        module
-        for backend in ("megatron", "fsdp")
-        for module in modules_of(Namespace(train_backend=backend, **run))
-    ]
+    found = [module for backend in TRAINERS for module in modules_of(Namespace(train_backend=backend, **run))]
     return list(dict.fromkeys([*found, *_OF_DRIVERS]))

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, path_flag
@@ -22,6 +22,7 @@ class Estimator:
         discounted: whether ``--gamma`` matters.
         whitened: whether advantages have to be whitened over the batch.
         critic: whether it needs values.
+        surrogate: the surrogate that its name stands for as well; empty if it goes with any.
     """
 
     returns: str
@@ -32,6 +33,7 @@ class Estimator:
     discounted: bool = False
     whitened: bool = False
     critic: bool = False
+    surrogate: str = ""
 
 
 _GROUP_RELATIVE = Estimator(
@@ -40,8 +42,8 @@ _GROUP_RELATIVE = Estimator(
 _REINFORCE = "slime.training.estimators.reinforce_plus_plus"
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": _GROUP_RELATIVE,
-    "gspo": _GROUP_RELATIVE,
-    "cispo": _GROUP_RELATIVE,
+    "gspo": replace(_GROUP_RELATIVE, surrogate="gspo"),
+    "cispo": replace(_GROUP_RELATIVE, surrogate="cispo"),
     "rloo": Estimator(
         "slime.training.estimators.grpo.group_relative_returns", centred=True, leaves_one_out=True
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from slime.arguments.flags import option_string
+from slime.arguments.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
@@ -112,7 +113,7 @@ def _another_model(args: Namespace, path: Path, trained: Path) -> str | None:
 
 
 def _shape(args: Namespace, path: Path) -> dict[str, Any]:
-    if args.train_backend == "fsdp":
+    if trainer_of(args).transformers_model:
         return shape_of_any(path, args.trust_remote_code)
     return vars(read_shape(path))
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, refused
+from slime.arguments.trainers import trainer_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def notes(args: Namespace) -> Iterator[str]:
     """Layers of somebody else's, and what belongs to a granularity that was not asked for."""
     if args.transformer_impl != "local":
         yield f"--transformer-impl {args.transformer_impl}: is taken as local, with the kernels of torch"
-    if args.train_backend == "fsdp":
+    if not trainer_of(args).recomputes_layers:
         return
     kind = "selective" if args.recompute_activations else args.recompute_granularity
     method = args.recompute_method
@@ -71,7 +72,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.recompute_activations and args.recompute_granularity != "selective":
         other = f"--recompute-granularity {args.recompute_granularity}"
         yield f"--recompute-activations and {other}: only one of them at a time"
-    if args.train_backend == "fsdp":
+    if not trainer_of(args).recomputes_layers:
         return
     if args.recompute_granularity == "full" and None in (args.recompute_method, args.recompute_num_layers):
         yield (

@@ -1,4 +1,4 @@
-"""The FSDP trainer, and which flags of the Megatron trainer it cannot honour."""
+"""The flags of the FSDP trainer, and what of the others' the trainer of a run cannot honour."""
 
 import json
 from argparse import Namespace
@@ -11,6 +11,7 @@ from slime.arguments.checkpoint_files import is_release
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
+from slime.arguments.trainers import FSDP, trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape
 from slime.models.any_decoder import require_causal, transformers_config
 from slime.models.hf_config import HfConfig
@@ -42,72 +43,25 @@ class FsdpArgs:
     )
 
 
-FORMAT = "fsdp_dcp"
-"""What a checkpoint of this trainer says in its metadata.json."""
-_SHARDED = "wanted 1: FSDP shards every weight over all ranks"
-_NO_MEGATRON = "leave it out, there is no Megatron"
-# What changes the numbers or is a user's code: the value that does not, and what to do instead.
-_REFUSED: dict[str, tuple[Any, str]] = {
-    "tensor_model_parallel_size": (1, _SHARDED),
-    "pipeline_model_parallel_size": (1, _SHARDED),
-    "expert_model_parallel_size": (1, _SHARDED),
-    "expert_tensor_parallel_size": (1, _SHARDED),
-    "num_layers_per_virtual_pipeline_stage": (None, "leave it out"),
-    "num_virtual_stages_per_pipeline_rank": (1, "leave it out"),
-    "custom_megatron_init_path": (None, _NO_MEGATRON),
-    "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
-    "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
-    "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
-    "enable_mtp_training": (False, "it trains what transformers computes, which leaves these layers out"),
-    "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
-    "use_precision_aware_optimizer": (False, "leave it out"),
-    "use_stateless_adam": (False, "leave it out"),
-    "decoupled_lr": (None, "leave it out"),
-    "decoupled_min_lr": (None, "leave it out"),
-    "apply_wd_to_qk_layernorm": (False, "leave it out"),
-}
-# The generated flags that this trainer reads, and those that say what kind of model it is.
-_READ = frozenset(
-    {
-        *("adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"),
-        *("deterministic_mode", "log_num_zeros_in_grad"),
-    }
-)
-# Declared by hand elsewhere, and only about how Megatron's trainer gets its numbers.
-_IDLE = frozenset(
-    {
-        "accumulate_allreduce_grads_in_fp32",
-        "attention_backend",
-        "ckpt_format",
-        "make_vocab_size_divisible_by",
-        "moe_router_dtype",
-        "moe_enable_deepep",
-        "moe_token_dispatcher_type",
-        "no_ckpt_fully_parallel_save",
-        "recompute_activations",
-    }
-)
-
-
 def _differs(args: Namespace, spec: Flag) -> bool:
     return bool(getattr(args, spec.dest, spec.default) != spec.default)
 
 
 def notes(args: Namespace) -> Iterator[str]:
     """Flags of the other trainer."""
-    if args.train_backend != "fsdp":
+    trainer = trainer_of(args)
+    if trainer.flag_group != FSDP.flag_group:
         for spec in flags_of(FsdpArgs):
             if _differs(args, spec):
-                yield f"{spec.names[0]}: has no effect without --train-backend fsdp"
-        return
-    idle = HONOURED - _READ - _REFUSED.keys()
+                yield f"{spec.names[0]}: has no effect without --train-backend {FSDP.name}"
+    idle = HONOURED - (HONOURED if trainer.reads is None else trainer.reads) - trainer.refused.keys()
     for spec in megatron_flags((), ()):
         if spec.dest in idle and _differs(args, spec):
-            yield f"{spec.names[0]}: has no effect with --train-backend fsdp{_instead(spec.dest)}"
-    for name in sorted(_IDLE):
+            yield f"{spec.names[0]}: has no effect with --train-backend {trainer.name}{_instead(spec.dest)}"
+    for name in sorted(trainer.idle):
         value: Any = getattr(args, name, None)
         if value and value not in ("auto", "torch_dist", 128, "allgather"):
-            yield f"{option_string(name)}: has no effect with --train-backend fsdp"
+            yield f"{option_string(name)}: has no effect with --train-backend {trainer.name}"
 
 
 def _instead(dest: str) -> str:
@@ -115,17 +69,18 @@ def _instead(dest: str) -> str:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """What this trainer cannot do, before any process starts."""
-    if args.train_backend != "fsdp":
-        return
-    for name, (neutral, instead) in _REFUSED.items():
+    """What the trainer cannot do, before any process starts."""
+    trainer = trainer_of(args)
+    for name, (neutral, instead) in trainer.refused.items():
         value = getattr(args, name, None)
         if value is not None and value != neutral:
             shown = "" if value is True else f" {value}"
-            yield f"{option_string(name)}{shown}: not supported with --train-backend fsdp ({instead})"
-    if args.context_parallel_size > 1:
+            named = f"{option_string(name)}{shown}"
+            yield f"{named}: not supported with --train-backend {trainer.name} ({instead})"
+    if args.context_parallel_size > 1 and not trainer.packs_any_attention:
         yield from _rows_not_packed(args)
-    yield from _not_served(args)
+    if trainer.transformers_model:
+        yield from _not_served(args)
 
 
 def _rows_not_packed(args: Namespace) -> Iterator[str]:
@@ -144,7 +99,7 @@ def _rows_not_packed(args: Namespace) -> Iterator[str]:
     for kind in [kind for kind, found in kinds.items() if found and not args.debug_rollout_only]:
         yield (
             f"--context-parallel-size {size}: not with model_type {args.model_type}, whose {kind} "
-            "--train-backend fsdp does not compute in packed rows (wanted: 1)"
+            f"--train-backend {trainer_of(args).name} does not compute in packed rows (wanted: 1)"
         )
 
 
@@ -159,14 +114,15 @@ def _not_served(args: Namespace) -> Iterator[str]:
 
 
 def missing(args: Namespace) -> Iterator[str]:
-    """Checkpoints that the other trainer wrote."""
+    """Checkpoints that another trainer wrote."""
+    trainer = trainer_of(args)
     for name in ("load", "ref_load", "opd_teacher_load", "critic_load"):
         path = getattr(args, name)
         found = checkpoint_format(path) if path is not None else None
         if path is not None and is_release(path):
             found = "torch_dist"
-        if found is not None and (found == FORMAT) != (args.train_backend == "fsdp"):
-            wanted = f"one that --train-backend {args.train_backend} wrote, or a Hugging Face directory"
+        if found is not None and not trainer.wrote(found):
+            wanted = f"one that --train-backend {trainer.name} wrote, or a Hugging Face directory"
             yield f"{option_string(name)} {path}: its format is {found} (wanted: {wanted})"
 
 
@@ -181,7 +137,8 @@ def checkpoint_format(root: str | Path) -> str | None:
 
 def unusable(args: Namespace) -> Iterator[str]:
     """A model that ``transformers`` does not compute, though a family here may."""
-    if args.train_backend != "fsdp" or args.debug_rollout_only:
+    trainer = trainer_of(args)
+    if not trainer.transformers_model or args.debug_rollout_only:
         return
     path, trusted = args.hf_checkpoint, args.trust_remote_code
     try:
@@ -192,9 +149,13 @@ def unusable(args: Namespace) -> Iterator[str]:
         require_causal(config, path, trusted)
     except HfConfigError as error:
         wanted = "an architecture that transformers knows, or code in the checkpoint and --trust-remote-code"
-        yield f"--hf-checkpoint {path}: --train-backend fsdp: {error} (wanted: {wanted})"
+        yield f"--hf-checkpoint {path}: --train-backend {trainer.name}: {error} (wanted: {wanted})"
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"fsdp": FsdpArgs}, notes=notes, contradictions=contradictions, missing=missing, unusable=unusable
+    {FSDP.flag_group: FsdpArgs},
+    notes=notes,
+    contradictions=contradictions,
+    missing=missing,
+    unusable=unusable,
 )

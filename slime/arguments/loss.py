@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag
 
@@ -13,6 +14,13 @@ LOSSES = {
     "value_loss": "slime.training.losses.value.value_loss_function",
 }
 """What ``--loss-type`` names, beside the user's own: fn(args, batch, logits, sum_of_sample_mean)."""
+_SURROGATES = "slime.training.losses.surrogates."
+SURROGATES = {
+    "ppo": f"{_SURROGATES}ppo.clipped_surrogate",
+    "gspo": f"{_SURROGATES}gspo.sequence_surrogate",
+    "cispo": f"{_SURROGATES}cispo.weighted_surrogate",
+}
+"""What ``--surrogate`` names: fn(args, tokens), see ``slime.training.losses.surrogates``."""
 # What a role has of its own, whatever --loss-type says.
 _OF_ROLES = ("value_loss",)
 
@@ -27,6 +35,11 @@ class LossArgs:
         help="which loss",
     )
     custom_loss_function_path: str | None = path_flag("fn(args, batch, logits, sum_of_sample_mean)")
+    surrogate: str | None = flag(
+        choices=tuple(SURROGATES),
+        help="what the policy loss minimises; default gspo or cispo with --advantage-estimator of that name, "
+        "else ppo",
+    )
     eps_clip: float = flag(0.2, at_least=0, help="lower PPO clip range")
     eps_clip_high: float | None = flag(at_least=0, help="upper PPO clip range; default --eps-clip")
     eps_clip_c: float | None = flag(above=1, help="dual-clip constant, above 1")
@@ -53,15 +66,23 @@ class LossArgs:
 
 @dataclass(frozen=True)
 class DerivedLoss:
-    """The clip range has both ends."""
+    """The clip range has both ends, and the surrogate is known.
+
+    Attributes:
+        surrogate_function_path: dotted path of the surrogate.
+    """
 
     eps_clip_high: float
+    surrogate: str
+    surrogate_function_path: str
 
 
 def derive(args: Namespace) -> None:
-    """A clip range with one end given is symmetric."""
+    """A clip range with one end given is symmetric; the estimator may name a surrogate."""
     if args.eps_clip_high is None:
         args.eps_clip_high = args.eps_clip
+    args.surrogate = args.surrogate or ESTIMATORS[args.advantage_estimator].surrogate or "ppo"
+    args.surrogate_function_path = SURROGATES[args.surrogate]
 
 
 # Switches and weights that only the policy loss reads, with the value that asks for nothing.
@@ -71,6 +92,7 @@ _OF_POLICY = {
     "use_rollout_logprobs": False,
     "use_kl_loss": False,
     "entropy_coef": 0.0,
+    "surrogate": None,
     "pg_loss_denominator": None,
     "custom_pg_loss_reducer_function_path": None,
 }
@@ -89,6 +111,12 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """A loss without its function, or a function without its loss."""
     if (args.loss_type == "custom_loss") != (args.custom_loss_function_path is not None):
         yield "--loss-type custom_loss and --custom-loss-function-path: each needs the other"
+    named = ESTIMATORS[args.advantage_estimator].surrogate
+    if named and args.surrogate != named:
+        yield (
+            f"--surrogate {args.surrogate} and --advantage-estimator {args.advantage_estimator}: "
+            f"the estimator names the surrogate {named} (wanted: --advantage-estimator grpo)"
+        )
     if args.pg_loss_denominator is not None:
         for name in ("calculate_per_token_loss", "custom_pg_loss_reducer_function_path"):
             if getattr(args, name):

@@ -12,6 +12,7 @@ from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
+from slime.arguments.trainers import trainer_of
 from slime.arguments.user_code import why_unusable
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
 from slime.models.hf_config import HfConfig
@@ -221,13 +222,13 @@ def _shape(args: Namespace) -> dict[str, Any]:
 
     What a family does not compute is refused by either trainer; FSDP takes what only Megatron's does not.
     """
-    path = args.hf_checkpoint
-    if args.train_backend == "fsdp" and HfConfig.read(path).get("model_type") in FAMILIES:
+    path, any_architecture = args.hf_checkpoint, trainer_of(args).transformers_model
+    if any_architecture and HfConfig.read(path).get("model_type") in FAMILIES:
         read_shape(path)
     try:
         return shape_from_hf_config(path) | _FIXED_SHAPE
     except HfConfigError:
-        if args.train_backend != "fsdp":
+        if not any_architecture:
             raise
         return shape_of_any(path, args.trust_remote_code)
 

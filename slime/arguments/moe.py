@@ -9,6 +9,7 @@ from typing import Any, Literal
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, option_string
+from slime.arguments.trainers import trainer_of
 from slime.models import HfConfigError, read_shape
 
 _MOST_LAYERS = 100_000
@@ -133,7 +134,7 @@ def notes(args: Namespace) -> Iterator[str]:
 def _moving_biases(args: Namespace) -> Iterator[str]:
     """A step moves weights that have no gradient."""
     rate = args.moe_router_bias_update_rate
-    if not rate or args.train_backend == "fsdp" or args.debug_rollout_only:
+    if not rate or not trainer_of(args).moves_expert_biases or args.debug_rollout_only:
         return
     try:
         experts = read_shape(args.hf_checkpoint).moe
@@ -224,23 +225,24 @@ def _fixed_biases(args: Namespace) -> Iterator[str]:
     """What only one of the trainers does."""
     rate = args.moe_router_bias_update_rate
     moves = args.moe_router_enable_expert_bias and rate and not args.debug_rollout_only
-    if args.train_backend == "fsdp" and moves:
+    trainer = trainer_of(args)
+    if moves and not trainer.moves_expert_biases:
         yield (
-            f"--moe-router-bias-update-rate {rate}: not supported with --train-backend fsdp, which leaves "
-            "the biases alone by which the router chooses experts (wanted: 0)"
+            f"--moe-router-bias-update-rate {rate}: not supported with --train-backend {trainer.name}, which "
+            "leaves the biases alone by which the router chooses experts (wanted: 0)"
         )
 
 
 def _bad_losses(args: Namespace) -> Iterator[str]:
     kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
-    shown = " ".join(kinds)
+    shown, trainer = " ".join(kinds), trainer_of(args)
     if "sinkhorn" in kinds or (kinds not in (["aux_loss"], ["none"]) and any(coefficients)):
         yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
     elif len(coefficients) > 1:
         yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"
-    elif args.train_backend == "fsdp" and (any(coefficients) or args.moe_z_loss_coeff):
+    elif not trainer.has_router_losses and (any(coefficients) or args.moe_z_loss_coeff):
         name = "--moe-aux-loss-coeff" if any(coefficients) else "--moe-z-loss-coeff"
-        yield f"{name}: not supported with --train-backend fsdp (wanted: 0)"
+        yield f"{name}: not supported with --train-backend {trainer.name} (wanted: 0)"
     elif kinds == ["none"] and any(coefficients):
         yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
 

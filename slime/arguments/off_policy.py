@@ -9,6 +9,7 @@ from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string, path_flag
 from slime.arguments.rollout import is_fully_async, keeps_surplus
 from slime.arguments.router import given_router_options
+from slime.arguments.trainers import trainer_of
 
 _LOSSES = "slime.training.losses."
 CORRECTIONS = {
@@ -179,8 +180,8 @@ def _bad_replay(args: Namespace) -> Iterator[str]:
     name = "--use-routing-replay" if args.records_routes else "--use-rollout-routing-replay"
     if not args.num_experts:
         yield f"{name}: config.json of --hf-checkpoint describes a model without experts"
-    if args.train_backend == "fsdp":
-        yield f"{name}: not supported with --train-backend fsdp (leave it out)"
+    if not (trainer := trainer_of(args)).replays_routes:
+        yield f"{name}: not supported with --train-backend {trainer.name} (leave it out)"
     if not args.records_routes:
         yield from _loses_routes(args)
     elif not args.compute_advantages_and_returns:

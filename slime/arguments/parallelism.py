@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
+from slime.arguments.trainers import trainer_of
 
 # Each of them counts as a layer when layers are dealt out to pipeline stages.
 _COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
@@ -160,7 +161,7 @@ def _uniform_recomputation(args: Namespace, pp: int) -> Iterator[str]:
     """megatron-core cuts the layers of a chunk into groups of one size."""
     size = args.recompute_num_layers
     uniform = (args.recompute_granularity, args.recompute_method) == ("full", "uniform")
-    if not uniform or not size or args.train_backend == "fsdp":
+    if not uniform or not size or not trainer_of(args).recomputes_layers:
         return
     counts = layers_of_chunks(args, pp, args.virtual_pipeline_model_parallel_size or 1)
     if left := [count for count in counts if count % size]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag, place_flag, refused
 from slime.arguments.limits import MAX_SEED
+from slime.arguments.trainers import TRAINERS
 from slime.models.hf_config import HfConfigError, read_hf_config
 
 
@@ -17,8 +18,10 @@ from slime.models.hf_config import HfConfigError, read_hf_config
 class TrainerArgs:
     """The trainer's processes, and which of its parameters train."""
 
-    train_backend: Literal["megatron", "fsdp"] = flag(
-        "megatron", help="trainer: megatron-core, or a transformers model under FSDP2"
+    train_backend: str = flag(
+        "megatron",
+        choices=tuple(TRAINERS),
+        help="trainer: megatron-core, or a transformers model under FSDP2",
     )
     train_env_vars: dict[str, Any] = flag({}, help="extra environment of trainer processes, a JSON object")
     qwen_gdn_backend: Literal["fla", "flashqla"] = refused("fla", help="kernel of Qwen's gated delta net")

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slime.arguments.trainers import trainer_of
 from slime.check.kernels import CUDA, Kernels
 from slime.check.layer_activations import Kept, Rank, angles, kept_by_layer, recomputed
 from slime.check.layout import Layout
@@ -33,8 +34,9 @@ class Activations:
 
 def not_estimated(args: Namespace) -> str:
     """Whose activations are not estimated; empty if they are."""
-    if args.train_backend == "fsdp":
-        return "with --train-backend fsdp"
+    trainer = trainer_of(args)
+    if trainer.transformers_model:
+        return f"with --train-backend {trainer.name}"
     return "for sparse attention" if args.dsa_indexer_freq else ""
 
 

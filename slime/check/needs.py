@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slime.arguments.critic import of_critic
+from slime.arguments.trainers import trainer_of
 from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
 from slime.check.layout import Layout, layout_of
 from slime.check.parameters import Kind, Parameter, counted, stage_parameters, whole_model
@@ -70,7 +71,7 @@ def trained_roles(args: Namespace) -> list[RoleNeeds]:
 
 def _role(args: Namespace, role: str) -> RoleNeeds:
     layout = layout_of(args)
-    if args.train_backend == "fsdp":
+    if trainer_of(args).splits_weights_evenly:
         whole = total_of_any(args, role)
         stage = StageNeeds(whole, sharded_states(args, sum(whole.values()), layout.world), None)
         return RoleNeeds(role, whole, layout, micro_batch_tokens(args, layout), [stage])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from slime.arguments.trainers import trainer_of
 from slime.check.activations import longest_sample, micro_batches, not_estimated
 from slime.check.engines import EngineNeeds
 from slime.check.layout import Layout, Stage
@@ -59,8 +60,9 @@ def _parameters(report: Report, role: RoleNeeds) -> Iterator[str]:
 
 def _layout(report: Report, role: RoleNeeds) -> Iterator[str]:
     layout = role.layout
-    if report.args.train_backend == "fsdp":
-        yield f"{layout.world} ranks, each with a part of every weight (FSDP)"
+    trainer = trainer_of(report.args)
+    if trainer.splits_weights_evenly:
+        yield f"{layout.world} ranks, each with a part of every weight ({trainer.name.upper()})"
         return
     sizes = f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.dp}"
     if report.args.num_experts:

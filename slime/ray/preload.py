@@ -2,12 +2,8 @@
 
 from collections.abc import Iterator
 
+from slime.arguments.trainers import trainer_of
 from slime.arguments.views import FleetView
-
-_BACKENDS = {
-    "megatron": ("slime.backends.megatron_utils.worker", "torch._dynamo"),
-    "fsdp": ("slime.backends.fsdp_utils.worker",),
-}
 
 
 def modules_of(args: FleetView) -> Iterator[str]:
@@ -20,4 +16,4 @@ def modules_of(args: FleetView) -> Iterator[str]:
         yield from ("slime.backends.embedded_engine.build", "slime.backends.embedded_engine.http.app")
         yield from ("slime.backends.embedded_engine.row_executor", "uvicorn")
     if not args.debug_rollout_only:
-        yield from ("slime.weight_sync.update", *_BACKENDS[args.train_backend])
+        yield from ("slime.weight_sync.update", *trainer_of(args).imports)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from slime.arguments.served_models import ServerGroupConfig
+from slime.arguments.trainers import trainer_of
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.models.hf_config import HfConfig
@@ -116,7 +117,7 @@ def require_same_policy(
         return gap
     origin = "--served-policy-bound" if args.served_policy_bound else kind
     raise PolicyMismatch(
-        f"{engine} ({args.rollout_engine}) does not serve the policy of the {args.train_backend} trainer: "
+        f"{engine} ({args.rollout_engine}) does not serve the policy of the {trainer_of(args).name} trainer: "
         f"on a prompt of {len(expected) + 1} tokens their log-probs are {gap:.2g} apart on average, wanted "
         f"at most {bound:g} ({origin}); the mean is {_mean(expected):.4f} in the trainer, "
         f"{_mean(found):.4f} in the engine. Look at what one of them reads otherwise in config.json of "

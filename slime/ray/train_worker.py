@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from slime.arguments.runtime_context import with_context
+from slime.arguments.trainers import trainer_of
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
@@ -41,12 +42,6 @@ from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.update import WeightUpdate
 
-BACKENDS = {
-    "megatron": "slime.backends.megatron_utils.worker.MegatronBackend",
-    "fsdp": "slime.backends.fsdp_utils.worker.FSDPBackend",
-}
-"""The class of each ``--train-backend``; imported in the trainer's own process only."""
-
 
 class TrainWorker:
     """One rank of a role, in the process group that RANK, WORLD_SIZE and MASTER_* describe.
@@ -69,7 +64,7 @@ class TrainWorker:
             The rollout id to start from.
         """
         args = self._args
-        self.backend: TrainBackend = load_function(BACKENDS[args.train_backend])(args, self._role.name)
+        self.backend: TrainBackend = load_function(trainer_of(args).backend)(args, self._role.name)
         start = self.backend.load()
         self._weight_version = int(start.common.get("weight_version", 0))
         self._trained_steps = start.common.get("trained_steps")

@@ -67,7 +67,7 @@ class HfTensors(Protocol):
 class TrainBackend(Protocol):
     """A model with its optimizer. Methods are collective over the ranks of the role.
 
-    A backend is a class called with (args, role name); see ``BACKENDS`` in ``slime.ray.train_worker``.
+    A backend is a class called with (args, role name); see `slime.arguments.trainers`.
 
     Attributes:
         context: the parallel layout.

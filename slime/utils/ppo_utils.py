@@ -18,7 +18,9 @@ from slime.training.kl import KL_TYPES, compute_approx_kl, sequence_kl
 from slime.training.log_probs import calculate_log_probs_and_entropy
 from slime.training.losses.corrections import compute_opsm_mask, icepop_function, vanilla_tis_function
 from slime.training.losses.mis import compute_mis_weights, gap_metrics, mis_function
-from slime.training.losses.policy import compute_cispo_loss, compute_gspo_kl, compute_policy_loss
+from slime.training.losses.surrogates.cispo import compute_cispo_loss
+from slime.training.losses.surrogates.gspo import compute_gspo_kl
+from slime.training.losses.surrogates.ppo import compute_policy_loss
 from slime.training.losses.value import compute_value_loss
 
 __all__ = [

@@ -18,6 +18,8 @@ from unittest.mock import patch
 
 import torch
 
+from slime.arguments.advantages import ESTIMATORS
+from slime.arguments.loss import SURROGATES
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training import parallel
@@ -28,7 +30,7 @@ from slime.training.parallel import ParallelContext
 from slime.training.roles import ACTOR, Role
 from slime.training.trainer import Trainer
 from slime.utils.types import Sample
-from tests.trainer_batches import _FLAGS
+from tests.trainer_batches import _FLAGS, with_surrogate
 from tests.training.reference import Case, Step
 from tests.training.reference_corrections import ICEPOP, MIS, TIS
 
@@ -45,7 +47,7 @@ def flags(**overrides: Any) -> Namespace:
         **dict(grpo_std_normalization=True, reward_key=None, custom_reward_post_process_path=None),
         **dict(custom_convert_samples_to_train_data_path=None, max_tokens_per_gpu=16, lr=None),
     }
-    return Namespace(**{**_FLAGS, **_SHAPE, **more, **overrides})
+    return with_surrogate(Namespace(**{**_FLAGS, **_SHAPE, **more, **overrides}))
 
 
 def random_case(seed: int) -> Case:
@@ -135,6 +137,7 @@ def _loss_flags(pick: random.Random) -> dict[str, Any]:
         **dict(rollout_temperature=pick.choice([1.0, 0.7, 1.4]), log_probs_chunk_size=pick.choice([-1, 3])),
         **dict(recompute_loss_function=pick.random() < 0.1),
         **_engine_flags(pick),
+        **dict(surrogate=None if ESTIMATORS[estimator].surrogate else pick.choice([None, *SURROGATES])),
     }
 
 

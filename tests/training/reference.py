@@ -270,13 +270,13 @@ def _policy(args: Namespace, s: _Sample, mean: float, margins: list[float]) -> d
     trained = s.mask == 1
     length = max(float(s.mask.sum()), 1.0)
     drift = ((s.old - s.new)[trained]).sum() / length
-    log_ratio = (-drift).expand(len(s.mask)) if args.advantage_estimator == "gspo" else s.new - s.old
+    log_ratio = (-drift).expand(len(s.mask)) if args.surrogate == "gspo" else s.new - s.old
     ratio = log_ratio.exp()
     low, high = 1 - args.eps_clip, 1 + args.eps_clip_high
     for bound in (low, high):
         margins += (ratio - bound).abs()[trained].tolist()
     inside = ratio.clamp(low, high)
-    if args.advantage_estimator == "cispo":
+    if args.surrogate == "cispo":
         objective = inside.detach() * s.advantage * s.new
         clipped = (ratio < low) | (ratio > high)
     else:

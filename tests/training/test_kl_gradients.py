@@ -17,7 +17,7 @@ from slime.training.advantages import compute_advantages_and_returns
 from slime.training.kl import KL_TYPES
 from slime.training.losses import policy_loss_function
 from slime.training.parallel import ParallelContext
-from tests.trainer_batches import _FLAGS
+from tests.trainer_batches import _FLAGS, with_surrogate
 
 POLICY = torch.tensor([0.3, -0.7, 1.1, 0.0, -0.4], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.2, 0.5, 0.6, -1.0, 0.3], dtype=torch.float64)
@@ -27,7 +27,7 @@ COMBINATIONS = [*product(KL_TYPES, (False, True))]
 
 def _args(**overrides):
     flags = {**_FLAGS, "vocab_size": VOCAB, "calculate_per_token_loss": False}
-    return Namespace(**{**flags, **overrides})
+    return with_surrogate(Namespace(**{**flags, **overrides}))
 
 
 def _kl_gradient(forwards):

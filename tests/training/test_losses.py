@@ -18,14 +18,15 @@ from slime.training.passes import needs_own_log_probs
 from slime.training.trainer import select_loss
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
-from tests.trainer_batches import _FLAGS, random_rollout, split
+from tests.trainer_batches import _FLAGS, random_rollout, split, with_surrogate
 
 VOCAB = 32
 ALONE = ParallelContext()
 
 
 def _args(**overrides):
-    return Namespace(**{**_FLAGS, "vocab_size": VOCAB, "calculate_per_token_loss": False, **overrides})
+    args = {**_FLAGS, "vocab_size": VOCAB, "calculate_per_token_loss": False, **overrides}
+    return with_surrogate(Namespace(**args))
 
 
 def _micro_batch(keys=(), pad_multiple=8, **extra):

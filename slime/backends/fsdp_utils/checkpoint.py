@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from slime.arguments.fsdp import FORMAT
+from slime.arguments.trainers import FSDP
 from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.random_state import load_random_state, save_random_state
@@ -102,7 +102,7 @@ class CheckpointWriter:
 
     def _plain(self, iteration: int, state: TrainState, common: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "sharded_backend": FORMAT,
+            "sharded_backend": FSDP.checkpoint_format,
             "sharded_backend_version": 1,
             "iteration": iteration,
             "world_size": dist.get_world_size(),
@@ -202,8 +202,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
         ValueError: another trainer wrote it.
     """
     content: dict[str, Any] = json.loads((path / "metadata.json").read_text())
-    if (found := content.get("sharded_backend")) != FORMAT:
-        wanted = f"wanted {FORMAT!r} of --train-backend fsdp"
+    if (found := content.get("sharded_backend")) != FSDP.checkpoint_format:
+        wanted = f"wanted {FSDP.checkpoint_format!r} of --train-backend fsdp"
         raise ValueError(f"checkpoint {path}: its format is {found!r}, {wanted}")
     return content
 

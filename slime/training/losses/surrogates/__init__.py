@@ -1,0 +1,5 @@
+"""Surrogates: what the policy loss minimises at each token, one file each, named in ``slime.arguments.loss``.
+
+A surrogate is fn(args, tokens) -> `Surrogate`, where ``tokens`` is a `PolicyTokens`. Its gradient with
+respect to ``tokens.new`` is the policy gradient.
+"""
