@@ -44,7 +44,9 @@ use_environment() {
         fi
         echo "Installing under constraints/cpu.txt. The first time this takes some minutes (about 1 GB)."
         (cd "$REPOSITORY" && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-            -c constraints/cpu.txt -e ".${extras:+[$extras]}")
+            -c constraints/cpu.txt -e ".${extras:+[$extras]}" &&
+            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+                -c constraints/cpu.txt --no-deps apache-tvm-ffi xgrammar) # see "grammars" in pyproject.toml
         echo "$fingerprint" >"$stamp"
     fi
     # shellcheck disable=SC1091

@@ -71,6 +71,8 @@ async def _serve(args: EmbeddedServerArgs) -> None:
         await _DrainingServer(config, state.engine).serve()
     finally:
         state.engine.stop()
+        if state.grammars is not None:
+            state.grammars.close()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_rand
 from slime.backends.embedded_engine.device import engine_device
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.executor import Executor
+from slime.backends.embedded_engine.grammar.compiler import GrammarCompiler
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.kv_cache import KVCache, LayerCache
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
@@ -42,9 +43,10 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     """
     device = engine_device(args.device, args.base_gpu_id)
     config = ModelConfig.from_directory(args.model_path, args.dtype, device)
-    tokenizer = None
+    tokenizer, grammars = None, None
     if not args.skip_tokenizer_init:
         tokenizer = Tokenizer(args.tokenizer_path or args.model_path, args.trust_remote_code)
+        grammars = GrammarCompiler(tokenizer.hf, config.shape.vocab_size, config.eos_token_ids)
     context = args.context_length or config.shape.max_position_embeddings
     limits = _limits(args, config, context)
     executor, parameters = build_executor(args.model_path, config, limits, args.enable_return_routed_experts)
@@ -67,6 +69,7 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         memory=MemoryOccupation(engine, parameters, args.enable_memory_saver, args.enable_weights_cpu_backup),
         model_path=args.model_path,
         served_model_name=args.served_model_name or args.model_path,
+        grammars=grammars,
     )
 
 

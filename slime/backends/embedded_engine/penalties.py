@@ -1,4 +1,4 @@
-"""Changes to the logits of single sequences: penalties, biases, tokens that may not come yet."""
+"""Changes to the logits of single sequences: penalties, biases, a grammar, tokens that may not come yet."""
 
 import torch
 
@@ -6,7 +6,7 @@ from slime.backends.embedded_engine.sequence import Sequence
 
 
 def adjust_logits(logits: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int]) -> None:
-    """Applies a sequence's penalties, biases and ``min_new_tokens`` in place.
+    """Applies a sequence's penalties, biases, grammar and ``min_new_tokens`` in place.
 
     Penalties look at response tokens only, as in SGLang.
 
@@ -28,6 +28,8 @@ def adjust_logits(logits: torch.Tensor, sequence: Sequence, stop_ids: frozenset[
         logits[seen] = penalised
     for token, bias in params.logit_bias:
         logits[token] += bias
+    if sequence.constraint is not None:
+        sequence.constraint.restrict(logits)
     if len(sequence.output_ids) < params.min_new_tokens:
         logits[[token for token in stop_ids if token < len(logits)]] = float("-inf")
 

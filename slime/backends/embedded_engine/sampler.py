@@ -46,7 +46,9 @@ class SamplingBatch:
         self._scales = torch.tensor(scales, device=device)[:, None] if any(s != 1.0 for s in scales) else None
         self._filtered = [i for i, p in enumerate(params) if p.filters]
         self._adjusted = [
-            i for i, p in enumerate(params) if p.penalises or p.logit_bias or p.min_new_tokens > 0
+            i
+            for i, p in enumerate(params)
+            if p.penalises or p.logit_bias or p.min_new_tokens > 0 or sequences[i].constraint is not None
         ]
         self._seeds = np.array([s.noise_seed for s in sequences], dtype=np.uint64)
         options = [s.logprob_options for s in sequences]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.grammar import wanted as grammars
 from slime.backends.embedded_engine.stop_patterns import check_pattern
 
 MAX_STOP_STRINGS = 32
@@ -13,16 +14,7 @@ AS_MANY_AS_FIT = 2**31
 """``max_new_tokens`` of a request in which it is null."""
 _GREEDY_BELOW = 1e-6
 _LARGEST_BIAS = 3e38
-UNSUPPORTED = (
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "beam_width",
-    "custom_params",
-    "watermark",
-    "choice",
-)
+UNSUPPORTED = ("beam_width", "custom_params", "watermark", "choice")
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     stream_interval: int | None = None
+    grammar: grammars.Wanted | None = None
 
     @property
     def greedy(self) -> bool:
@@ -70,7 +63,7 @@ class SamplingParams:
         return penalties != (0.0, 0.0, 1.0)
 
 
-_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "grammar")
 _INTEGERS = {
     "max_new_tokens": (0, 2**31),
     "min_new_tokens": (0, 2**31),
@@ -96,7 +89,7 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     Raises:
         BadRequest: an unknown or unsupported name, a wrong type, a value out of range.
     """
-    unknown = sorted(set(raw) - set(_NAMES) - set(UNSUPPORTED))
+    unknown = sorted(set(raw) - {*_NAMES, *UNSUPPORTED, *grammars.FIELDS})
     if unknown:
         names = ", ".join(map(str, unknown))
         raise BadRequest(f"unknown sampling parameters: {names}", kind=BadRequest.CONTRACT)
@@ -109,7 +102,7 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     parsed = {name: _parse(name, value, vocab_size) for name, value in given.items()}
     if "max_new_tokens" in raw:
         parsed.setdefault("max_new_tokens", AS_MANY_AS_FIT)
-    params = SamplingParams(**parsed)
+    params = SamplingParams(**parsed, grammar=grammars.wanted_grammar(raw))
     if params.min_new_tokens > params.max_new_tokens:
         raise BadRequest(
             f"min_new_tokens {params.min_new_tokens}: more than max_new_tokens {params.max_new_tokens}"

@@ -16,6 +16,7 @@ from slime.backends.embedded_engine.serving_model import ModelExecutor, Sequence
 from slime.backends.embedded_engine.stopping import StopChecker
 
 _NOT_FINITE = "the logits are NaN or infinite: are the weights finite, and the penalties no extremes?"
+_NO_TOKEN = "the grammar and min_new_tokens leave no token that may come next, or the logits are NaN"
 
 
 @dataclass
@@ -277,7 +278,8 @@ class Scheduler:
         """Adds a token; returns the finish reason if it was the last one."""
         if index in tokens.broken:
             # permanent, so not of the 5xx that routers and clients try again
-            return abort_reason(_NOT_FINITE, 400, "BadRequestError")
+            held = sequence.constraint is not None and sequence.constraint.holds
+            return abort_reason(_NO_TOKEN if held else _NOT_FINITE, 400, "BadRequestError")
         if sequence.params.max_new_tokens == 0:
             return length_reason(sequence)
         token, found = tokens.ids[index], sequence.output_logprobs
@@ -289,6 +291,8 @@ class Scheduler:
         sequence.output_ids.append(token)
         sequence.record_version(self.weight_version)
         self.generated_tokens += 1
+        if sequence.constraint is not None and not sequence.constraint.accept(token):
+            return abort_reason(f"token {token} does not follow the grammar", 500, "InternalServerError")
         return self._stops.reason(sequence, token)
 
     def _leave(self, rows: list[int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
@@ -76,6 +77,8 @@ class Sequence:
     cached_tokens: int = 0
     num_retractions: int = 0
     stop_match: str | None = None
+    constraint: Constraint | None = None
+    """Where the response is within its grammar; it has seen all output tokens, before a retraction too."""
     routes_from: int | None = None
     """The first token whose experts the response is to tell; None if it need not."""
     routes: list[torch.Tensor] = field(default_factory=list)

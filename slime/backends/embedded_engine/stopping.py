@@ -38,6 +38,8 @@ class StopChecker:
             return {"type": "stop", "matched": token}
         if len(sequence.output_ids) >= params.max_new_tokens:
             return length_reason(sequence)
+        if sequence.constraint is not None and sequence.constraint.complete:
+            return {"type": "stop", "matched": token}
         return None
 
     def forget(self, sequence: Sequence) -> None:

@@ -15,22 +15,22 @@ class Tokenizer:
     """The few operations the server needs, over ``AutoTokenizer``."""
 
     def __init__(self, path: str, trust_remote_code: bool) -> None:
-        self._hf = load_tokenizer(path, trust_remote_code)
+        self.hf = load_tokenizer(path, trust_remote_code)
 
     @property
     def eos_token_id(self) -> int | None:
-        return self._hf.eos_token_id
+        return self.hf.eos_token_id
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self._hf.encode(text, add_special_tokens=add_special_tokens)
+        return self.hf.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Seq[int], skip_special_tokens: bool = True) -> str:
-        return self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def chat_takes_parts(self) -> bool:
         """Whether the chat template takes content as a list of parts."""
-        template = self._hf.chat_template
+        template = self.hf.chat_template
         return takes_parts(template if isinstance(template, str) else None)
 
     def render_chat(self, messages: list[dict[str, Any]], prefix: str = "", **template: Any) -> list[int]:
@@ -40,7 +40,7 @@ class Tokenizer:
             BadRequest: there is no template, or it does not accept these messages.
         """
         try:
-            text = self._hf.apply_chat_template(
+            text = self.hf.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **template
             )
         except Exception as error:  # the template is the checkpoint's program and raises what it likes
@@ -49,7 +49,7 @@ class Tokenizer:
 
     def _prefix_ids(self, prefix: str) -> list[int]:
         ids = self.encode(prefix) if prefix else []
-        return ids[1:] if ids and ids[0] == self._hf.bos_token_id else ids
+        return ids[1:] if ids and ids[0] == self.hf.bos_token_id else ids
 
 
 class GrowingText:

@@ -269,14 +269,7 @@ def test_a_client_that_leaves_frees_its_place(shared_server):
     assert shared_server.client.get("/flush_cache", params={"timeout": 50}).status_code == 200
 
 
-UNSUPPORTED = {
-    "json_schema": "{}",
-    "regex": "a",
-    "ebnf": "a",
-    "structural_tag": "a",
-    "beam_width": 2,
-    "custom_params": {"a": 1},
-}
+UNSUPPORTED = {"beam_width": 2, "custom_params": {"a": 1}}
 WRONG_SAMPLING = [
     {"temperature": -1},
     {"temperature": "hot"},

@@ -65,7 +65,6 @@ def test_streamed_chunks_add_up_to_the_whole(shared_server):
 def test_what_it_cannot_do_is_named(shared_server):
     fields = {
         "tools": [{"type": "function"}],
-        "response_format": {"type": "json_object"},
         "return_meta_info": True,
         "input_ids": [1],
     }

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import Body, Items
+from slime.backends.embedded_engine.http.response_format import format_params
 
 _PASSED_THROUGH = (
     "temperature",
@@ -116,11 +117,10 @@ def sampling_params_of(
         BadRequest: the body asks for what the embedded engine has not.
     """
     refused = [name for name in _UNSUPPORTED if data.get(name) not in (None, False, [], {}, "")]
-    if (data.get("response_format") or {"type": "text"}) != {"type": "text"}:
-        refused.append("response_format")
     if refused:
         raise BadRequest(f"not supported by the embedded engine: {', '.join(refused)}")
     params = {name: data[name] for name in _PASSED_THROUGH if data.get(name) is not None}
     if body.min_tokens:
         params["min_new_tokens"] = body.min_tokens
-    return {**params, "max_new_tokens": max_tokens, "sampling_seed": body.seed}
+    constraint = format_params(data.get("response_format"))
+    return {**params, **constraint, "max_new_tokens": max_tokens, "sampling_seed": body.seed}

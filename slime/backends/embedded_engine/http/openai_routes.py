@@ -182,6 +182,7 @@ async def _answer(
     prompts: int,
 ) -> Response:
     state, sequences = state_of(request), generation.sequences
+    await state.constrain(sequences)
     if body.stream:
         with_usage = bool((body.stream_options or {}).get("include_usage"))
         head = dialect.head(state, True, body.model)

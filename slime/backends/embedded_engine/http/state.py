@@ -12,9 +12,13 @@ from fastapi import Request
 
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.engine import Engine
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.grammar.compiler import GrammarCompiler
+from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.sequence import Sequence as Response
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
@@ -42,6 +46,7 @@ class ServerState:
     memory: MemoryOccupation
     model_path: str
     served_model_name: str
+    grammars: GrammarCompiler | None
     started_at: float = field(default_factory=time.time)
     live_rids: set[str] = field(default_factory=set)
 
@@ -57,6 +62,19 @@ class ServerState:
         if material is None or _size(material) <= _QUICK:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    async def constrain(self, responses: list[Response]) -> None:
+        """Gives responses that are to follow a grammar its beginning.
+
+        Raises:
+            BadRequest: a grammar does not compile.
+        """
+        for response in responses:
+            if response.params.grammar is None:
+                continue
+            if self.grammars is None:
+                raise BadRequest("grammars: the server runs with --skip-tokenizer-init")
+            response.constraint = Constraint(await self.grammars.compiled(response.params.grammar))
 
     def noise_seed(self, sampling_seed: int | None, sample: int) -> int:
         """Seed of one response: the request's own (plus its number), or a fresh one."""
