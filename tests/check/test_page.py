@@ -300,11 +300,12 @@ def test_the_page_needs_no_package_that_takes_long_to_import(words):
     code = f"""
 import sys
 from slime.arguments.parser import parse
-from slime.arguments.registry import contradictions, derive
+from slime.arguments.registry import CONCERNS
 from slime.check import page, report
 args = parse({words("qwen3-4B")!r}, None)
-derive(args)
-assert not [*contradictions(args)]
+for concern in CONCERNS:
+    concern.derive(args)
+assert not [message for concern in CONCERNS for message in concern.contradictions(args)]
 page(report(args))
 print([name for name in ("ray", "megatron.core", "sglang", "transformers") if name in sys.modules])
 """
