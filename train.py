@@ -52,13 +52,12 @@ def train(
         log.end_step(rollout_id)
 
 
-def refusal(args: Namespace) -> str | None:
+def refusal(args: Namespace) -> Iterator[str]:
     if args.keep_old_actor:
-        return (
+        yield (
             "--keep-old-actor: train.py makes each rollout with the weights that it then trains "
             "(wanted: train_async.py, or without)"
         )
-    return None
 
 
 def notes(args: Namespace) -> Iterator[str]:

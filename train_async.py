@@ -60,17 +60,16 @@ def train(
         log.end_step(rollout_id)
 
 
-def refusal(args: Namespace) -> str | None:
+def refusal(args: Namespace) -> Iterator[str]:
     if args.colocate:
-        return "--colocate: train_async.py needs GPUs for the engines alone (wanted: without --colocate)"
+        yield "--colocate: train_async.py needs GPUs for the engines alone (wanted: without --colocate)"
     if args.max_staleness == 0:
-        return (
+        yield (
             "--max-staleness 0: train_async.py updates the weights between a rollout and its training "
             "(wanted: 1 or more, or train.py)"
         )
     if args.num_rollout == 0:
-        return "--num-rollout 0: train_async.py has nothing to do (wanted: train.py, which evaluates)"
-    return None
+        yield "--num-rollout 0: train_async.py has nothing to do (wanted: train.py, which evaluates)"
 
 
 def notes(args: Namespace) -> Iterator[str]:

@@ -10,11 +10,14 @@ users' hooks receive it.
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from slime.arguments.errors import UsageError
 
 if TYPE_CHECKING:
+    from slime.arguments.config_group import Rule
+    from slime.arguments.mistakes import Mistakes
     from slime.arguments.parser import AddArguments
 
 _LONGEST_LINE = 1000
@@ -25,8 +28,9 @@ def parse_args(
     add_custom_arguments: "AddArguments | None" = None,
     argv: Sequence[str] | None = None,
     show: Callable[[Namespace], None] = lambda args: None,
+    refuse: "Rule" = lambda args: iter(()),
 ) -> Namespace:
-    """The run's flags, checked; on bad input prints one line and exits with status 2.
+    """The run's flags, checked; on bad input prints one line for each mistake and exits with status 2.
 
     What is accepted but will have no effect, or perhaps not the one that was meant, gets a line ``note: ...``
     each, also on standard error.
@@ -35,11 +39,13 @@ def parse_args(
         add_custom_arguments: fn(parser) that registers options of the user's own and returns the parser.
         argv: words of the command line; default ``sys.argv``.
         show: called with flags that do not contradict each other, before what they point to is looked at.
+        refuse: yields what else is wrong with them.
     """
     try:
-        args, notes = _checked(argv, add_custom_arguments, show)
+        args, notes = _checked(argv, add_custom_arguments, show, refuse)
     except UsageError as error:
-        print(f"error: {_one_line(str(error))}", file=sys.stderr)
+        for message in error.messages:
+            print(f"error: {_one_line(message)}", file=sys.stderr)
         raise SystemExit(2) from None
     for note in notes:
         print(f"note: {_one_line(note)}", file=sys.stderr)
@@ -52,37 +58,53 @@ def validated_args(
     """Parses like ``parse_args``, but bad input raises, and there are no notes.
 
     Raises:
-        UsageError: with the first thing that is wrong.
+        UsageError: with all that is wrong.
     """
-    return _checked(argv, add_custom_arguments, lambda args: None)[0]
+    return _checked(argv, add_custom_arguments, lambda args: None, lambda args: iter(()))[0]
 
 
 def _checked(
     argv: Sequence[str] | None,
     add_custom_arguments: "AddArguments | None",
     show: Callable[[Namespace], None],
+    refuse: "Rule",
 ) -> tuple[Namespace, list[str]]:
-    from slime.arguments.parser import parse
-    from slime.arguments.registry import contradictions, declared_groups, derive, findings, notes
+    from slime.arguments.mistakes import Mistakes
+    from slime.arguments.parser import read_words
+    from slime.arguments.registry import declared_groups, notes
+    from slime.arguments.run_args import is_known
     from slime.arguments.tokenizer_process import tokenizer_process
     from slime.arguments.working_directory import make_absolute
 
-    try:
-        told: list[str] = []
-        args = parse(argv, add_custom_arguments, told)
+    mistakes, told = Mistakes(), list[str]()
+    args = read_words(argv, add_custom_arguments, mistakes, told)
+    if not mistakes.messages:
         told += notes(args)
-        make_absolute(args, (spec for group in declared_groups() for spec in group.flags))
-        # Started early: it takes as long as all that comes before its first answer is needed.
-        with tokenizer_process():
-            derive(args)
-            for message in contradictions(args):
-                raise UsageError(message)
-            show(args)
-            for message in findings(args):
-                raise UsageError(message)
-    except OSError as error:  # a place that cannot be looked at: no permission, a broken file system
-        raise UsageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    specs = (spec for group in declared_groups() for spec in group.flags)
+    mistakes.try_to(lambda: make_absolute(args, (spec for spec in specs if is_known(args, spec.dest))))
+    # Started early: it takes as long as all that comes before its first answer is needed.
+    with nullcontext() if mistakes.messages else tokenizer_process():
+        _look(args, mistakes, show, refuse)
     return args, told
+
+
+def _look(args: Namespace, mistakes: "Mistakes", show: Callable[[Namespace], None], refuse: "Rule") -> None:
+    """Derives and looks, at what takes long only if all else is right; raises all mistakes."""
+    from slime.arguments.registry import CONFIG_GROUPS, unusable
+
+    for group in CONFIG_GROUPS:
+        mistakes.of_derivation(group, args)
+    for group in CONFIG_GROUPS:
+        mistakes.of_rule(group.contradictions, args)
+    mistakes.of_rule(refuse, args)
+    if not mistakes.messages:
+        show(args)
+    for group in CONFIG_GROUPS:
+        mistakes.of_rule(group.missing, args)
+    mistakes.end()
+    for rule in unusable():
+        mistakes.of_contents(rule, args)
+    mistakes.end()
 
 
 def _one_line(text: str) -> str:

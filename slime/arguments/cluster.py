@@ -112,14 +112,15 @@ def derive(args: Namespace) -> None:
         args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
     if args.rollout_num_gpus is None and args.colocate:
         args.rollout_num_gpus = trainer
-    if args.rollout_num_gpus is None:
-        raise UsageError("--rollout-num-gpus: missing (wanted: the GPUs of all engines, or --colocate)")
     if trains_only(args) or args.debug_rollout_only:
         args.colocate = args.offload_train = args.offload_rollout = False
     args.offload_train = args.colocate if args.offload_train is None else args.offload_train
     args.offload_rollout = args.colocate if args.offload_rollout is None else args.offload_rollout
     args.trainer_world_size = args.world_size = trainer
     args.rank = 0
+    if args.rollout_num_gpus is None:
+        wanted = "wanted: the GPUs of all engines, or --colocate"
+        raise UsageError(f"--rollout-num-gpus: missing ({wanted})", unknown=["rollout_num_gpus"])
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

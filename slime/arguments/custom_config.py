@@ -18,7 +18,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, place_flag
 from slime.arguments.spelling import misspelt, nearest
 from slime.arguments.values import describe, typed, why_no_file, why_no_place
-from slime.arguments.yaml_file import load_plain_yaml
+from slime.arguments.yaml_file import load_plain_yaml, place_in
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def apply_custom_config(
         not_for_users: names that are worked out from flags or become known in a run.
 
     Raises:
-        UsageError: the file cannot be read, a value is not one that its flag can have, or a key is a name
-            that is not the user's or a misspelt flag.
+        UsageError: the file cannot be read, values are not ones that their flags can have, or keys are names
+            that are not the user's or misspelt flags.
     """
     path = args.custom_config_path
     if path is None:
@@ -57,20 +57,34 @@ def apply_custom_config(
     if reason := why_no_place(path) or why_no_file(path):
         raise UsageError(f"{where}: {reason}")
     options = {action.dest: action for action in actions}
-    notes: list[str] = []
+    notes, wrong, unknown = list[str](), list[str](), list[str]()
     for key, value in _read(where, Path(path)).items():
-        if not isinstance(key, str) or not key.isidentifier():
-            raise UsageError(f"{where}: {key!r} is no name (wanted: the name of a flag, or one of your own)")
-        if key == "custom_config_path":
-            raise UsageError(f"{where}: {key} cannot name another file (wanted: one file)")
-        if key not in options and key in not_for_users:
-            raise UsageError(f"{where}: {key} follows from other flags (wanted: those, or another name)")
-        if key not in options and (meant := misspelt(key, options)):
-            raise UsageError(f"{where}: {key} is no flag (did you mean {meant}? else choose another name)")
+        there = f"--custom-config-path {place_in(path, str(key))}"
+        if reason := _why_no_key(key, options, not_for_users):
+            wrong.append(f"{there}: {reason}")
+            continue
         if key not in options and (like := nearest(key, options)):
             notes.append(f"{where}: {key} is no flag and taken for a key of your own (did you mean {like}?)")
-        setattr(args, key, value_of(where, key, value, specs.get(key), options.get(key)))
+        try:
+            setattr(args, key, value_of(there, key, value, specs.get(key), options.get(key)))
+        except UsageError as error:
+            wrong += error.messages
+            unknown.append(key)
+    if wrong:
+        raise UsageError(*wrong, unknown=unknown)
     return notes
+
+
+def _why_no_key(key: Any, options: Collection[str], not_for_users: Collection[str]) -> str | None:
+    if not isinstance(key, str) or not key.isidentifier():
+        return f"{key!r} is no name (wanted: the name of a flag, or one of your own)"
+    if key == "custom_config_path":
+        return f"{key} cannot name another file (wanted: one file)"
+    if key not in options and key in not_for_users:
+        return f"{key} follows from other flags (wanted: those, or another name)"
+    if key not in options and (meant := misspelt(key, options)):
+        return f"{key} is no flag (did you mean {meant}? else choose another name)"
+    return None
 
 
 def _read(where: str, path: Path) -> dict[Any, Any]:

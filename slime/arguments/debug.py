@@ -95,8 +95,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
 def missing(args: Namespace) -> Iterator[str]:
     """Places of dumps, those to write and the one to train on."""
     yield from bad_output(args, "dump_details", is_directory=True)
-    yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
-    yield from bad_output(args, "save_debug_train_data", is_directory=False)
+    if args.dump_details is None:
+        yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
+        yield from bad_output(args, "save_debug_train_data", is_directory=False)
     yield from bad_output(args, "trace", is_directory=False)
     yield from _missing_replay(args.load_forge_rollout_data, args.start_rollout_id or 0)
     dump, first = args.load_debug_rollout_data, args.start_rollout_id

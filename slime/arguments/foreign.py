@@ -105,16 +105,19 @@ def judge(args: Namespace) -> list[str]:
     """Takes the foreign options off ``args``; returns a note for each that has no effect.
 
     Raises:
-        UsageError: one of them asks for what is not done here.
+        UsageError: some of them ask for what is not done here.
     """
-    notes = []
+    notes, wrong = [], []
     for entry, name, words in vars(args).pop(_GIVEN, ()):
         shown = " ".join([name, *words])
         if _changes_nothing(entry, name, words):
             continue
         if entry.refused:
-            raise UsageError(f"{shown}: not supported (wanted: {entry.reason})")
-        notes.append(f"{shown}: has no effect, {entry.reason}")
+            wrong.append(f"{shown}: not supported (wanted: {entry.reason})")
+        else:
+            notes.append(f"{shown}: has no effect, {entry.reason}")
+    if wrong:
+        raise UsageError(*wrong, unknown=())
     return notes
 
 

@@ -12,6 +12,7 @@ from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
+from slime.arguments.run_args import is_known
 from slime.arguments.trainers import trainer_of
 from slime.arguments.user_code import why_unusable
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
@@ -191,20 +192,27 @@ def derive(args: Namespace) -> None:
         shape = _shape(args)
     except HfConfigError as error:
         raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
-    idle = _idle(shape)
+    wrong = list(_disagreements(args, shape))
     for name, value in shape.items():
-        given = None if name in idle else getattr(args, name, None)
-        if given is not None and not _agrees(given, value):
-            shown = "" if given is True else f" {given}"  # switches have no value
-            raise UsageError(f"{option_string(name)}{shown}: config.json of --hf-checkpoint says {value}")
         setattr(args, name, value)
     if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
-        raise UsageError("--group-query-attention: config.json has as many key-value heads as query heads")
+        wrong.append("--group-query-attention: config.json has as many key-value heads as query heads")
     args.group_query_attention = args.num_query_groups != args.num_attention_heads
     args.use_rotary_position_embeddings = True
     if args.padded_vocab_size is None:
         tp = args.tensor_model_parallel_size
         args.padded_vocab_size = pad_vocab_size(args.vocab_size, args.make_vocab_size_divisible_by, tp)
+    if wrong:
+        raise UsageError(*wrong, unknown=())
+
+
+def _disagreements(args: Namespace, shape: Mapping[str, Any]) -> Iterator[str]:
+    idle = _idle(shape)
+    for name, value in shape.items():
+        given = None if name in idle or not is_known(args, name) else getattr(args, name, None)
+        if given is not None and not _agrees(given, value):
+            shown = "" if given is True else f" {given}"  # switches have no value
+            yield f"{option_string(name)}{shown}: config.json of --hf-checkpoint says {value}"
 
 
 def _idle(shape: Mapping[str, Any]) -> set[str]:

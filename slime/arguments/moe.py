@@ -150,10 +150,12 @@ def _moving_biases(args: Namespace) -> Iterator[str]:
 def derive(args: Namespace) -> None:
     """Megatron-LM's defaults; a model without experts has no use for any of the flags."""
     if not isinstance(args.moe_layer_freq, tuple):  # as config.json has it; a flag is text
-        _refuse_on_dense(args)
+        wrong = list(_given_to_dense(args))
         args.expert_tensor_parallel_size = None
         args.num_experts = args.moe_router_topk = args.moe_ffn_hidden_size = 0
         args.moe_layer_freq = (0,) * args.num_layers
+        if wrong:
+            raise UsageError(*wrong, unknown=())
         return
     if args.moe_token_dispatcher_type == "flex":
         args.moe_token_dispatcher_type = "alltoall"
@@ -172,14 +174,12 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _refuse_on_dense(args: Namespace) -> None:
+def _given_to_dense(args: Namespace) -> Iterator[str]:
     for spec in (*flags_of(ExpertShapeArgs), *flags_of(ExpertArgs)):
         value = getattr(args, spec.dest)
         if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
             shown = "" if isinstance(value, bool) else f" {value}"
-            raise UsageError(
-                f"{spec.names[0]}{shown}: config.json of --hf-checkpoint describes a model without experts"
-            )
+            yield f"{spec.names[0]}{shown}: config.json of --hf-checkpoint describes a model without experts"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

@@ -51,7 +51,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if family.weights.mtp is None:
         there = ", ".join(sorted(other for other, known in FAMILIES.items() if known.weights.mtp))
         yield f"{name}: {args.model_type} has no such layers that are known (wanted: one of {there})"
-    elif _share_tensors(family.weights, args.mtp_num_layers):
+        return
+    if _share_tensors(family.weights, args.mtp_num_layers):
         yield f"--mtp-num-layers {args.mtp_num_layers}: checkpoints of {args.model_type} have one (wanted: 1)"
     yield from _too_many(args)
 

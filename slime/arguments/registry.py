@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 
 from slime.arguments import (
     advantages,
@@ -42,7 +42,7 @@ from slime.arguments import (
     trainer,
     weight_sync,
 )
-from slime.arguments.config_group import ConfigGroup
+from slime.arguments.config_group import ConfigGroup, Rule
 from slime.arguments.flags import Flag, flags_of
 from slime.arguments.megatron import megatron_flags
 from slime.arguments.runtime_context import RuntimeContext
@@ -123,16 +123,6 @@ def shipped_code() -> frozenset[str]:
     return frozenset(spec.default for spec in specs if spec.dotted_path and isinstance(spec.default, str))
 
 
-def derive(args: Namespace) -> None:
-    """Fills in ``args`` in place.
-
-    Raises:
-        UsageError: flags, or a flag and the checkpoint, contradict each other.
-    """
-    for group in CONFIG_GROUPS:
-        group.derive(args)
-
-
 def derived_names() -> set[str]:
     """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
     classes = [RuntimeContext, *(group.derived for group in CONFIG_GROUPS if group.derived)]
@@ -151,17 +141,13 @@ def notes(args: Namespace) -> Iterator[str]:
         yield from group.notes(args)
 
 
-def contradictions(args: Namespace) -> Iterator[str]:
-    """What is wrong with the flags themselves, one line each."""
+def unusable() -> Iterator[Rule]:
+    """What looks at the contents of what flags point to, users' code first; it may take seconds."""
     for group in CONFIG_GROUPS:
-        yield from group.contradictions(args)
+        yield partial(_unusable_code, group)
+    for group in CONFIG_GROUPS:
+        yield group.unusable
 
 
-def findings(args: Namespace) -> Iterator[str]:
-    """What is wrong with what they point to, one line each, the cheaper looks first."""
-    for group in CONFIG_GROUPS:
-        yield from group.missing(args)
-    for group in CONFIG_GROUPS:
-        yield from unusable_code(args, group.specs(), shipped_code())
-    for group in CONFIG_GROUPS:
-        yield from group.unusable(args)
+def _unusable_code(group: ConfigGroup, args: Namespace) -> Iterator[str]:
+    return unusable_code(args, group.specs(), shipped_code())

@@ -21,7 +21,7 @@ from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag
 from slime.arguments.run_args import copied
 from slime.arguments.values import why_no_place
-from slime.arguments.yaml_file import read_yaml
+from slime.arguments.yaml_file import place_in, read_yaml
 
 _ROLES = ("actor", "critic")
 _PLACES = ("num_nodes", "num_gpus_per_node")
@@ -46,7 +46,7 @@ def apply_role_config(
     where = f"--megatron-config-path {args.megatron_config_path}"
     found = _read(where, Path(args.megatron_config_path))
     options = {action.dest: action for action in actions}
-    notes: list[str] = []
+    notes, wrong = list[str](), list[str]()
     typed: dict[str, dict[str, Any]] = {}
     for role, overrides in found.items():
         values = typed[role] = {}
@@ -56,7 +56,13 @@ def apply_role_config(
                 continue
             if key not in options and key not in vars(args):
                 notes.append(f"{where}: {role}: {key} is no flag and taken for a key of your own")
-            values[key] = _value(f"{where}: {role}", args, key, value, specs.get(key), options.get(key))
+            there = f"--megatron-config-path {_place(args.megatron_config_path, role, key)}: {role}"
+            try:
+                values[key] = _value(there, args, key, value, specs.get(key), options.get(key))
+            except UsageError as error:
+                wrong += error.messages
+    if wrong:
+        raise UsageError(*wrong, unknown=())
     if "critic" in typed and not ESTIMATORS[args.advantage_estimator].critic:
         notes.append(f"{where}: critic has no effect without --advantage-estimator ppo")
     _set_actor(args, typed.get("actor", {}))
@@ -87,6 +93,13 @@ def _read(where: str, path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(entries, list):
         raise UsageError(f"{where}: wanted a mapping with megatron, a list of roles")
     return dict(_entries(where, entries))
+
+
+def _place(path: str, role: str, key: str) -> str:
+    """The line of an override; it is only looked for where roles are entries of their own."""
+    entries = read_yaml(path, Path(path))["megatron"]
+    number = next(n for n, entry in enumerate(entries) if entry["role"] == role)
+    return place_in(path, "megatron", number, "overrides" if "overrides" in entries[number] else "args", key)
 
 
 def _entries(where: str, entries: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,11 +2,15 @@
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from slime.arguments.errors import NotKnownError
 
 if TYPE_CHECKING:
     import torch
 
+_FORGOTTEN = "_forgotten"
 V = TypeVar("V")
 
 
@@ -17,10 +21,24 @@ class RunArgs(Namespace):
     """
 
     def __getattr__(self, name: str) -> Any:
+        if name in vars(self).get(_FORGOTTEN, ()):
+            raise NotKnownError(name)
         if name != "params_dtype" or not {"fp16", "fp32"} <= vars(self).keys():
             raise AttributeError(f"args have no {name!r}")
         self.params_dtype = _params_dtype(self)
         return self.params_dtype
+
+
+def forget(args: Namespace, names: Iterable[str]) -> None:
+    """Takes values off ``args`` that cannot be used; who reads one of them gets a ``NotKnownError``."""
+    for name in names:
+        vars(args).pop(name, None)
+        vars(args).setdefault(_FORGOTTEN, set()).add(name)
+
+
+def is_known(args: Namespace, name: str) -> bool:
+    """Whether nothing was wrong with a value so far."""
+    return name in vars(args) or name not in vars(args).get(_FORGOTTEN, ())
 
 
 def add_params_dtype(args: Namespace) -> None:

@@ -24,6 +24,23 @@ def load_plain_yaml(text: str) -> Any:
     return yaml.load(text, PlainLoader)
 
 
+def place_in(path: str | Path, *keys: str | int) -> str:
+    """``path:line`` of what these keys and indices lead to; the path alone where that is not known."""
+    try:
+        node = yaml.compose(Path(path).read_text(encoding="utf-8"), PlainLoader)
+        line = None
+        for key in keys:
+            if isinstance(node, yaml.MappingNode):
+                marks = {found.value: (found, value) for found, value in node.value}
+                found, node = marks[str(key)]
+            else:
+                found = node = node.value[int(key)]
+            line = found.start_mark.line + 1
+    except (OSError, yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return str(path)
+    return f"{path}:{line}" if line else str(path)
+
+
 def read_yaml(where: str, path: Path) -> Any:
     """The content of a file; interpolations are resolved.
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from slime.arguments import UsageError, parse_args
+from slime.arguments.config_group import Rule
 from slime.arguments.runtime_context import with_context
 from slime.arguments.views import FleetView, view
 from slime.observability.startup import reached
@@ -26,7 +27,7 @@ _PUTTING_AWAY = 6.0  # seconds after SIGTERM; who sends it kills ten seconds lat
 
 def main(
     loop: Loop,
-    refuse: Callable[[Namespace], str | None] = lambda args: None,
+    refuse: Rule = lambda args: iter(()),
     notes: Callable[[Namespace], Iterable[str]] = lambda args: (),
 ) -> None:
     """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
@@ -38,14 +39,11 @@ def main(
     With ``--check`` it prints what the run would need instead, and exits with 0 if it would start.
 
     Args:
-        refuse: says in one line why this loop cannot run with these flags, or None; exits with 2.
+        refuse: yields in a line each why this loop cannot run with these flags; then it exits with 2.
         notes: lines about what this loop does with these flags.
     """
     end_on_sigterm()
-    args = parse_args(show=_show_if_checked)
-    if message := refuse(args):
-        print(f"error: {message}", file=sys.stderr)
-        raise SystemExit(2)
+    args = parse_args(show=_show_if_checked, refuse=refuse)
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     if args.check:

@@ -135,18 +135,30 @@ def notes(capsys):
 
 
 @pytest.fixture
-def refusal(capsys):
-    """``refusal(words)``: the one line that bad input gets, after the checks on how it is given."""
+def refusals(capsys):
+    """``refusals(words)``: the lines that bad input gets, after the checks on how they are given."""
 
-    def refuse(line: list[str]) -> str:
+    def refuse(line: list[str]) -> list[str]:
         with pytest.raises(SystemExit) as stop:
             parse_args(argv=line)
         assert stop.value.code == 2
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert printed.err.startswith("error: "), f"said {printed.err!r}"
-        assert printed.err.endswith("\n")
-        assert printed.err.count("\n") == 1, f"said {printed.err!r}"
-        return printed.err.removeprefix("error: ").rstrip("\n")
+        lines = printed.err.splitlines()
+        assert printed.err.endswith("\n") and lines
+        assert all(text.startswith("error: ") for text in lines), f"said {printed.err!r}"
+        return [text.removeprefix("error: ") for text in lines]
+
+    return refuse
+
+
+@pytest.fixture
+def refusal(refusals):
+    """``refusal(words)``: the one line that one mistake gets."""
+
+    def refuse(line: list[str]) -> str:
+        said = refusals(line)
+        assert len(said) == 1, f"said {said!r}"
+        return said[0]
 
     return refuse

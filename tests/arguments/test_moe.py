@@ -135,7 +135,7 @@ TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
         ),
         ({"moe_router_pre_softmax": True}, "--moe-router-pre-softmax: config.json of --hf-checkpoint says"),
         (
-            {"expert_model_parallel_size": 3, "actor_num_gpus_per_node": 3},
+            {"expert_model_parallel_size": 3, "actor_num_gpus_per_node": 3, "rollout_batch_size": 3},
             "--expert-model-parallel-size 3 does not divide num_experts 8 (config.json)",
         ),
         (
@@ -199,11 +199,12 @@ def test_what_does_not_fit_is_refused(words, experts, refusal, flags, message):
     ],
     ids=lambda flags: next(iter(flags)),
 )
-def test_a_dense_model_has_no_use_for_them(words, refusal, flags):
+def test_a_dense_model_has_no_use_for_them(words, refusals, flags):
     name = "--" + next(iter(flags)).replace("_", "-")
-    message = refusal(words(**flags))
-    assert message.startswith(name)
-    assert message.endswith("config.json of --hf-checkpoint describes a model without experts")
+    messages = refusals(words(**flags))
+    assert messages[0].startswith(name)
+    end = "config.json of --hf-checkpoint describes a model without experts"
+    assert all(message.endswith(end) for message in messages)
 
 
 def test_replaying_the_engines_routes_implies_replay(words, experts):

@@ -251,9 +251,9 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
         ),
     ],
 )
-def test_flags_of_the_fleet_that_cannot_be(words, refusal, changes, said) -> None:
+def test_flags_of_the_fleet_that_cannot_be(words, refusals, changes, said) -> None:
     line = words(**{"colocate": None, "rollout_num_gpus": 2} | changes)
-    assert refusal(line).startswith(said)
+    assert refusals(line)[0].startswith(said)
 
 
 def served(*groups: dict[str, Any], **changes: Any) -> list[str]:
