@@ -1,10 +1,11 @@
 """What the FSDP trainer computes of random configurations of architectures, beside ``transformers`` alone.
 
     python benchmarks/fsdp_architectures.py                        # all, seeds 0 to 2: half an hour of a core
-    python benchmarks/fsdp_architectures.py --seeds 1 --architectures llama4_text glm4
+    python benchmarks/fsdp_architectures.py --seeds 1 2 --architectures llama4_text glm4
 
 For each architecture and seed how rows are computed and the largest difference of logits, in their standard
-deviations; or the refusal; or why there is no model to try. It is written after each architecture.
+deviations; or the refusal; or why there is no model to try. It is written after each architecture; what the
+file says of other seeds and architectures stays.
 """
 
 import argparse
@@ -53,21 +54,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--architectures", nargs="+", default=[*ALL, *others()])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
-    results: dict[str, Any] = {"date": date, "commit": commit, "architectures": {}}
+    results = read_results(options.output)
+    results["seeds"] |= {str(seed): _now() for seed in options.seeds}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
         for name in options.architectures:
-            results["architectures"][name] = [outcome(name, seed) for seed in range(options.seeds)]
+            found = {str(seed): outcome(name, seed) for seed in options.seeds}
+            results["architectures"].setdefault(name, {}).update(found)
             options.output.write_text(json.dumps(results, indent=2) + "\n")
-            print(name, json.dumps(results["architectures"][name]), flush=True)
+            print(name, json.dumps(found), flush=True)
     finally:
         dist.destroy_process_group()
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """What the file says: when and where each seed ran last, and for each architecture its seeds."""
+    return json.loads(path.read_text()) if path.exists() else {"seeds": {}, "architectures": {}}
+
+
+def _now() -> dict[str, str]:
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    return {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"), "commit": commit}
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Faults put into the mathematics of training one by one, and whether the tests see them.
 
     python benchmarks/mutation.py [--only rewards] [--workers 2] [--cpu-seconds 150]
-    python benchmarks/mutation.py --sample 10 [--seed 1]
 
 A mutant is a module of ``TESTS`` with one change: an operator, a comparison, a condition, a number, the order
 of two arguments, a call that is left out, a gradient that is not. Its tests run in a forked process that
 imports the changed source in place of the file; a test that fails kills it, and so does a run without an end.
 Messages, annotations and ``strict=`` stay as they are. The faults of ``named_mutants.py`` come before all.
 Prints the survivors, and writes JSON: the share that is killed, per module the number of mutants and the
-survivors, and which of the named ones survive. With --sample so many mutants are drawn of the modules of each
-package of ``sampled_modules.py``; their results are in a file of their own.
+survivors, and which of the named ones survive. ``sampled_mutants.py`` draws mutants of other packages.
 """
 
 import argparse
@@ -18,7 +16,6 @@ import importlib.abc
 import importlib.util
 import json
 import os
-import random
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +30,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.named_mutants import NAMED  # noqa: E402
-from benchmarks.sampled_modules import SAMPLED  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
-SAMPLED_RESULTS = RESULTS.with_name("sampled_mutants.json")
 _FORMULAS = ("formulas", "kl_gradients", "losses", "estimators", "mis", "reference", "masked_tokens")
 _BATCHES = ("conversion", "batch", "schedule", "estimators", "reference")
 TESTS: dict[str, tuple[str, ...]] = {
@@ -209,8 +204,6 @@ class _InPlaceOfFile(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def test_files(path: str) -> list[str]:
     """Those that have to see what is wrong with a module."""
-    if path in SAMPLED:
-        return [f"{ROOT}/tests/{name}.py" for name in SAMPLED[path]]
     return [f"{ROOT}/tests/training/test_{name}.py" for name in TESTS.get(path, _FORMULAS)]
 
 
@@ -293,14 +286,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     # Not of the clock: on a busy machine every mutant would seem to run without an end.
     parser.add_argument("--cpu-seconds", type=int, default=150, help="for the tests of a mutant")
-    parser.add_argument("--sample", type=int, default=0, help="mutants to draw of each package")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     _preload()
-    if args.sample:
-        _sample(args)
-        return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"modules": {}}
     modules = results["modules"]
     if args.only in ("", "named"):
@@ -313,30 +301,6 @@ def main() -> None:
             print(f"{path}: {modules[path]['killed']} of {modules[path]['mutants']} killed", flush=True)
             _write(results)
     _write(results)
-
-
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many mutants of each package."""
-    packages: dict[str, list[Mutant]] = {}
-    for path in SAMPLED:
-        packages.setdefault(path.split("/")[1], []).extend(mutants(path, (ROOT / path).read_text()))
-    draw = random.Random(seed)
-    return [mutant for found in packages.values() for mutant in draw.sample(found, min(count, len(found)))]
-
-
-def _sample(args: argparse.Namespace) -> None:
-    packages: dict[str, dict[str, Any]] = {}
-    for mutant in drawn(args.sample, args.seed):
-        figures = packages.setdefault(mutant.path.split("/")[1], {"mutants": 0, "killed": 0, "survivors": []})
-        figures["mutants"] += 1
-        if survivors([mutant], 1, args.cpu_seconds):
-            figures["survivors"].append(f"{mutant.path}:{mutant.line}: {mutant.change}")
-            print("survives:", figures["survivors"][-1], flush=True)
-        else:
-            figures["killed"] += 1
-        results = {"sample": args.sample, "seed": args.seed, "packages": packages}
-        SAMPLED_RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(packages, indent=2))
 
 
 def _write(results: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ import json
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.process_faults import FAULTS, Fault  # noqa: E402
-from benchmarks.pytest_in_copy import preload, run_pytest  # noqa: E402
+from benchmarks.pytest_in_copy import commit, copy_tree, preload, run_pytest  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "process_faults.json"
 FOUND, SURVIVED = "found", "survived"
@@ -89,16 +88,6 @@ def planted(fault: Fault, source: str) -> str:
     return source.replace(fault.before, fault.after)
 
 
-def copy_tree(target: Path) -> None:
-    """Copies what git tracks or would, as it is in the working tree."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-
-
 def run_with(fault: Fault, clean: Path, limit: int) -> Outcome:
     """Runs the tests of a fault in a copy of ``clean`` that has it, up to the first that fails.
 
@@ -151,11 +140,6 @@ def judge(fault: Fault, clean: Path, limit: int) -> dict[str, Any]:
     verdict = SURVIVED if outcome.passed else FOUND if outcome.failed else NO_PROOF
     why = outcome.words if outcome.status is not None else f"no end within {limit + _MARGIN_S} s"
     return {"outcome": verdict, "why": why, "cpu_seconds": round(outcome.cpu_seconds, 1)}
-
-
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def measure(names: Sequence[str], clean: Path, limit: int, output: Path) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +38,21 @@ def preload() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # as in a run; torch reads it when it is imported
     for name in _PRELOADED:
         importlib.import_module(name)
+
+
+def copy_tree(target: Path) -> None:
+    """Copies what git tracks or would, as it is in the working tree."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def run_pytest(arguments: Sequence[str], tree: Path, log: Path, limit: float) -> int | None:

@@ -1,28 +1,48 @@
-"""Modules beyond the mathematics of training of which mutants are drawn, and the tests that have to see them.
-
-Of each package those whose tests run in one process: a trainer's rank or an engine of its own would import
-the module as it is.
-"""
+"""What ``sampled_mutants.py`` knows of modules: tests beside those of their name, and equivalent mutants."""
 
 _FORMATS = ("models/test_number_formats", "models/test_stored_scale", "models/test_stored_format")
 _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
+_SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
-    "slime/weight_sync/pairs.py": ("weight_sync/test_pairs",),
-    "slime/weight_sync/agreement.py": ("weight_sync/test_group_address",),
+    "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_update"),
+    "slime/weight_sync/flat_buffer.py": ("weight_sync/test_handle",),
+    "slime/weight_sync/clients.py": ("weight_sync/test_update",),
     "slime/models/int4.py": _FORMATS,
     "slime/models/fp8.py": _FORMATS,
     "slime/models/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
-    "slime/models/stored_scale.py": ("models/test_stored_scale",),
     "slime/models/encoding.py": ("models/test_stored_format", "models/test_mxfp4"),
-    "slime/models/stored_format.py": ("models/test_stored_format",),
-    "slime/models/rope.py": ("models/test_rope",),
-    "slime/models/chosen_keys.py": ("models/test_chosen_keys",),
+    "slime/models/stored_forms.py": ("arguments/test_weight_samples",),
+    "slime/models/tensor_shapes.py": ("arguments/test_weight_samples",),
+    "slime/models/encoded_weights.py": (
+        "models/test_weights_dir",
+        "models/test_mxfp4",
+        "tools/test_quantize",
+    ),
+    "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops", "models/test_families"),
+    **{
+        f"slime/models/{name}.py": _SHAPES
+        for name in (
+            *(
+                "experts",
+                "deepseek_v2",
+                "deepseek_v3",
+                "deepseek_v32",
+                "glm_moe_dsa",
+                "gemma3_text",
+                "windows",
+            ),
+            *("minimax_m2", "decoder"),
+        )
+    },
     "slime/rollout/attempts.py": _ROLLOUT,
-    "slime/rollout/data_source.py": ("rollout/test_data_source",),
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
+    "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
+    "slime/rollout/rm_hub/registry.py": ("rollout/test_rm_hub",),
+    "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
     "slime/backends/fsdp_utils/lr_scheduler.py": (
         "backends/fsdp_utils/test_lr_scheduler",
         "backends/megatron_utils/test_optimizer",
     ),
-    "slime/backends/embedded_engine/sampler.py": ("backends/embedded_engine/test_sampler",),
 }
+EQUIVALENT: dict[str, str] = {}
+"""By `sampled_mutants.label` of a mutant that no test can kill: why."""

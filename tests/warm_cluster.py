@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from slime.processes.forked import ForkedProcess, ForkServer, worker_python
-from slime.processes.reaper import sweep
+from slime.processes.reaper import SHARED_MEMORY
 
 ROOT = Path(__file__).parents[1]
 GPUS = 8
@@ -100,19 +100,21 @@ class WarmCluster:
         return found
 
     def sweep(self) -> None:
-        """Waits until nothing is left of the runs, and removes shared memory of killed processes.
-
-        A run with a cluster of its own has a reaper that does the latter; nobody does it for one that joins.
+        """Waits until nothing is left of the runs.
 
         Raises:
-            AssertionError: a process, an actor or a placement group stays.
+            AssertionError: a process, an actor, a placement group or shared memory stays.
         """
         deadline = time.monotonic() + _LEAVE_TIMEOUT
-        while left := [*self.processes().values(), *self._left_in_ray()]:
+        while left := [*self.processes().values(), *self._left_in_ray(), *self._shared_memory()]:
             assert time.monotonic() < deadline, f"left in the cluster: {left}"
             time.sleep(0.05)
-        sweep(self._seen)
         self._seen.clear()
+
+    def _shared_memory(self) -> list[str]:
+        """Files of torch in memory whose owners were of these runs."""
+        prefixes = tuple(f"torch_{pid}_" for pid in self._seen)
+        return [name for name in os.listdir(SHARED_MEMORY) if name.startswith(prefixes)]
 
     def kill_all(self) -> None:
         """Ends what a failed run has left, so that the next test does not meet it."""

@@ -14,8 +14,9 @@ from slime.arguments.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
+from slime.models.quantization import read_quantization
 from slime.models.shape import ShapeArgs
-from slime.models.weight_names import has_plain_names, weight_names
+from slime.models.weight_names import weight_names
 from slime.models.weight_samples import bad_weights
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
@@ -150,17 +151,10 @@ def unusable_values(args: Namespace, name: str) -> Iterator[str]:
     path = getattr(args, name)
     if not _has_hf_weights(path):
         return
-    family = FAMILIES.get(args.model_type)
-    shape = cast(ShapeArgs, args) if family is not None and has_plain_names(path) else None
-    if reason := bad_weights(path, shape, _is_quantized(path)):
+    described = path if (Path(path) / "config.json").is_file() else args.hf_checkpoint
+    shape = read_shape(described) if HfConfig.read(described).get("model_type") in FAMILIES else None
+    if reason := bad_weights(path, shape, read_quantization(HfConfig.read(described))):
         yield f"{option_string(name)}: {reason}"
-
-
-def _is_quantized(path: str | Path) -> bool:
-    if not (Path(path) / "config.json").is_file():
-        return False
-    config = HfConfig.read(path)
-    return any(own.get("quantization_config") is not None for own in (config, config.text))
 
 
 def _wanted_names(args: Namespace, name: str) -> set[str]:

@@ -93,22 +93,27 @@ def _unusable_files(args: Namespace) -> Iterator[str]:
 
 
 def _bad_auto_map(args: Namespace) -> str | None:
-    """Why the code of a checkpoint cannot be found, where ``--trust-remote-code`` asks for it."""
+    """Why it is none, or, where ``--trust-remote-code`` asks for it, why its code cannot be found."""
     found = read_hf_config(args.hf_checkpoint).get("auto_map")
-    if found is None or not args.trust_remote_code:
+    if found is None:
         return None
     if not isinstance(found, dict):
         return f"is {found!r:.80} (wanted: a mapping from auto class to module.Class)"
     for name, value in found.items():
         for path in value if isinstance(value, list) else [value]:
-            if path is None or (isinstance(path, str) and "--" in path):  # code of another repository
-                continue
-            module, _, cls = str(path).rpartition(".")
-            if not (module and cls and (Path(args.hf_checkpoint) / f"{module}.py").is_file()):
+            if not _is_code(path, Path(args.hf_checkpoint), args.trust_remote_code):
                 return (
                     f"says {path!r:.80} for {name} (wanted: module.Class, and module.py beside config.json)"
                 )
     return None
+
+
+def _is_code(path: object, directory: Path, is_run: bool) -> bool:
+    """Whether an entry of ``auto_map`` names a class, and one that is there if it ``is_run``."""
+    if path is None or (isinstance(path, str) and "--" in path):  # code of another repository
+        return True
+    module, _, cls = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    return bool(module and cls) and (not is_run or (directory / f"{module}.py").is_file())
 
 
 def _tokenizer_facts(path: str, trust_remote_code: bool) -> tuple[int, bool]:

@@ -14,10 +14,21 @@ def transformers_config(path: str | Path, trust_remote_code: bool = False) -> "P
     """The directory's config.json as ``transformers`` reads it.
 
     Raises:
-        HfConfigError: it does not know the architecture, or a value is none of it.
+        HfConfigError: it does not know the architecture, or only by code that may not run; or a value is
+            none of it.
     """
-    from transformers import AutoConfig  # takes seconds, which a known family need not wait for
+    from transformers import (
+        CONFIG_MAPPING,
+        AutoConfig,
+    )  # takes seconds, which a known family need not wait for
 
+    own = HfConfig.read(path)
+    code = own.mapping("auto_map").get("AutoConfig")
+    if code is not None and not trust_remote_code and own.get("model_type") not in CONFIG_MAPPING:
+        described = (
+            f"model_type {own.get('model_type')!r} is known by the checkpoint's own code {code!r} alone"
+        )
+        raise HfConfigError(f"{own.origin}: {described} (wanted: --trust-remote-code, which runs it)")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever the code of an architecture raises

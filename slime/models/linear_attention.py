@@ -60,7 +60,7 @@ class DeltaNetSizes(NamedTuple):
     kernel: int
 
     @classmethod
-    def of(cls, shape: ShapeArgs) -> DeltaNetSizes:
+    def of(cls, shape: ShapeArgs | LinearShape) -> DeltaNetSizes:
         """Returns the sizes of a model that has such layers."""
         keys, values = shape.linear_num_key_heads or 0, shape.linear_num_value_heads or 0
         kernel = shape.linear_conv_kernel_dim or 0

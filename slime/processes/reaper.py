@@ -5,9 +5,13 @@ that are already dead. The reaper is a process in a session of its own at the ot
 driver lives, it notes once a second what runs below the driver; when the pipe closes, it kills what is left
 of that. A mark in the environment would not do: Ray's agents overwrite theirs with a title.
 
+In a cluster that a run joins, nothing runs below its driver: each process that shares memory has a reaper of
+its own there, which removes that memory when the process is gone.
+
 Run as a plain file in isolated mode; it imports nothing but the standard library.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -22,6 +26,7 @@ KILL_TIMEOUT_S = 10.0
 """Seconds in which children of what was killed are still looked for."""
 
 SHARED_MEMORY = "/dev/shm"
+_MEMORY = "--memory-of"
 
 Known = dict[int, int]
 """Process id to start time, which tells a process from a later one with the same id."""
@@ -34,6 +39,23 @@ def start_run_reaper() -> subprocess.Popen[bytes]:
     """
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def start_memory_reaper() -> None:
+    """Starts what removes this process's shared memory of torch once it has died, however it went.
+
+    Torch's own manager does that too, unless it is killed with the process.
+    """
+    command = [sys.executable, "-I", "-S", __file__, _MEMORY, str(os.getpid())]
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
+def sweep_after(pid: int) -> None:
+    """Waits for the end of a process and removes its shared memory."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(pid)], [], [])
+    sweep({pid})
 
 
 def read_processes() -> dict[int, tuple[int, int]]:
@@ -110,6 +132,9 @@ def sweep(pids: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    left, seen = watch(int(sys.argv[1]))
-    reap(left)
-    sweep(seen | left.keys())
+    if sys.argv[1] == _MEMORY:
+        sweep_after(int(sys.argv[2]))
+    else:
+        left, seen = watch(int(sys.argv[1]))
+        reap(left)
+        sweep(seen | left.keys())

@@ -10,7 +10,7 @@ class FlatBuffer:
     """Flattens buckets into memory that is kept between them, and between updates.
 
     On the host, touching fresh pages costs ten times as much as the copy itself. Once shared with an engine
-    that memory is a file, which the run's reaper removes if this process is killed. Device memory is not
+    that memory is a file, which a reaper removes if this process is killed. Device memory is not
     kept: there the allocator does that, and an engine on the same device may need it.
     """
 

@@ -1,10 +1,12 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
+from slime.processes.reaper import start_memory_reaper
 from slime.training.backend import NamedTensors
 from slime.utils.accelerator import collect_handles
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
@@ -116,4 +118,12 @@ def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
     Of a tensor on a GPU a CUDA IPC handle; else a shared-memory file, to which the flat tensor moves when it
     is first serialised.
     """
+    if bucket.flattened_tensor.device.type == "cpu":
+        _remove_memory_at_the_end()
     return serialize_tensors({"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata})
+
+
+@cache
+def _remove_memory_at_the_end() -> None:
+    """Of this process; once."""
+    start_memory_reaper()

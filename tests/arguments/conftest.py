@@ -4,21 +4,24 @@ import itertools
 import json
 import math
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from slime.arguments import parse_args
 from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
-from slime.models import family_of, shape_from_hf_config
-from slime.models.weight_samples import wanted_shapes
+from slime.models import family_of, read_shape, shape_from_hf_config
+from slime.models.tensor_shapes import TensorShapes
 from tools.make_tiny_model import make_config, make_tokenizer
+
+_LARGEST_FILE = 8 << 30  # bytes; a file is mapped as a whole, and mappings beyond the memory are refused
 
 
 def write_empty_weights(path: Path) -> None:
-    """A safetensors file with every tensor of the directory's config.json, all zeros and none on the disk.
+    """Safetensors files with every tensor of the directory's config.json, all zeros and none on the disk.
 
-    Those whose shape is not looked at have no values.
+    Those whose shape is not known have no values.
     MTP layers are among them, as many as it says.
     """
     shape = shape_from_hf_config(path)
@@ -26,18 +29,31 @@ def write_empty_weights(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     further = config.get("num_nextn_predict_layers", 0)
     names = family_of(shape["model_type"]).weights.hf_names(args, further)
-    shapes = {} if "quantization_config" in config else wanted_shapes(args, dict.fromkeys(names))
-    entries, end = {}, 0
+    shapes = TensorShapes(read_shape(path))
+    files: list[dict[str, tuple[int, ...]]] = [{}]
+    size = 0
     for name in sorted(names):
-        start, size = end, shapes.get(name, (0,))
+        files[-1][name] = found = shapes.of(name) or (0,)
+        size += 2 * math.prod(found)
+        if size > _LARGEST_FILE:
+            files.append({})
+            size = 0
+    for number, sizes in enumerate(files):
+        _write_zeros(path / ("model.safetensors" if number == 0 else f"model-{number}.safetensors"), sizes)
+
+
+def _write_zeros(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """As safetensors writes it, but without making a tensor of each of a hundred thousand names."""
+    entries, end = {}, 0
+    for name, size in shapes.items():
+        start = end
         end += 2 * math.prod(size)
         entries[name] = {"dtype": "BF16", "shape": size, "data_offsets": [start, end]}
-    # As safetensors writes it, but without making a tensor of each of a hundred thousand names.
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(file.tell() + end)
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(stream.tell() + end)
 
 
 @pytest.fixture(scope="session")

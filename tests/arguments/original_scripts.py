@@ -136,6 +136,11 @@ def _spelt_out(words: list[str]) -> dict[str, Any]:
     return config
 
 
+def _link_weights(source: Path, target: Path) -> None:
+    for file in source.glob("*.safetensors"):
+        os.link(file, target / file.name)
+
+
 def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) -> None:
     """A script's Hugging Face directory, and its conversion by Megatron-LM.
 
@@ -146,17 +151,18 @@ def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) 
     path, config = Path(value_of(words, "--hf-checkpoint")), config_of(name, words)
     path.mkdir()
     for file in tokenizer_of.iterdir():
-        if file.name not in ("config.json", "model.safetensors"):
+        if file.name != "config.json" and file.suffix != ".safetensors":
             (path / file.name).write_bytes(file.read_bytes())
     (path / "config.json").write_text(json.dumps(config))
     if "num_hidden_layers" in text_of(config):
         form = "-quantised" if "quantization_config" in config else ""
-        shared = weights / f"{model_of(name) or name}{form}.safetensors"
+        shared = weights / f"{model_of(name) or name}{form}"
         if not shared.exists():
             write_empty_weights(path)
-            os.link(path / "model.safetensors", shared)
+            shared.mkdir()
+            _link_weights(path, shared)
         else:
-            os.link(shared, path / "model.safetensors")
+            _link_weights(shared, path)
     for flag in {"--ref-load", "--opd-teacher-load"} & {*words}:
         converted = Path(value_of(words, flag))
         converted.mkdir(exist_ok=True)

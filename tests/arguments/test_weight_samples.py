@@ -2,20 +2,27 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from slime.models import shape_from_hf_config
-from slime.models.weight_samples import bad_weights, read_headers, wanted_shapes
+from slime.models import family_of, read_shape, shape_from_hf_config
+from slime.models.hf_config import HfConfig
+from slime.models.quantization import Quantization, read_quantization
+from slime.models.tensor_shapes import TensorShapes
+from slime.models.weight_samples import bad_headers, bad_weights, read_headers
 from tests.each import hold_each
-from tests.families import ALL, WITH_IMAGES, tiny_family
+from tests.families import ALL, chat_family, tiny_family
+from tools.convert_hf_to_fp8 import main as to_fp8
+from tools.convert_hf_to_int4 import main as to_int4
+from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
-ABSENT = {"num_experts": 0, "attention_output_gate": False}
-
+FP8 = Quantization("fp8")
 NAME = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -96,10 +103,10 @@ def test_shapes_follow_from_config_json(altered_checkpoint, words, refusal) -> N
 def test_eight_bits_need_a_scale_each_and_word_of_it(tmp_path: Path) -> None:
     weight = torch.zeros(4, 4).to(torch.float8_e4m3fn)
     save_file({"a.weight": weight, "a.weight_scale_inv": torch.ones(1)}, tmp_path / "model.safetensors")
-    assert bad_weights(tmp_path, None, quantized=True) is None
-    assert "a.weight is F8_E4M3 without a scale" in str(bad_weights(tmp_path, None, quantized=False))
+    assert bad_weights(tmp_path, None, FP8) is None
+    assert "a.weight is F8_E4M3 without a scale" in str(bad_weights(tmp_path, None, None))
     save_file({"a.weight": weight}, tmp_path / "model.safetensors")
-    assert "a.weight is F8_E4M3 without a scale" in str(bad_weights(tmp_path, None, quantized=True))
+    assert "a.weight is F8_E4M3 without a scale" in str(bad_weights(tmp_path, None, FP8))
 
 
 def test_few_values_are_read_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +115,9 @@ def test_few_values_are_read_of_many_files(tmp_path: Path, monkeypatch: pytest.M
     for number in range(3):
         tensors = {f"{number}.{n}": torch.zeros(4) for n in range(6)}
         save_file(tensors, tmp_path / f"{number}.safetensors")
-    assert bad_weights(tmp_path, None, quantized=False) is None
+    assert bad_weights(tmp_path, None, None) is None
     save_file({"2.0": torch.full((4,), torch.nan)}, tmp_path / "2.safetensors")
-    assert "2.safetensors: 2.0 holds NaN" in str(bad_weights(tmp_path, None, quantized=False))
+    assert "2.safetensors: 2.0 holds NaN" in str(bad_weights(tmp_path, None, None))
 
 
 def test_config_json_is_read_as_a_whole(altered_checkpoint, words, refusal, notes) -> None:
@@ -123,21 +130,135 @@ def test_config_json_is_read_as_a_whole(altered_checkpoint, words, refusal, note
     assert (
         "auto_map says 'nowhere.Model' for AutoModelForCausalLM (wanted: module.Class, and module.py" in said
     )
-    said = refusal(words(hf_checkpoint=altered_checkpoint(auto_map="x"), trust_remote_code=True))
-    assert "auto_map is 'x' (wanted: a mapping" in said
+    for wrong, message in (("x", "is 'x' (wanted: a mapping"), ({"AutoConfig": 7}, "says 7 for AutoConfig")):
+        for trusted in (None, True):
+            line = words(hf_checkpoint=altered_checkpoint(auto_map=wrong), trust_remote_code=trusted)
+            assert f"auto_map {message}" in refusal(line)
     assert json.loads((unknown / "config.json").read_text())["auto_map"]
 
 
-@pytest.mark.nightly
-def test_the_shapes_are_those_of_every_family(tmp_path: Path) -> None:
+def test_a_model_type_that_only_its_own_code_knows_asks_for_the_flag(
+    altered_checkpoint, words, refusal
+) -> None:
+    path = altered_checkpoint(model_type="mine", auto_map={"AutoConfig": "code_of_mine.Config"})
+    said = refusal(words(hf_checkpoint=path, train_backend="fsdp"))
+    assert "model_type 'mine' is known by the checkpoint's own code 'code_of_mine.Config' alone" in said
+    assert said.endswith("(wanted: --trust-remote-code, which runs it)")
+
+
+@pytest.mark.slow
+def test_the_shape_of_every_tensor_of_every_family_is_known(tmp_path: Path) -> None:
+    """Against the checkpoints that ``transformers`` writes."""
+
     def check(name: str) -> None:
         path = tmp_path / name
         tiny_family(name, path)
-        shape = shape_from_hf_config(path)
-        args = Namespace(**{**ABSENT, **shape}, padded_vocab_size=shape["vocab_size"])
-        # Language models in larger ones have a prefix before the names of their tensors.
-        assert wanted_shapes(args, read_headers(path)) or name in WITH_IMAGES
-        reason = bad_weights(path, args, quantized=False)
+        flags = Namespace(**{"num_experts": 0} | shape_from_hf_config(path), padded_vocab_size=256)
+        of, headers = TensorShapes(read_shape(path)).of, read_headers(path)
+        for tensor in family_of(flags.model_type).weights.hf_names(flags):
+            assert of(tensor) == headers[tensor].shape, tensor
+        reason = bad_weights(path, read_shape(path), None)
         assert reason is None, reason
 
     hold_each(ALL, check, least=20)
+
+
+OF_FAMILIES = {
+    "deepseek_v32": (
+        "self_attn.kv_b_proj.weight",
+        "self_attn.indexer.wq_b.weight",
+        "mlp.experts.5.up_proj.weight",
+    ),
+    "qwen3_next": (
+        "linear_attn.in_proj_qkvz.weight",
+        "linear_attn.conv1d.weight",
+        "mlp.shared_expert_gate.weight",
+    ),
+    "gpt_oss": ("mlp.experts.gate_up_proj", "mlp.router.weight"),
+    "minimax_m2": ("block_sparse_moe.experts.0.w1.weight", "block_sparse_moe.gate.weight"),
+}
+"""Of latent, sparse and linear attention and of experts, alone and stacked."""
+
+
+@pytest.mark.slow
+def test_transposed_tensors_of_every_kind_of_layer_are_named(
+    tmp_path: Path, words, refusal, notes, capsys
+) -> None:
+    def check(name: str) -> None:
+        path = tmp_path / name
+        chat_family(name, path)
+        capsys.readouterr()
+        notes(words(hf_checkpoint=path))
+        for part in OF_FAMILIES[name]:
+            with _transposed(path, f"model.layers.2.{part}"):
+                said = refusal(words(hf_checkpoint=path))
+            assert f"model.layers.2.{part} has shape [" in said, said
+
+    hold_each(OF_FAMILIES, check)
+
+
+@contextmanager
+def _transposed(path: Path, name: str) -> Iterator[None]:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {name: tensors[name].movedim(0, -1).contiguous()}, file)
+    yield
+    save_file(tensors, file)
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Mixtures of experts in float8 blocks, 4-bit integers and MXFP4."""
+    root = tmp_path_factory.mktemp("quantized")
+    tiny_family("qwen2_moe", root / "plain")
+    words = ["--model-dir", str(root / "plain"), "--save-dir"]
+    assert to_fp8([*words, str(root / "fp8"), "--block-size", "32", "24"]) == 0
+    assert to_int4([*words, str(root / "int4"), "--group-size", "16"]) == 0
+    tiny_family("gpt_oss", root / "sinks", num_hidden_layers=2)
+    assert to_mxfp4(["--model-dir", str(root / "sinks"), "--save-dir", str(root / "mxfp4")]) == 0
+    return {kind: root / kind for kind in ("fp8", "int4", "mxfp4")}
+
+
+def test_each_tensor_of_a_quantised_checkpoint_has_one_shape_and_format(quantized) -> None:
+    """One tensor after the other gets a row more, and another format, in the headers."""
+
+    def check(kind: str) -> None:
+        path = quantized[kind]
+        config = HfConfig.read(path)
+        facts = read_shape(path), read_quantization(config)
+        assert bad_weights(path, *facts) is None
+        headers = read_headers(path)
+        for name, tensor in headers.items():
+            longer = (tensor.shape[0] + 1, *tensor.shape[1:])
+            for changed in (replace(tensor, dtype="I8"), replace(tensor, shape=longer)):
+                said = bad_headers({**headers, name: changed}, *facts)
+                assert name in str(said), changed
+
+    hold_each(quantized, check)
+
+
+def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
+    """With a NaN: of float8, or of the powers of two in which MXFP4 has its scales."""
+    codes = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D, torch.uint8: 0xFF}
+    changed = tensor.clone()
+    if tensor.dtype in codes:
+        changed.view(torch.uint8).view(-1)[0] = codes[tensor.dtype]
+    else:
+        changed.view(-1)[0] = torch.nan
+    return changed
+
+
+def test_codes_and_scales_that_are_no_numbers_are_named(quantized, tmp_path: Path) -> None:
+    ends = {"fp8": ("up_proj.weight", "up_proj.weight_scale_inv"), "int4": ("up_proj.weight_scale",)}
+    ends["mxfp4"] = ("down_proj_scales",)
+
+    def check(kind: str) -> None:
+        tensors = load_file(quantized[kind] / "model.safetensors")
+        for end in ends[kind]:
+            name = next(name for name in tensors if name.endswith(end))
+            save_file(tensors | {name: _poisoned(tensors[name])}, tmp_path / "model.safetensors")
+            quantization = read_quantization(HfConfig.read(quantized[kind]))
+            said = bad_weights(tmp_path, read_shape(quantized[kind]), quantization)
+            assert f"{name} holds NaN or infinite values" in str(said)
+
+    hold_each(quantized, check)

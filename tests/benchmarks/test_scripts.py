@@ -41,7 +41,7 @@ MODULES = {
         *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
         *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
     ],
-    "fsdp_architectures": ["--architectures", "gpt2", "--seeds", "1"],
+    "fsdp_architectures": ["--architectures", "gpt2", "--seeds", "0"],
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
