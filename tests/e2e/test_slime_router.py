@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_recovery import VICTIM
+from tests.e2e.test_resume import REPEATABLE
 
 pytestmark = pytest.mark.e2e
 
-TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 4]
+TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 4, *REPEATABLE]
 THROUGH_TEXT = [
     "--use-slime-router",
     "--slime-router-middleware-paths",
