@@ -27,6 +27,7 @@ from slime.arguments import (
     model_shape,
     moe,
     mtp,
+    nucleus,
     off_policy,
     optimizer,
     optimizer_state,
@@ -66,6 +67,7 @@ CONCERNS: tuple[Concern, ...] = (
     data.CONCERN,
     batches.CONCERN,
     rollout.CONCERN,
+    nucleus.CONCERN,
     rewards.CONCERN,
     evaluation.CONCERN,  # its defaults are what rollout derives
     loss.CONCERN,
