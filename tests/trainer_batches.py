@@ -23,6 +23,7 @@ _FLAGS = {
     **dict(use_rs=False, rs_veto_threshold=None, tis_batch_normalize=False, pg_loss_denominator=None),
     **dict(overlong_buffer_len=None, use_opd=False, opd_type=None, opd_kl_coef=1.0, keep_old_actor=False),
     **dict(use_routing_replay=False, use_rollout_routing_replay=False, records_routes=False),
+    **dict(replays_nucleus=False),
     **dict(ref_ckpt_step=None, opd_teacher_load=None, opd_teacher_ckpt_step=None),
     **dict(use_opsm=False, opsm_delta=1e-4, normalize_advantages=False, reset_optimizer_states=False),
     **dict(custom_pg_loss_reducer_function_path=None, custom_advantage_function_path=None),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from slime.utils.engine_meta import log_probs_within, nuclei_of_first
 from slime.utils.types import Sample
 
 Message = Mapping[str, Any]
@@ -214,10 +215,12 @@ def _append(sample: Sample, piece: _Piece, room: int) -> None:
     if turn is None:
         sample.append_response_tokens(tokens=ids, trainable=False)
         return
-    meta = turn.meta_info
+    meta, log_probs = turn.meta_info, turn.output_log_probs
     if len(ids) < len(turn.output_ids):  # what is said of each token of the answer does not fit a part of it
-        meta = {key: meta[key] for key in ("weight_version", "finish_reason") if key in meta}
-    sample.append_response_tokens(tokens=ids, log_probs=turn.output_log_probs[:room], meta_info=meta)
+        log_probs = list(log_probs_within(meta, log_probs))[: len(ids)]
+        kept = {key: meta[key] for key in ("weight_version", "finish_reason") if key in meta}
+        meta = {**kept, **nuclei_of_first(meta, len(ids))}
+    sample.append_response_tokens(tokens=ids, log_probs=log_probs, meta_info=meta)
 
 
 def plain_message(message: Message) -> dict[str, Any]:

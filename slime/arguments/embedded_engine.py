@@ -61,6 +61,9 @@ class EmbeddedServerArgs:
     enable_return_routed_experts: bool = flag(
         False, help="record which experts tokens are routed to, for requests with return_routed_experts"
     )
+    sampling_mask_max_tokens: int = flag(
+        4096, above=0, help="largest top_k of requests with return_sampling_mask"
+    )
     skip_tokenizer_init: bool = flag(False, help="load no tokenizer: ids in, ids out")
     enable_metrics: bool = flag(False, help="serve /metrics")
     stream_interval: int = flag(1, above=0, help="tokens between two messages of a stream")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string, path_flag
+from slime.arguments.nucleus import replays_nucleus
 from slime.arguments.rollout import is_fully_async, keeps_surplus
 from slime.arguments.router import given_router_options
 from slime.arguments.trainers import trainer_of
@@ -118,10 +119,12 @@ def notes(args: Namespace) -> Iterator[str]:
     if is_fully_async(args):
         yield from staleness_notes(args, "fully async rollouts")
     if _wants_slime_router(args):
-        yield (
-            "--use-rollout-routing-replay: taken with --use-slime-router, as sglang-router drops "
-            "return_routed_experts from requests"
+        name, field = (
+            ("--use-rollout-routing-replay", "return_routed_experts")
+            if args.use_rollout_routing_replay
+            else ("--rollout-top-p, --rollout-top-k", "return_sampling_mask")
         )
+        yield f"{name}: taken with --use-slime-router, as sglang-router drops {field} from requests"
     if keeps_surplus(args):
         yield from staleness_notes(args, "--keep-surplus-groups", ())
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
@@ -203,7 +206,8 @@ def _loses_routes(args: Namespace) -> Iterator[str]:
 
 def _wants_slime_router(args: Namespace) -> bool:
     """Whether the router may be chosen here: nothing was said that only sglang-router does."""
-    replays = args.use_rollout_routing_replay and not (args.debug_train_only or args.loss_type == "sft_loss")
+    replays = args.use_rollout_routing_replay or replays_nucleus(args)
+    replays = replays and not (args.debug_train_only or args.loss_type == "sft_loss")
     own = args.sglang_router_ip or args.prefill_num_servers or args.sglang_config
     return replays and not (args.use_slime_router or own or any(given_router_options(args)))
 

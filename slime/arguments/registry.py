@@ -27,6 +27,7 @@ from slime.arguments import (
     model_shape,
     moe,
     mtp,
+    nucleus,
     off_policy,
     optimizer,
     optimizer_state,
@@ -66,6 +67,7 @@ CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
     data.CONFIG_GROUP,
     batches.CONFIG_GROUP,
     rollout.CONFIG_GROUP,
+    nucleus.CONFIG_GROUP,
     rewards.CONFIG_GROUP,
     evaluation.CONFIG_GROUP,  # its defaults are what rollout derives
     loss.CONFIG_GROUP,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.arguments.config_group import ConfigGroup
-from slime.arguments.flags import flag, option_string, path_flag, refused
+from slime.arguments.flags import flag, option_string, path_flag
 from slime.arguments.limits import MAX_SEED
 from slime.models.hf_config import HfConfig, HfConfigError
 
@@ -20,9 +20,6 @@ REJECTION_SAMPLING_FUNCTION = f"{REJECTION_SAMPLING}.generate_rollout"
 _ANSWERING = (DEFAULT_ROLLOUT_FUNCTION, FULLY_ASYNC_FUNCTION, REJECTION_SAMPLING_FUNCTION)
 """Rollout functions of ours that have engines answer prompts, and that evaluate."""
 
-# Why no token may be left out of sampling: old and new log-probs would be of different distributions.
-_WHOLE = ", as the trainer's log-probs are over the whole vocabulary; --eval-top-p, --eval-top-k may cut it"
-
 
 @dataclass(frozen=True)
 class RolloutArgs:
@@ -33,14 +30,6 @@ class RolloutArgs:
         DEFAULT_ROLLOUT_FUNCTION,
     )
     rollout_temperature: float = flag(1.0, above=0, help="sampling temperature, above 0")
-    rollout_top_p: float = refused(
-        1.0,
-        help="nucleus sampling; other values need the engine to return the nucleus",
-        wanted=f"1.0{_WHOLE}",
-    )
-    rollout_top_k: int = refused(
-        -1, help="sample among the k likeliest tokens; -1 for all", wanted=f"-1{_WHOLE}"
-    )
     rollout_max_context_len: int | None = flag(at_least=2, help="longest prompt plus response, in tokens")
     rollout_max_prompt_len: int | None = flag(
         above=0, help="longer prompts are dropped from the data, in tokens"

@@ -16,6 +16,7 @@ from slime.arguments.kl import KlArgs
 from slime.arguments.loss import DerivedLoss, LossArgs
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.model_shape import DerivedModelShape
+from slime.arguments.nucleus import DerivedNucleus, NucleusArgs
 from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
 from slime.arguments.precision import DerivedPrecision, PrecisionArgs
 from slime.arguments.rejection import RejectionArgs
@@ -41,6 +42,8 @@ class TrainingView(
     ModelView,
     DerivedRollout,
     RolloutArgs,
+    DerivedNucleus,
+    NucleusArgs,
     RewardArgs,
     DerivedBatches,
     BatchArgs,
@@ -99,6 +102,8 @@ class RolloutView(
     ModelView,
     DerivedRollout,
     RolloutArgs,
+    DerivedNucleus,
+    NucleusArgs,
     RewardArgs,
     DerivedEvaluation,
     EvalArgs,

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from slime.arguments.views import TrackingView
 from slime.observability.metric_utils import (
     compute_pass_rate,
@@ -137,6 +139,7 @@ def compute_metrics_from_samples(
         **_zero_std_metrics(args, samples, rewards),
         **_speculation_metrics(args, samples),
         **_prefix_cache_metrics(samples),
+        **_compute_top_p_kept_vocab_metrics(args, samples),
         **_reward_category_metrics(args, samples),
         **_ungraded_metrics(samples),
         **_source_metrics(samples, rewards),
@@ -192,6 +195,18 @@ def _prefix_cache_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         return {}
     cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
     return {"prefix_cache_hit_rate": cached / total, "avg_cached_tokens_per_sample": cached / len(samples)}
+
+
+def _compute_top_p_kept_vocab_metrics(args: TrackingView, all_samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean size of the nuclei that tokens were drawn from; nothing where none was recorded."""
+    sizes = [
+        size
+        for sample in all_samples
+        if (offsets := sample.rollout_top_p_token_offsets) is not None
+        for size in np.diff(offsets)
+        if size
+    ]
+    return {"top_p_kept_vocab_per_token": statistics.fmean(sizes)} if sizes else {}
 
 
 def _reward_category_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.arguments.views import RolloutView
 from slime.utils.async_utils import Slots
+from slime.utils.engine_meta import ASKS_FOR_NUCLEI
 from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -88,16 +89,18 @@ class GenerateState(metaclass=SingletonMeta):
 
 def training_sampling_params(args: RolloutView) -> dict[str, Any]:
     """``sampling_params`` of /generate by the ``--rollout-*`` flags."""
+    nuclei = {"custom_params": dict(ASKS_FOR_NUCLEI)} if args.replays_nucleus else {}
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
-        "top_k": args.rollout_top_k,
+        "top_k": args.nucleus_top_k,
         "max_new_tokens": args.rollout_max_response_len,
         "stop": args.rollout_stop,
         "stop_token_ids": args.rollout_stop_token_ids,
         "skip_special_tokens": args.rollout_skip_special_tokens,
         "no_stop_trim": True,
         "spaces_between_special_tokens": False,
+        **nuclei,
     }
 
 

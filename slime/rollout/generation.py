@@ -89,8 +89,12 @@ def prepare_request(
 
 def wanted_of_tokens(args: RolloutView, evaluation: bool = False) -> dict[str, bool]:
     """The part of a request that asks for what training needs to know of each token."""
-    routes = args.use_rollout_routing_replay and not evaluation
-    return {"return_logprob": True, **({"return_routed_experts": True} if routes else {})}
+    wanted = {
+        "return_logprob": True,
+        "return_routed_experts": args.use_rollout_routing_replay and not evaluation,
+        "return_sampling_mask": args.replays_nucleus and not evaluation,
+    }
+    return {name: True for name, is_wanted in wanted.items() if is_wanted}
 
 
 def take_answer(

@@ -13,6 +13,7 @@ from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import get_model_url
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
+from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
@@ -37,7 +38,8 @@ async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str,
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return sample
-    payload = {"text": f"{sample.prompt}{sample.response}", "sampling_params": params}
+    text = f"{sample.prompt}{sample.response}"
+    payload = {"text": text, "sampling_params": params, **asks_for_nuclei(params)}
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     output = await post(get_model_url(args), payload, _RETRIES, headers=headers)
     return await postprocess_sample_with_radix_tree(args, sample, output)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime.training import nuclei
 from slime.training.routes import compact
 from slime.utils.types import RolloutBatch, Sample
 
@@ -117,8 +118,14 @@ FIELDS: dict[str, Field] = {
     "rollout_log_probs": _response(
         read=lambda sample: sample.rollout_log_probs, unknown=_log_probs_of_nothing, dtype=torch.float32
     ),
-    "rollout_top_p_token_ids": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_ids),
-    "rollout_top_p_token_offsets": Field(Axis.SAMPLE, lambda sample: sample.rollout_top_p_token_offsets),
+    nuclei.IDS: Field(
+        Axis.SAMPLE, lambda sample: nuclei.compact(sample.rollout_top_p_token_ids), nuclei.ids_of_nothing
+    ),
+    nuclei.OFFSETS: Field(
+        Axis.SAMPLE,
+        lambda sample: nuclei.compact(sample.rollout_top_p_token_offsets),
+        nuclei.offsets_of_nothing,
+    ),
     "rollout_routed_experts": Field(Axis.SAMPLE, _routes, _routes_of_nothing),
     "teacher_log_probs": _response(read=lambda sample: sample.teacher_log_probs, dtype=torch.float32),
     "token_versions": Field(Axis.RESPONSE, _token_versions, _no_versions, dtype=torch.long),

@@ -110,11 +110,13 @@ class ResponseRows:
         local: [n] int64, the rows within this rank's part.
         targets: [n] int64, the tokens that they predict.
         lengths: response tokens of each sample.
+        mine: [n] int64 on the host, which of all samples' response tokens these are; None if all of them.
     """
 
     local: torch.Tensor
     targets: torch.Tensor
     lengths: list[int]
+    mine: torch.Tensor | None = None
     _gathering: "Gathering | None" = None
 
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
@@ -164,7 +166,8 @@ def response_rows(batch: Mapping[str, Any], context: ParallelContext, device: to
     part, slot = len(slots) // context.cp_size, slots[row]
     owner, here = slot // part, (slot // part == context.cp_rank).nonzero().flatten()
     gathering = Gathering.of(owner, context.cp_size, context.cp_group)
-    return ResponseRows((slot % part)[here].to(device), target[here.to(device)], lengths, gathering)
+    local, predicted = (slot % part)[here].to(device), target[here.to(device)]
+    return ResponseRows(local, predicted, lengths, here, gathering)
 
 
 class AllGather(torch.autograd.Function):

@@ -12,6 +12,7 @@ from typing import Any
 
 from slime.arguments.views import TrainingView
 from slime.training.batch import FIELDS, REQUIRED, BatchError, select
+from slime.training.nuclei import check_nuclei
 from slime.training.rewards import post_process_rewards
 from slime.training.routes import checked_routes
 from slime.training.schedule import build_dp_schedule
@@ -35,11 +36,13 @@ def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutB
     else:
         batch = convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
     _check_values(args, batch, path or args.custom_reward_post_process_path or "")
-    if args.use_rollout_routing_replay:
-        try:
+    try:
+        if args.use_rollout_routing_replay:
             batch["rollout_routed_experts"] = checked_routes(args, batch)
-        except ValueError as error:
-            raise BatchError(str(error)) from None
+        if args.replays_nucleus:
+            check_nuclei(batch, args.vocab_size)
+    except ValueError as error:
+        raise BatchError(str(error)) from None
     return batch
 
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from slime.arguments.views import TrainingView
 from slime.training.context_parallel import response_rows
+from slime.training.nuclei import nuclei_of_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
@@ -23,8 +24,12 @@ def response_log_probs(
     *,
     entropy_gradient: bool = True,
     temperature: float | None = None,
+    whole_vocabulary: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Log-prob of each response token under softmax(logits / rollout_temperature), and that row's entropy.
+
+    With ``--rollout-top-p`` or ``--rollout-top-k`` a log-prob is that within the nucleus that the engine drew
+    from.
 
     Args:
         logits: [1, T / cp, V / tp], this rank's rows and its slice of the vocabulary.
@@ -32,12 +37,17 @@ def response_log_probs(
         context: that of this rank, if not given.
         entropy_gradient: whether entropies are differentiated.
         temperature: in place of the rollout's.
+        whole_vocabulary: of tokens that no engine drew: there are no nuclei.
 
     Returns:
         Per sample [R] float32 log-probs and entropies, whole ones on every context-parallel rank.
+
+    Raises:
+        ValueError: the nuclei are missing, or do not fit the responses.
     """
     context = context or ParallelContext.current()
     responses = response_rows(batch, context, logits.device)
+    replays = args.replays_nucleus and not whole_vocabulary
     log_probs, entropies = vocab_parallel_log_prob_entropy(
         logits[0],
         responses.targets,
@@ -48,6 +58,7 @@ def response_log_probs(
         # The engine's vocabulary has no padding rows, so they must not take part in the softmax.
         vocab_size=args.vocab_size,
         chunk_size=args.log_probs_chunk_size,
+        nuclei=nuclei_of_rows(batch, responses, args.vocab_size) if replays else None,
     )
     return responses.gather(log_probs), responses.gather(entropies)
 

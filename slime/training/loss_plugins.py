@@ -4,13 +4,16 @@ Our own losses hand a whole micro-batch to `response_log_probs` and `response_va
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from slime.arguments.views import TrainingView
-from slime.training.context_parallel import segment_multiple
+from slime.training.context_parallel import RowSplit, segment_multiple
 from slime.training.log_probs import response_log_probs
+from slime.training.nuclei import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
 from slime.training.values import response_values
 
@@ -40,6 +43,8 @@ def get_log_probs_and_entropy(
     response_lengths: Sequence[int],
     with_entropy: bool = False,
     non_loss_data: bool = True,
+    rollout_top_p_token_ids: Sequence[Any] | None = None,
+    rollout_top_p_token_offsets: Sequence[Any] | None = None,
 ) -> Results:
     """``log_probs`` of the response tokens and, ``with_entropy``, ``entropy``: per sample [R] float32.
 
@@ -49,8 +54,14 @@ def get_log_probs_and_entropy(
         logits: [1, T / cp, V / tp], as a loss gets them; they are divided by the rollout temperature.
         unconcat_tokens, total_lengths, response_lengths: entries of the micro-batch.
         non_loss_data: has no effect.
+        rollout_top_p_token_ids, rollout_top_p_token_offsets: of the micro-batch as well, where nuclei are
+            replayed.
+
+    Raises:
+        ValueError: nuclei are to be replayed, and there are none.
     """
     batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths)
+    batch |= {IDS: rollout_top_p_token_ids, OFFSETS: rollout_top_p_token_offsets}
     log_probs, entropies = response_log_probs(args, logits, batch, entropy_gradient=with_entropy)
     return Results({"log_probs": log_probs, **({"entropy": entropies} if with_entropy else {})})
 
@@ -73,6 +84,45 @@ def get_values(
     """
     batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths)
     return Results({"values": response_values(args, logits, batch)})
+
+
+def build_topp_keep_mask(
+    T: int,
+    vocab_local: int,
+    device: torch.device,
+    top_p_token_ids: Sequence[Any],
+    top_p_token_offsets: Sequence[Any],
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    allgather_cp: bool = False,
+) -> torch.Tensor:
+    """[T, V / tp] bool: which logits of this rank's rows count in a log-prob; all, where there is no nucleus.
+
+    For `calculate_log_probs_and_entropy`, which keeps each row's target besides. Our own losses build no such
+    tensor.
+    """
+    context = replace(ParallelContext.current(), contiguous_cp=allgather_cp)
+    multiple = segment_multiple(context)
+    lengths = [length + -length % multiple for length in total_lengths]
+    padding = T * context.cp_size - sum(lengths)
+    split = RowSplit.of([*lengths, *([padding] if padding else [])], context)
+    place = torch.full((T * context.cp_size,), -1)
+    place[split.rows] = torch.arange(T)
+    first = vocab_local * (dist.get_rank(context.tp_group) if context.tp_group is not None else 0)
+    keep = torch.ones(T, vocab_local, dtype=torch.bool, device=device)
+    start = 0
+    for i, length in enumerate(lengths):
+        begin = start + total_lengths[i] - response_lengths[i] - 1
+        ids = torch.as_tensor(top_p_token_ids[i], device="cpu") - first
+        sizes = torch.as_tensor(top_p_token_offsets[i], device="cpu").diff()
+        rows = place[begin : begin + len(sizes)]
+        recorded = rows[(sizes > 0) & (rows >= 0)].to(device)
+        keep[recorded] = False
+        of_ids = rows.repeat_interleave(sizes)
+        here = (of_ids >= 0) & (ids >= 0) & (ids < vocab_local)
+        keep[of_ids[here].to(device), ids[here].long().to(device)] = True
+        start += length
+    return keep
 
 
 def _batch(

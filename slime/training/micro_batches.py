@@ -7,6 +7,7 @@ import torch
 
 from slime.training.batch import FIELDS, Axis, field_of, take
 from slime.training.context_parallel import RowSplit, row_multiple, segment_multiple
+from slime.training.nuclei import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 
@@ -87,7 +88,8 @@ class DataIterator:
         return self
 
 
-_PACKING = ("tokens", "total_lengths", "response_lengths", "loss_masks")
+_ALWAYS = ("tokens", "total_lengths", "response_lengths", "loss_masks", IDS, OFFSETS)
+"""Of a micro-batch: what packing needs, and log-probs of whatever pass."""
 
 
 def packed_micro_batch(
@@ -105,7 +107,7 @@ def packed_micro_batch(
         context: says which part of the row is this rank's; all of it if not given.
     """
     context = context or ParallelContext()
-    batch = data.get_next([*keys, *(key for key in _PACKING if key not in keys)])
+    batch = data.get_next([*keys, *(key for key in _ALWAYS if key not in keys)])
     sequences: list[torch.Tensor] = batch["tokens"]
     batch["unconcat_tokens"] = sequences
     tokens, masks, lengths, paddings = [], [], [], []

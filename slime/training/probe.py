@@ -45,5 +45,7 @@ def _batch(tokens: Sequence[int], copies: int) -> RolloutBatch:
 
 
 def _log_probs(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
-    values, _ = response_log_probs(args, logits, batch, entropy_gradient=False, temperature=1.0)
+    values, _ = response_log_probs(
+        args, logits, batch, entropy_gradient=False, temperature=1.0, whole_vocabulary=True
+    )
     return {"log_probs": values}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from slime.training.nuclei import Nuclei, NucleusLogProbs
 from slime.utils.accelerator import chunk_elements
 
 # Logit of a padding row of the vocabulary: its probability is exactly 0.
@@ -28,6 +29,7 @@ def vocab_parallel_log_prob_entropy(
     temperature: float = 1.0,
     vocab_size: int | None = None,
     chunk_size: int = 0,
+    nuclei: Nuclei | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature)[target] and the entropy of that softmax, per row.
 
@@ -38,6 +40,7 @@ def vocab_parallel_log_prob_entropy(
         rows: [N] int64, those of the logits that are used, each once; all if not given.
         vocab_size: tokens that exist; what the logits have beyond them has probability 0. V if not given.
         chunk_size: rows at a time; 0 for as many as suit the device.
+        nuclei: of the N rows: log-probs are those within a row's nucleus, if it has one. Entropies are not.
 
     Returns:
         log-probs and entropies, [N] float32 (float64 of float64 logits) each, natural logarithms.
@@ -52,7 +55,8 @@ def vocab_parallel_log_prob_entropy(
     )
     if rows is None:
         rows = torch.arange(len(logits), device=logits.device)
-    return _LogProbEntropy.apply(logits, rows, targets - start, part, entropy_gradient)
+    nuclei = None if nuclei is None else nuclei.of_slice(start, part.real)
+    return _LogProbEntropy.apply(logits, rows, targets - start, part, entropy_gradient, nuclei)
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,17 @@ class _LogProbEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         part: _Slice,
         entropy_gradient: bool,
+        nuclei: Nuclei | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         mine = (targets >= 0) & (targets < logits.size(-1))
         local = targets.where(mine, 0)
         dtype = torch.promote_types(logits.dtype, torch.float32)
         values = torch.empty(5, len(rows), dtype=dtype, device=logits.device)
         largest, unit, sums = values[0], values[1], values[2:]
+        within = None if nuclei is None else NucleusLogProbs(nuclei, local, mine, dtype)
         for here, z in part.chunks(logits, rows):
+            if within is not None:
+                within.add(here, z)
             largest[here] = z.amax(-1)
             z -= largest[here, None]
             q = z.softmax(-1)
@@ -146,19 +154,25 @@ class _LogProbEntropy(torch.autograd.Function):
         p_of_q = scale / (unit * total)
         ctx.save_for_backward(logits, rows, local, mine, largest, mean_z, p_of_q)
         ctx.part, ctx.entropy_gradient = part, entropy_gradient
+        ctx.nuclei, ctx.within = nuclei, within
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
-        return z_target - log_total, entropy
+        log_probs = z_target - log_total
+        if nuclei is not None and within is not None:
+            log_probs = torch.where(nuclei.recorded, within.finish(part.tp_group), log_probs)
+        return log_probs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, log_prob_gradient: torch.Tensor, entropy_gradient: torch.Tensor) -> Any:
         logits, rows, local, mine, largest, mean_z, p_of_q = ctx.saved_tensors
         gradient = torch.zeros_like(logits)
-        of_target = log_prob_gradient * mine / ctx.part.temperature
-        of_p = log_prob_gradient * -p_of_q / ctx.part.temperature
+        outer = log_prob_gradient / ctx.part.temperature
+        whole = outer if ctx.nuclei is None else outer.masked_fill(ctx.nuclei.recorded, 0.0)
+        of_target, of_p = whole * mine, whole * -p_of_q
         of_entropy = entropy_gradient * -p_of_q / ctx.part.temperature
         for here, z in ctx.part.chunks(logits, rows):
+            of_nuclei = ctx.within and ctx.within.gradient(here, z, outer[here])
             q = z.softmax(-1)
             if ctx.entropy_gradient:
                 z.sub_(largest[here, None]).sub_(mean_z[here, None]).mul_(of_entropy[here, None])
@@ -166,5 +180,8 @@ class _LogProbEntropy(torch.autograd.Function):
             else:
                 q *= of_p[here, None]
             q.scatter_add_(-1, local[here, None], of_target[here, None])
+            if of_nuclei is not None:
+                *at, values = of_nuclei
+                q.index_put_(tuple(at), values, accumulate=True)
             gradient.index_add_(0, rows[here], q.to(logits.dtype))
-        return gradient, None, None, None, None
+        return gradient, None, None, None, None, None

@@ -1,13 +1,17 @@
 """What an engine says per token: the kept nucleus, the routed experts, the version of the weights."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
 Nucleus = tuple[list[int], list[int]]
 """Token ids of all positions, and where each position's begin: one offset more than positions."""
+
+ASKS_FOR_NUCLEI = {"return_top_p_token_ids": True}
+"""``custom_params`` of a request to an engine that tells of nuclei in the manner of the original's SGLang."""
 
 VersionSpans = list[tuple[str | None, int]]
 """Versions of the weights and how many tokens in a row each made; None where nobody said."""
@@ -16,6 +20,8 @@ _TOP_P_KEYS = (
     ("top_p_token_ids", "top_p_token_offsets"),
     ("top_p_kept_token_ids", "top_p_kept_token_offsets"),
 )
+# Of SGLang itself: a list of ids per token, and log-probs within them.
+_MASKS, _WITHIN_MASKS = "output_token_sampling_mask", "output_token_sampling_logprobs"
 
 
 RequestTimes = dict[str, list[float]]
@@ -48,21 +54,50 @@ def merge_top_p(earlier: Nucleus, meta_info: Mapping[str, Any], new_tokens: int)
     """The nuclei of earlier tokens and of the ``new_tokens`` that ``meta_info`` brought; None if it has none.
 
     Raises:
-        ValueError: the offsets do not have ``new_tokens`` + 1 entries that start at 0.
+        ValueError: there are nuclei of another number of tokens.
     """
+    if (found := _nuclei(meta_info)) is None:
+        return None
+    key, (ids, offsets) = found
+    if len(offsets) != new_tokens + 1 or offsets[0] != 0:
+        raise ValueError(f"{key}: expected {new_tokens + 1} entries from 0, found {offsets[:9]}...")
+    earlier_ids, earlier_offsets = earlier
+    end = earlier_offsets[-1]
+    return [*earlier_ids, *ids], [*earlier_offsets, *(end + o for o in offsets[1:])]
+
+
+def _nuclei(meta_info: Mapping[str, Any]) -> tuple[str, Nucleus] | None:
+    """Those of an answer's tokens, and the key that says how many tokens there are."""
     for ids_key, offsets_key in _TOP_P_KEYS:
-        if meta_info.get(ids_key) is None:
-            continue
-        ids = decode_int32_array(meta_info[ids_key]).tolist()
-        offsets = decode_int32_array(meta_info[offsets_key]).tolist()
-        if len(offsets) != new_tokens + 1 or offsets[0] != 0:
-            raise ValueError(
-                f"{offsets_key}: expected {new_tokens + 1} entries from 0, found {offsets[:9]}..."
-            )
-        earlier_ids, earlier_offsets = earlier
-        end = earlier_offsets[-1]
-        return [*earlier_ids, *ids], [*earlier_offsets, *(end + o for o in offsets[1:])]
-    return None
+        if meta_info.get(ids_key) is not None:
+            ids, offsets = (decode_int32_array(meta_info[key]).tolist() for key in (ids_key, offsets_key))
+            return offsets_key, (ids, offsets)
+    masks = meta_info.get(_MASKS)
+    if masks is None:
+        return None
+    return _MASKS, ([token for mask in masks for token in mask], [0, *accumulate(map(len, masks))])
+
+
+def log_probs_within(meta_info: Mapping[str, Any], log_probs: Sequence[float] | None) -> Any:
+    """Log-probs within the nuclei: ``log_probs`` as they are, or those that SGLang tells beside them."""
+    told = any(meta_info.get(ids_key) is not None for ids_key, _ in _TOP_P_KEYS)
+    within = None if told else meta_info.get(_WITHIN_MASKS)
+    return log_probs if within is None or log_probs is None else within
+
+
+def nuclei_of_first(meta_info: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What an answer says of the nuclei of its first ``count`` tokens."""
+    if (found := _nuclei(meta_info)) is None:
+        return {}
+    ids, offsets = found[1]
+    keys = "top_p_token_ids", "top_p_token_offsets"
+    return dict(zip(keys, (ids[: offsets[count]], offsets[: count + 1]), strict=True))
+
+
+def asks_for_nuclei(sampling_params: Mapping[str, Any]) -> dict[str, bool]:
+    """What SGLang itself wants beside ``sampling_params`` that ask for nuclei."""
+    asked = (sampling_params.get("custom_params") or {}).get("return_top_p_token_ids")
+    return {"return_sampling_mask": True} if asked else {}
 
 
 def merge_routed_experts(

@@ -13,6 +13,7 @@ from slime.utils.engine_meta import (
     RoutedShape,
     VersionSpans,
     fit_versions,
+    log_probs_within,
     merge_request_times,
     merge_routed_experts,
     merge_top_p,
@@ -213,7 +214,8 @@ class Sample:
 
         Args:
             tokens: ids, as a sequence, tensor or array; none where an answer was aborted before its first.
-            log_probs: the engine's, one per trainable token; other tokens get 0.0.
+            log_probs: the engine's, one per trainable token; other tokens get 0.0. Where ``meta_info`` has
+                nuclei, those within the nuclei are kept.
             meta_info: of the engine's answer that brought the tokens.
             update_terminal_info: take status and weight version from ``meta_info`` as well.
 
@@ -222,6 +224,7 @@ class Sample:
         """
         ids = _as_list(tokens)
         count, earlier = len(ids), self.response_length
+        log_probs = log_probs_within(meta_info or {}, log_probs)
         values = self._log_probs_of(count, log_probs, trainable)
         self.version_spans = merge_versions(self.version_spans, earlier, meta_info, count)
         if ids:

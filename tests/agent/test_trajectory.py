@@ -110,14 +110,14 @@ def test_what_is_too_long_is_cut_off(longest, tokens, kept, status):
     assert len(sample.tokens) == tokens and trained(sample) == kept and sample.status.value == status
 
 
-def test_a_part_of_an_answer_has_its_version_and_nothing_of_the_rest():
+def test_a_part_of_an_answer_has_its_version_and_nuclei_and_nothing_of_the_rest():
     manager = TrajectoryManager()
     answer = TurnRecord([1], [2, 3], "stop", [-2.0, -3.0], meta_info=META | NUCLEI)
     manager.record_turn("s", turn=answer, prompt_messages=[USER], response_message=said("a"))
     assert samples(manager)[0].rollout_top_p_token_ids == [8, 9]
     (sample,) = samples(manager, max_sample_tokens=2)
     assert sample.token_versions == ["3"] and sample.weight_versions == ["3"]
-    assert sample.rollout_top_p_token_ids is None
+    assert (sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets) == ([8], [0, 1])
 
 
 def test_the_last_turn_says_how_it_ended():

@@ -369,8 +369,14 @@ CONTRADICTIONS = [
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),
     (
-        dict(rollout_top_k=50),
-        "--rollout-top-k 50: not supported (wanted: -1, as the trainer's log-probs are over the whole",
+        dict(rollout_top_k=50, router_policy="round_robin"),
+        "--rollout-top-k 50: sglang-router drops return_sampling_mask and custom_params from requests",
+    ),
+    (dict(rollout_top_p=1.01), "--rollout-top-p 1.01: wanted more than 0, at most 1"),
+    (dict(rollout_top_k=0), "--rollout-top-k 0: wanted 1 or more"),
+    (
+        dict(rollout_top_k=50, sglang_sampling_mask_max_tokens=40),
+        "--rollout-top-k 50: above --sglang-sampling-mask-max-tokens 40",
     ),
     (dict(rollout_temperature=0), "--rollout-temperature 0.0: wanted more than 0"),
     (dict(rm_type="remote_rm", rm_url="ftp://x"), "--rm-url ftp://x: wanted an address, http://"),

@@ -106,7 +106,7 @@ def rounds() -> Iterator[tuple[list[str], dict[str, object]]]:
 def started(given: Namespace) -> dict[str, object]:
     """The options that a server would find, for the options that were given to a run."""
     run = {"seed": 1, "num_gpus_per_node": 8, "offload_rollout": False, "fp16": False, "fp32": False}
-    args = Namespace(**{**run, "use_rollout_routing_replay": False, **vars(given)})
+    args = Namespace(**{**run, "use_rollout_routing_replay": False, "replays_nucleus": False, **vars(given)})
     found = values_of(server(), SGLangEngine(args, PLACEMENT, "/tmp").command()[3:])  # type: ignore[arg-type]
     assert found is not None
     return found

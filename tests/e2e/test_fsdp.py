@@ -13,7 +13,7 @@ LAYOUTS = {
     ],
     "disaggregated, two ranks that share sequences, a critic": [
         *("--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1, "--context-parallel-size", 2),
-        *("--advantage-estimator", "ppo", "--lambd", 0.95, "--critic-lr", 1e-3),
+        *("--advantage-estimator", "ppo", "--lambd", 0.95, "--critic-lr", 1e-3, "--rollout-top-p", 0.9),
     ],
 }
 

@@ -21,9 +21,9 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
     ],
-    "colocated CP 2, one engine": [
+    "colocated CP 2, one engine, nuclei": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
-        *("--context-parallel-size", 2),
+        *("--context-parallel-size", 2, "--rollout-top-p", 0.9),
     ],
 }
 CHECKS = [
@@ -136,8 +136,13 @@ def test_evaluation_only(start, rl_flags, data) -> None:
 
 
 def test_recorded_rollouts_train_without_engines(start, rl_flags, tmp_path: Path) -> None:
-    recording = f"{tmp_path}/dump/{{rollout_id}}.pt"
-    start([*rl_flags, "--debug-rollout-only", "--save-debug-rollout-data", recording]).expect_success()
+    """Within the nuclei that were recorded; over the whole vocabulary the log-probs are others."""
+    recording, nuclei = f"{tmp_path}/dump/{{rollout_id}}.pt", ["--rollout-top-p", 0.9, "--rollout-top-k", 200]
+    recorder = [*rl_flags, *nuclei, "--debug-rollout-only", "--save-debug-rollout-data", recording]
+    sampled = start(recorder).expect_success().rows("rollout")[0]
+    assert 100 < sampled["rollout/top_p_kept_vocab_per_token"] <= 200
     assert (tmp_path / "dump/0.pt").exists() and (tmp_path / "dump/1.pt").exists()
-    run = start([*rl_flags, "--load-debug-rollout-data", recording]).expect_success()
+    run = start([*rl_flags, *nuclei, "--load-debug-rollout-data", recording]).expect_success()
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    without = start([*rl_flags, "--load-debug-rollout-data", recording, "--num-rollout", 1]).expect_success()
+    assert without.rows("train")[0]["train/train_rollout_logprob_abs_diff"] > 0.1

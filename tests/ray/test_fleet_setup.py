@@ -31,6 +31,7 @@ def flags(*models: ModelConfig, **changes: Any) -> Any:
         colocate=False,
         debug_rollout_only=False,
         use_rollout_routing_replay=False,
+        replays_nucleus=False,
         use_fault_tolerance=True,
         engine_startup_timeout=600,
         num_gpus_per_node=8,

@@ -98,6 +98,8 @@ def make_args(checkpoint, prompt_file, tmp_path, request):
             sglang_router_port=port,
             router_policy=None,
             use_rollout_routing_replay=False,
+            replays_nucleus=False,
+            nucleus_top_k=-1,
             custom_generate_function_path=None,
             rollout_sample_hook_path=[],
             dynamic_sampling_filter_path=None,

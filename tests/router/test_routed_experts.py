@@ -27,7 +27,12 @@ def served(tmp_path_factory) -> Iterator[tuple]:
         where = {"host": "127.0.0.1", "port": settings.sglang_router_port, "prometheus_port": free_port()}
         router = start_router(settings, **where, log_path=path / "router.log")
         router.register_worker(server.wait_ready().url)
-        more = dict(use_rollout_routing_replay=True, rollout_max_context_len=None, eval_max_context_len=None)
+        more = dict(
+            use_rollout_routing_replay=True,
+            replays_nucleus=False,
+            rollout_max_context_len=None,
+            eval_max_context_len=None,
+        )
         sizes = dict(num_layers=2, moe_router_topk=3, router_policy=None)
         yield model, Namespace(**vars(settings), **more, **sizes, sglang_model_routers=None)
     finally:
@@ -82,5 +87,5 @@ async def test_evaluations_and_other_runs_ask_for_no_routes(args) -> None:
     await generation.generate(args, sample, PARAMS | {"max_new_tokens": 3}, evaluation=True)
     assert sample.rollout_routed_experts is None
     assert "return_routed_experts" not in generation.wanted_of_tokens(
-        Namespace(use_rollout_routing_replay=False)
+        Namespace(use_rollout_routing_replay=False, replays_nucleus=False)
     )

@@ -34,6 +34,7 @@ def args(tmp_path) -> Iterator[Namespace]:
             sglang_speculative_algorithm=None,
             rollout_max_context_len=None,
             use_rollout_routing_replay=False,
+            replays_nucleus=False,
             router_policy="consistent_hashing",
         )
     finally:

@@ -38,6 +38,7 @@ def train_args(**overrides):
         balance_data=False,
         balance_by_flops=False,
         use_rollout_routing_replay=False,
+        replays_nucleus=False,
     )
     vars(args).update(overrides)
     return args

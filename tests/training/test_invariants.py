@@ -10,7 +10,7 @@ GOOD = {"train/ppo_kl": 0.0, "train/kl_loss": 0.0, "train/train_rollout_logprob_
 def _args(**overrides):
     flags = {"ci_disable_kl_checker": False, "ci_train_rollout_logprob_abs_diff_threshold": 0.1}
     flags |= {"use_rollout_logprobs": False, "keep_old_actor": False, "use_kl_loss": True}
-    flags |= {"use_rollout_routing_replay": False}
+    flags |= {"use_rollout_routing_replay": False, "replays_nucleus": False}
     return Namespace(**{**flags, **overrides})
 
 

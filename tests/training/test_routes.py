@@ -15,7 +15,13 @@ from slime.training.routes import NO_ROUTE, packed_routes
 from slime.utils.types import Sample
 from tests.training.test_conversion import train_args
 
-ARGS = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 1, "num_experts": 1000}
+ARGS = {
+    "use_rollout_routing_replay": True,
+    "replays_nucleus": False,
+    "num_layers": 2,
+    "moe_router_topk": 1,
+    "num_experts": 1000,
+}
 
 
 def sample(length=6, rows=5, response=3, first=0, **fields):

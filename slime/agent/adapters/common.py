@@ -17,6 +17,7 @@ from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
+from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import HttpStatusError
 from slime.utils.same_site import FOREIGN, is_foreign
 from slime.utils.types import Sample
@@ -189,6 +190,7 @@ class BaseAdapter:
         prompt = self._prompt_ids(sid, messages, tools)
         sampling = sampling_of_turn(session, params, len(prompt))
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        body |= asks_for_nuclei(sampling)
         if top_log_probs:
             body["top_logprobs_num"] = top_log_probs
         growing = GrowingAnswer(

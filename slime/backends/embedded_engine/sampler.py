@@ -1,6 +1,6 @@
 """Draws tokens for a batch of sequences from their logits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ import torch
 from slime.backends.embedded_engine.distribution import cut_distribution
 from slime.backends.embedded_engine.noise import uniforms
 from slime.backends.embedded_engine.penalties import adjust_logits
-from slime.backends.embedded_engine.sequence import Sequence, TopLogprobs
+from slime.backends.embedded_engine.sequence import Nucleus, Sequence, TopLogprobs
 
 _BLOCK = 128
 
@@ -24,6 +24,7 @@ class SampledTokens:
     of_ids: dict[int, TopLogprobs]
     broken: frozenset[int] = frozenset()
     """Rows whose logits are no numbers: what else is said of them means nothing."""
+    nuclei: dict[int, Nucleus] = field(default_factory=dict)
 
 
 class SamplingBatch:
@@ -54,6 +55,7 @@ class SamplingBatch:
         options = [s.logprob_options for s in sequences]
         self._top = [i for i, o in enumerate(options) if o.wanted and o.top > 0]
         self._of_ids = [i for i, o in enumerate(options) if o.wanted and o.token_ids]
+        self._nuclei = [i for i, s in enumerate(sequences) if s.needs_nuclei]
 
     def sample(self, logits: torch.Tensor) -> SampledTokens:
         """logits: ``[B, vocab]`` float32, overwritten."""
@@ -73,13 +75,16 @@ class SamplingBatch:
         shift = peak[:, 0].double() + log_total
         chosen = logits.gather(1, tokens[:, None])[:, 0].double() - shift
         broken = frozenset(log_total.isnan().nonzero()[:, 0].tolist())
+        ids = tokens.tolist()
         return SampledTokens(
             broken=broken,
             tensor=tokens,
-            ids=tokens.tolist(),
+            ids=ids,
             logprobs=chosen.tolist(),
             top={i: self._top_of(i, logits, shift) for i in self._top},
             of_ids={i: self._of_ids_of(i, logits, shift) for i in self._of_ids},
+            # by now drawing has cut from the weights what it left out
+            nuclei={i: self._nucleus(i, weights[i], ids[i]) for i in self._nuclei},
         )
 
     def _draw(self, weights: torch.Tensor, block_sums: torch.Tensor) -> torch.Tensor:
@@ -98,6 +103,15 @@ class SamplingBatch:
         entries = _block_entries(weights, blocks)
         offsets, _ = _invert(entries.cumsum(-1, dtype=torch.float64), rest, relative=False)
         return (blocks * _block_size(weights) + offsets).clamp_(max=weights.shape[1] - 1)
+
+    def _nucleus(self, row: int, weights: torch.Tensor, token: int) -> Nucleus:
+        """``weights``: ``[vocab]``, 0 for what the token was not drawn among, unless it is greedy."""
+        if self._sequences[row].params.greedy:
+            return Nucleus(np.array([token], dtype=np.int32), 0.0)
+        kept = weights.nonzero()[:, 0]
+        ids = kept[weights[kept].argsort(descending=True, stable=True)]
+        share = weights[token].double() / weights[ids].double().sum()
+        return Nucleus(ids.to(torch.int32).cpu().numpy(), share.log().item())
 
     def _top_of(self, row: int, logits: torch.Tensor, shift: torch.Tensor) -> TopLogprobs:
         count = min(self._sequences[row].logprob_options.top, logits.shape[1])

@@ -14,12 +14,15 @@ AS_MANY_AS_FIT = 2**31
 """``max_new_tokens`` of a request in which it is null."""
 _GREEDY_BELOW = 1e-6
 _LARGEST_BIAS = 3e38
-UNSUPPORTED = ("beam_width", "custom_params", "watermark", "choice")
+UNSUPPORTED = ("beam_width", "watermark", "choice")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """``temperature`` below 1e-6 means greedy; ``top_k`` -1 means the whole vocabulary."""
+    """``temperature`` below 1e-6 means greedy; ``top_k`` -1 means the whole vocabulary.
+
+    ``tells_nuclei``: the answer names the tokens that each was drawn among, and log-probs are among them.
+    """
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0
@@ -42,6 +45,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     stream_interval: int | None = None
     grammar: grammars.Wanted | None = None
+    tells_nuclei: bool = False
 
     @property
     def greedy(self) -> bool:
@@ -63,7 +67,10 @@ class SamplingParams:
         return penalties != (0.0, 0.0, 1.0)
 
 
-_NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "grammar")
+_NAMES = tuple(
+    field.name for field in fields(SamplingParams) if field.name not in ("grammar", "tells_nuclei")
+)
+_CUSTOM = "return_top_p_token_ids"
 _INTEGERS = {
     "max_new_tokens": (0, 2**31),
     "min_new_tokens": (0, 2**31),
@@ -89,7 +96,7 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     Raises:
         BadRequest: an unknown or unsupported name, a wrong type, a value out of range.
     """
-    unknown = sorted(set(raw) - {*_NAMES, *UNSUPPORTED, *grammars.FIELDS})
+    unknown = sorted(set(raw) - {*_NAMES, *UNSUPPORTED, *grammars.FIELDS, "custom_params"})
     if unknown:
         names = ", ".join(map(str, unknown))
         raise BadRequest(f"unknown sampling parameters: {names}", kind=BadRequest.CONTRACT)
@@ -102,12 +109,25 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
     parsed = {name: _parse(name, value, vocab_size) for name, value in given.items()}
     if "max_new_tokens" in raw:
         parsed.setdefault("max_new_tokens", AS_MANY_AS_FIT)
-    params = SamplingParams(**parsed, grammar=grammars.wanted_grammar(raw))
+    params = SamplingParams(
+        **parsed,
+        grammar=grammars.wanted_grammar(raw),
+        tells_nuclei=_tells_nuclei(raw.get("custom_params")),
+    )
     if params.min_new_tokens > params.max_new_tokens:
         raise BadRequest(
             f"min_new_tokens {params.min_new_tokens}: more than max_new_tokens {params.max_new_tokens}"
         )
     return params
+
+
+def _tells_nuclei(custom: Any) -> bool:
+    """Of ``custom_params``, which hold nothing else that is known here."""
+    if custom is None or custom == {}:
+        return False
+    if not isinstance(custom, Mapping) or {*custom} != {_CUSTOM} or not isinstance(custom[_CUSTOM], bool):
+        raise BadRequest(f"custom_params {custom!r:.100}: wanted {{'{_CUSTOM}': true}}, or without")
+    return custom[_CUSTOM]
 
 
 def _parse(name: str, value: Any, vocab_size: int) -> Any:

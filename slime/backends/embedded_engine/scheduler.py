@@ -284,6 +284,10 @@ class Scheduler:
             return length_reason(sequence)
         token, found = tokens.ids[index], sequence.output_logprobs
         found.of_tokens.append(tokens.logprobs[index])
+        if (nucleus := tokens.nuclei.get(index)) is not None:
+            sequence.nuclei.append(nucleus)
+            if sequence.params.tells_nuclei:
+                found.of_tokens[-1] = nucleus.logprob
         if index in tokens.top:
             found.top.append(tokens.top[index])
         if index in tokens.of_ids:

@@ -5,12 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 
 TopLogprobs = list[tuple[float, int]]
+
+
+class Nucleus(NamedTuple):
+    """The tokens that one was drawn among: int32, the likeliest first. And its log-prob among them."""
+
+    ids: np.ndarray
+    logprob: float
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,19 @@ class Sequence:
     """The first token whose experts the response is to tell; None if it need not."""
     routes: list[torch.Tensor] = field(default_factory=list)
     """Experts of all tokens but the newest, in parts ``[n, layers, top-k]``, if the engine records them."""
+    tells_mask: bool = False
+    """Whether the response tells of ``nuclei`` in the manner of SGLang's ``return_sampling_mask``."""
+    nuclei: list[Nucleus] = field(default_factory=list)
+    """Of each output token, if the response is to tell of them in any manner."""
     prompt_hidden: torch.Tensor | None = None
     """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
 
     def __post_init__(self) -> None:
         self.prompt_key = array("q", self.prompt_ids).tobytes()
+
+    @property
+    def needs_nuclei(self) -> bool:
+        return self.tells_mask or self.params.tells_nuclei
 
     @property
     def length(self) -> int:

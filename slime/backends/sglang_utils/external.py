@@ -112,6 +112,12 @@ def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
         yield f"{where}: only encodes images (wanted: an engine that generates)"
     if args.use_rollout_routing_replay and not info.server_info.get("enable_return_routed_experts", True):
         yield f"{where}: was started without --enable-return-routed-experts (--use-rollout-routing-replay)"
+    told = info.server_info.get("sampling_mask_max_tokens")
+    if args.replays_nucleus and told is not None and told < args.nucleus_top_k:
+        yield (
+            f"{where}: was started with --sampling-mask-max-tokens {told} (wanted: {args.nucleus_top_k}, or "
+            "--rollout-top-k, or --sglang-sampling-mask-max-tokens)"
+        )
     for dest, wanted in _asked_for(args).items():
         found = info.server_info.get(dest, wanted)
         # What was left to the engine cannot be told from here.

@@ -131,7 +131,12 @@ class ServerEngine(ABC):
     def preferences(self) -> dict[str, Any]:
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
         dtype = "float16" if self.args.fp16 else "float32" if self.args.fp32 else None
-        return {"model_path": self.args.hf_checkpoint, **({"dtype": dtype} if dtype else {})}
+        nuclei = self.args.replays_nucleus and self.serves_trained_model
+        return {
+            "model_path": self.args.hf_checkpoint,
+            **({"dtype": dtype} if dtype else {}),
+            **({"sampling_mask_max_tokens": self.args.nucleus_size} if nuclei else {}),
+        }
 
     def command(self) -> list[str]:
         """The complete command; only options that differ from the server's defaults."""

@@ -142,6 +142,7 @@ async def postprocess_sample_with_radix_tree(args: Any, sample: Sample, output: 
         sample.tokens = [row.token for row in rows[:begin]]
         sample.response_length, sample.loss_mask, sample.rollout_log_probs = 0, [], []
         sample.version_spans = []
+        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
     sample.response = response
     _append(args, sample, rows[begin + sample.response_length :], output["meta_info"])
     return sample

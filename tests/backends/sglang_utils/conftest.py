@@ -57,6 +57,7 @@ def engine_args(checkpoint: Path) -> Namespace:
         rollout_engine="embedded",
         use_slime_router=False,
         use_rollout_routing_replay=False,
+        replays_nucleus=False,
     )
 
 

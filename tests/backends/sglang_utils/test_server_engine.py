@@ -22,6 +22,7 @@ def make_args(**changes) -> Namespace:
         "fp32": False,
         "rollout_engine": "embedded",
         "use_rollout_routing_replay": False,
+        "replays_nucleus": False,
     }
     return Namespace(**{**defaults, **changes})
 

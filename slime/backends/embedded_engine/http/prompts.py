@@ -29,7 +29,6 @@ _UNSUPPORTED = (
     "session_id",
     "session_params",
     "return_hidden_states",
-    "return_sampling_mask",
     "sampling_logprobs_mode",
     "return_entropy",
     "return_indexer_topk",
@@ -66,11 +65,13 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     rids = _rids(body.rid, count, single)
     routes_from = _routes_from(state, body, min(len(ids) for ids, _ in fitted))
     sequences = []
-    for (ids, param), option, rid in zip(fitted, options, rids, strict=True):
+    masks = _masks(state, body, params)
+    for (ids, param), option, rid, mask in zip(fitted, options, rids, masks, strict=True):
         for sample in range(param.n):
             name = rid if param.n == 1 else f"{rid}_{sample}"
             seed = state.noise_seed(param.sampling_seed, sample)
-            sequences.append(Sequence(name, ids, param, option, seed, routes_from=routes_from))
+            sequence = Sequence(name, ids, param, option, seed, routes_from=routes_from, tells_mask=mask)
+            sequences.append(sequence)
     if len({s.rid for s in sequences}) < len(sequences):
         raise BadRequest("rid: two responses of this request would have the same id")
     taken = [s.rid for s in sequences if s.rid in state.live_rids]
@@ -162,6 +163,18 @@ def _routes_from(state: ServerState, body: GenerateBody, shortest: int) -> int |
     if start > shortest:
         raise BadRequest(f"routed_experts_start_len {start}: wanted at most {shortest}, the prompt's length")
     return start
+
+
+def _masks(state: ServerState, body: GenerateBody, params: list[SamplingParams]) -> list[bool]:
+    """Whether the response to each prompt tells which tokens it was drawn among."""
+    asked = [
+        bool(mask) for mask in _per_prompt("return_sampling_mask", body.return_sampling_mask, len(params))
+    ]
+    most = state.args.sampling_mask_max_tokens
+    for wanted, param in zip(asked, params, strict=True):
+        if wanted and not (param.greedy or 1 < param.top_k <= most):
+            raise BadRequest(f"return_sampling_mask: top_k {param.top_k} (wanted: 1 to {most})")
+    return asked
 
 
 def _per_prompt(name: str, value: Any, count: int) -> list[Any]:

@@ -1,7 +1,10 @@
 """Builds the objects that ``/generate`` answers with."""
 
+import base64
 import time
 from typing import Any
+
+import numpy as np
 
 from slime.backends.embedded_engine.routes import encoded
 from slime.backends.embedded_engine.sequence import Logprobs, Progress, Sequence, TopLogprobs
@@ -59,6 +62,7 @@ class ResponseBuilder:
         if progress.finished:
             meta["weight_versions"] = version_spans(sequence)
             meta |= _routes(sequence)
+        meta |= _nuclei(sequence, start, progress.end)
         if sequence.logprob_options.wanted:
             meta |= self._logprobs(start, progress.end)
         return meta
@@ -109,6 +113,24 @@ def _routes(sequence: Sequence) -> dict[str, Any]:
     if routes is None:
         return {}
     return {"routed_experts": routes, "routed_experts_start_len": sequence.routes_from}
+
+
+def _nuclei(sequence: Sequence, start: int, end: int) -> dict[str, Any]:
+    """Of the tokens ``start:end``: as SGLang tells of them, and as the original's SGLang does."""
+    nuclei, meta = sequence.nuclei[start:end], dict[str, Any]()
+    if sequence.tells_mask:
+        meta["output_token_sampling_mask"] = [nucleus.ids.tolist() for nucleus in nuclei]
+        meta["output_token_sampling_logprobs"] = [nucleus.logprob for nucleus in nuclei]
+        meta["output_token_sampling_mask_length"] = end
+    if sequence.params.tells_nuclei:
+        ids = [nucleus.ids for nucleus in nuclei]
+        meta["top_p_token_ids"] = _base64(np.concatenate([np.zeros(0, np.int32), *ids]))
+        meta["top_p_token_offsets"] = _base64(np.cumsum([0, *map(len, ids)], dtype=np.int32))
+    return meta
+
+
+def _base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()
 
 
 def version_spans(sequence: Sequence) -> list[dict[str, Any]]:
