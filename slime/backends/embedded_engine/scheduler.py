@@ -278,14 +278,15 @@ class Scheduler:
         if index in tokens.broken:
             # permanent, so not of the 5xx that routers and clients try again
             return abort_reason(_NOT_FINITE, 400, "BadRequestError")
-        if sequence.params.max_new_tokens == 0:
-            return length_reason(sequence)
         token, found = tokens.ids[index], sequence.output_logprobs
-        found.of_tokens.append(tokens.logprobs[index])
         if index in tokens.top:
             found.top.append(tokens.top[index])
         if index in tokens.of_ids:
             found.of_ids.append(tokens.of_ids[index])
+        if sequence.params.max_new_tokens == 0:
+            sequence.record_version(self.weight_version)
+            return length_reason(sequence)
+        found.of_tokens.append(tokens.logprobs[index])
         sequence.output_ids.append(token)
         sequence.record_version(self.weight_version)
         self.generated_tokens += 1

@@ -75,7 +75,6 @@ class Sequence:
     spans: list[VersionSpan] = field(default_factory=list)
     cached_tokens: int = 0
     num_retractions: int = 0
-    stop_match: str | None = None
     routes_from: int | None = None
     """The first token whose experts the response is to tell; None if it need not."""
     routes: list[torch.Tensor] = field(default_factory=list)
@@ -115,7 +114,7 @@ class Sequence:
         if self.spans and self.spans[-1].version == version:
             self.spans[-1].end = end
         else:
-            self.spans.append(VersionSpan(version, end - 1, end))
+            self.spans.append(VersionSpan(version, max(end - 1, 0), end))
 
 
 def length_reason(sequence: Sequence) -> dict[str, Any]:
