@@ -19,4 +19,5 @@ if [[ "${1:-}" == http* ]]; then
 fi
 exec python -m pytest -o timeout=300 tests/backends/sglang_utils/test_conformance.py \
     tests/backends/sglang_utils/test_conformance_control.py tests/backends/sglang_utils/test_conformance_openai.py \
-    tests/backends/sglang_utils/test_conformance_edges.py "$@"
+    tests/backends/sglang_utils/test_conformance_edges.py \
+    tests/backends/sglang_utils/test_comparison.py "$@"

@@ -2,7 +2,8 @@
 # Tests against SGLang's own servers, which compute on the CPU here: whole runs, and the conformance tests that
 # the embedded engine passes too.
 #
-#     bash scripts/test-sglang.sh                  # installs SGLang beside us (4 GB), then about 15 minutes
+#     bash scripts/test-sglang.sh                  # installs SGLang beside us (4 GB), then about 40 minutes
+#     bash scripts/test-sglang.sh --runs           # whole runs alone
 #     bash scripts/test-sglang.sh -k colocated     # arguments go to pytest
 #
 # SLIME_SGLANG_VENV  the environment (default: .venv-sglang in the repository)
@@ -29,6 +30,10 @@ share_cores_politely
 export SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1|0|1|0|1|0|1" HF_HUB_OFFLINE=1
 export PYTHONPATH="$REPOSITORY:$REPOSITORY/tests/sglang_cpu/stand_ins"
 
+if [[ "${1:-}" == --runs ]]; then
+    shift
+    exec python -m pytest -o timeout=900 tests/sglang_cpu "$@"
+fi
 
 # A server for the conformance tests; the runs start their own.
 work="$(mktemp -d)"
@@ -56,4 +61,5 @@ done
 export SLIME_CONFORMANCE_URL="$url"
 
 python -m pytest -o timeout=300 tests/sglang_cpu tests/backends/sglang_utils/test_conformance*.py \
+    tests/backends/sglang_utils/test_comparison.py \
     tests/arguments/test_sglang_round_trip.py "$@"

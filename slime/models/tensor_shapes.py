@@ -26,7 +26,7 @@ class TensorShapes:
     """Those of a model of a family."""
 
     def __init__(self, shape: ModelShape) -> None:
-        self._place = FAMILIES[shape.model_type].weights.place
+        self._place = FAMILIES[shape.model_type].weights.prefix
         words = (shape.vocab_size, shape.hidden_size)
         self._of_model: dict[str, Sizes] = {
             "model.embed_tokens.weight": words,

@@ -25,8 +25,8 @@ PROMPT = [40, 41, 42, 43, 44, 45]
 class EngineUnderTest:
     """A server with a small fp32 model on this machine: the embedded engine, or a real SGLang."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, is_embedded: bool = True) -> None:
+        self.url, self.is_embedded = url, is_embedded
         limits = httpx.Limits(keepalive_expiry=KEEPALIVE_S)
         self.http = httpx.Client(base_url=url, timeout=600, limits=limits, trust_env=False)
         self.client = EngineClient(EngineEndpoint(url, None, 1, None), timeout=600)

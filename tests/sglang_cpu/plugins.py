@@ -10,7 +10,9 @@ from typing import Any
 
 import psutil
 
+from examples.calculator_tool import generate as calculator
 from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.utils.types import Sample
 
 VICTIM = "SLIME_TEST_VICTIM"
 
@@ -29,6 +31,12 @@ def kill_a_scheduler_in_the_second_update(args: Namespace) -> None:
             yield bucket
 
     HfWeights.buckets = killing  # type: ignore[method-assign]
+
+
+async def generate_with_a_tool(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """The calculator's generate function, whose tool answers whatever a random model says."""
+    calculator.answer_call = lambda text: str(len(text))  # type: ignore[attr-defined]
+    return await calculator.generate(args, sample, sampling_params)
 
 
 def schedulers() -> list[int]:

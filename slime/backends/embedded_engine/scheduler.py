@@ -280,18 +280,19 @@ class Scheduler:
             # permanent, so not of the 5xx that routers and clients try again
             held = sequence.constraint is not None and sequence.constraint.holds
             return abort_reason(_NO_TOKEN if held else _NOT_FINITE, 400, "BadRequestError")
-        if sequence.params.max_new_tokens == 0:
-            return length_reason(sequence)
         token, found = tokens.ids[index], sequence.output_logprobs
+        if index in tokens.top:
+            found.top.append(tokens.top[index])
+        if index in tokens.of_ids:
+            found.of_ids.append(tokens.of_ids[index])
+        if sequence.params.max_new_tokens == 0:
+            sequence.record_version(self.weight_version)
+            return length_reason(sequence)
         found.of_tokens.append(tokens.logprobs[index])
         if (nucleus := tokens.nuclei.get(index)) is not None:
             sequence.nuclei.append(nucleus)
             if sequence.params.tells_nuclei:
                 found.of_tokens[-1] = nucleus.logprob
-        if index in tokens.top:
-            found.top.append(tokens.top[index])
-        if index in tokens.of_ids:
-            found.of_ids.append(tokens.of_ids[index])
         sequence.output_ids.append(token)
         sequence.record_version(self.weight_version)
         self.generated_tokens += 1

@@ -84,7 +84,6 @@ class Sequence:
     spans: list[VersionSpan] = field(default_factory=list)
     cached_tokens: int = 0
     num_retractions: int = 0
-    stop_match: str | None = None
     constraint: Constraint | None = None
     """Where the response is within its grammar; it has seen all output tokens, before a retraction too."""
     routes_from: int | None = None
@@ -134,7 +133,7 @@ class Sequence:
         if self.spans and self.spans[-1].version == version:
             self.spans[-1].end = end
         else:
-            self.spans.append(VersionSpan(version, end - 1, end))
+            self.spans.append(VersionSpan(version, max(end - 1, 0), end))
 
 
 def length_reason(sequence: Sequence) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class StopChecker:
         end = text[-_WINDOW - longest :]
         for stop in sequence.params.stop:
             if stop in end:
-                sequence.stop_match = stop
                 return {"type": "stop", "matched": stop}
         for pattern in sequence.params.stop_regex:
             try:
@@ -65,6 +64,5 @@ class StopChecker:
             except TimeoutError:
                 return abort_reason(f"stop_regex {pattern!r} takes too long to match", 400, "BadRequestError")
             if found:
-                sequence.stop_match = found.group()
-                return {"type": "stop", "matched": found.group()}
+                return {"type": "stop", "matched": pattern}
         return None

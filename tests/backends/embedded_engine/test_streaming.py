@@ -116,4 +116,6 @@ async def test_a_stream_of_chunks_shows_no_stop_token_and_ends_once(state, stopp
     whole = final_text(stopping, state.tokenizer)
     assert "".join(c["delta"]["content"] for c in choices) == whole and len(whole) == LENGTH - 1
     assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
-    assert sum(len(c["logprobs"]["content"]) for c in choices) == LENGTH
+    assert all(bool(c["logprobs"]) == bool(c["delta"]["content"]) for c in choices)
+    last = 1 if choices[-1]["delta"]["content"] else 0  # the stop token's goes with a text beside it
+    assert sum(len(c["logprobs"]["content"]) for c in choices if c["logprobs"]) == LENGTH - 1 + last

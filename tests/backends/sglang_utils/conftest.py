@@ -93,6 +93,6 @@ def engine_under_test(request) -> Iterator[EngineUnderTest]:
         url = request.getfixturevalue("embedded_engine").url
     else:
         url = os.environ[CONFORMANCE_URL]
-    target = EngineUnderTest(url)
+    target = EngineUnderTest(url, request.param == "embedded")
     yield target
     target.close()

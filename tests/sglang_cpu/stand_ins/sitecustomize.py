@@ -1,7 +1,6 @@
-"""Lets torchvision load beside a torch that it was not built for.
+"""What has to be otherwise on a CPU in modules that SGLang imports.
 
-Python imports this file at its start wherever the folder is on ``PYTHONPATH``. The operators themselves are
-for images: none of them is called here.
+Python imports this file at its start wherever the folder is on ``PYTHONPATH``.
 """
 
 import sys
@@ -11,7 +10,10 @@ from types import ModuleType
 
 
 class _BeforeTorchvision(MetaPathFinder):
-    """Declares, at the first import of torchvision, the operators that it describes without having them."""
+    """Declares, at the first import of torchvision, the operators that it describes without having them.
+
+    It loads beside a torch that it was not built for then. The operators are for images: none is called here.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -26,5 +28,19 @@ class _BeforeTorchvision(MetaPathFinder):
             _keep.append(self)
 
 
+class _BeforeRoutedExperts(MetaPathFinder):
+    """Lets SGLang record the experts of tokens in plain memory: to pin it takes CUDA's library."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        if name == "sglang.srt.state_capturer.base":
+            sys.meta_path.remove(self)
+            import torch
+            from sglang.srt.mem_cache.pool_host import common
+
+            common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, dtype, **options: torch.empty(dims, dtype=dtype)
+
+
 _keep: list[_BeforeTorchvision] = []  # a library that is collected takes its operators with it
-sys.meta_path.insert(0, _BeforeTorchvision())
+sys.meta_path[:0] = [_BeforeTorchvision(), _BeforeRoutedExperts()]

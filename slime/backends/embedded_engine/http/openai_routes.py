@@ -37,6 +37,8 @@ class Dialect:
     chunk_name = "text_completion"
     id_prefix = "cmpl-"
     ids_name = "token_ids"
+    chunks_have_usage = True
+    """Whether chunks name token counts without having any, and leave out what no count is known of."""
 
     def __init__(
         self,
@@ -67,7 +69,13 @@ class Dialect:
             "object": self.chunk_name if chunk else self.name,
             "created": int(time.time()),
             "model": model or state.served_model_name,
+            **({"usage": None} if chunk and self.chunks_have_usage else {}),
         }
+
+    def final_usage(self, sequences: list[Sequence], prompts: int) -> dict[str, Any]:
+        """Token counts after the last chunk."""
+        counts = usage(sequences, prompts)
+        return {k: v for k, v in counts.items() if v is not None or not self.chunks_have_usage}
 
     def prefix(self, sequence: Sequence) -> str:
         return self.tokenizer.decode(sequence.prompt_ids) if self.echo else ""
@@ -89,12 +97,15 @@ class ChatDialect(Dialect):
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
     ids_name = "response_token_ids"
+    chunks_have_usage = False
 
     def choice(
         self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
     ) -> dict[str, Any]:
         end = progress.end
-        logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
+        # A chunk without text brings no log-probs, those of a stop string's tokens for instance.
+        with_logprobs = self.logprobs and (text or not chunk)
+        logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if with_logprobs else None
         message: dict[str, Any] = {"content": text, "reasoning_content": None}
         if not chunk or start == 0:
             message = {"role": "assistant", **message}
@@ -227,7 +238,7 @@ async def _events(
         yield event({**head, "choices": [dialect.choice(sequence, index, text, start, progress, True)]})
         sent[index] = progress.end
     if usage_prompts is not None:
-        yield event({**head, "choices": [], "usage": usage(sequences, usage_prompts)})
+        yield event({**head, "choices": [], "usage": dialect.final_usage(sequences, usage_prompts)})
     yield DONE
 
 

@@ -74,6 +74,8 @@ class ResponseBuilder:
         prompt_ids = sequence.prompt_ids[options.prompt_start :] if prompt.of_tokens else []
         output_ids = sequence.output_ids[start:end]
         output = _slice(sequence.output_logprobs, start, end)
+        if sequence.params.max_new_tokens == 0:
+            output = sequence.output_logprobs  # rows of the token that is not wanted
         meta: dict[str, Any] = {
             "input_token_logprobs": self._triples(prompt.of_tokens, prompt_ids),
             "output_token_logprobs": self._triples(output.of_tokens, output_ids),
@@ -146,11 +148,14 @@ def shown_ids(sequence: Sequence) -> list[int]:
 
 
 def trim_stop(sequence: Sequence, text: str) -> str:
-    """Text up to the stop string that ended it, unless that is asked for."""
-    match = sequence.stop_match
-    if match and not sequence.params.no_stop_trim and match in text:
-        return text[: text.index(match)]
-    return text
+    """Text up to the stop string that ended it, or up to its end, if that is asked for.
+
+    As in SGLang the text of a pattern stays.
+    """
+    match = (sequence.finish_reason or {}).get("matched")
+    if not isinstance(match, str) or (start := text.find(match)) < 0:
+        return text
+    return text[: start + len(match)] if sequence.params.no_stop_trim else text[:start]
 
 
 def final_text(sequence: Sequence, tokenizer: Tokenizer | None) -> str | None:

@@ -1,0 +1,121 @@
+"""Write docs/conformance.md from the list of requests and differences that the conformance tests go by.
+
+python tools/generate_conformance_docs.py           # write the page
+python tools/generate_conformance_docs.py --check   # exit with 1 if it would change
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.backends.sglang_utils.comparison import Note, Request, read_list  # noqa: E402
+from tools.generate_flag_docs import table  # noqa: E402
+
+PAGE = ROOT / "docs" / "conformance.md"
+HEADER = ("where", "SGLang", "embedded engine", "why")
+INTRODUCTION = """# The embedded engine beside SGLang
+
+<!-- Made by tools/generate_conformance_docs.py of tests/backends/sglang_utils/conformance.yaml. -->
+
+The embedded engine speaks the HTTP protocol of SGLang 0.5.23. One suite of tests runs against both:
+
+```bash
+bash scripts/conformance.sh                          # the embedded engine
+bash scripts/conformance.sh http://127.0.0.1:30000   # and the SGLang that serves there
+bash scripts/test-sglang.sh                          # installs SGLang, serves it on the CPU, trains with it
+```
+
+The SGLang has to serve a small float32 checkpoint directory of the same machine, without an API key. The
+suite passes on SGLang 0.5.23 on a CPU: requests and log-probs, streams, errors, chat and completions,
+aborts, the three pauses, weights from tensors (by value and in shared memory, as a colocated trainer sends
+them), over a gloo group and from disk. Log-probs agree to 1e-5.
+
+## Whole runs
+
+`scripts/test-sglang.sh` also trains with SGLang on the CPU, in float32, two steps of each kind of run:
+colocated and disaggregated layouts, fully async, streaming, SlimeRouter with its radix tree, PPO, FSDP,
+several turns with a tool, distillation from a teacher behind an engine, replayed routes of experts; and it
+kills schedulers during updates. In each kind log-probs of trainer and engine are less than 1e-5 apart as
+long as tokens are those of the weights that a step starts from. `python benchmarks/sglang_runs.py` writes
+the gaps and times to `benchmarks/results/sglang_runs.json`. Quantised engines are not among them: on a CPU
+SGLang's own start ends with the reason that the file names.
+
+## One script for both
+
+`--sglang-*` options that say how SGLang uses its GPUs (memory, kernels, graphs, drafting, parallel
+attention) have no effect on the embedded engine, and a note says so. Options that change what is served, as
+`--sglang-tool-call-parser`, are refused there.
+
+## Grammars
+
+`json_schema`, `regex`, `ebnf` and `structural_tag`, and the `response_format` of chats and completions, are
+kept to with `xgrammar`, SGLang's own choice, in the version that SGLang pins. Without the package such
+requests are answered with 400; `scripts/` install it, else `pip install --no-deps xgrammar apache-tvm-ffi`
+does.
+
+Tokens that may not come next have no weight, and log-probs are those of what is left, as on SGLang. Where
+the grammar is complete, nothing but the end of the response may come. A response keeps its place in the
+grammar over pauses.
+
+A process of its own compiles, in at most 20 s and 4 GiB: what is too large or too deep costs its request,
+not the engine. What xgrammar accepts and does not hold to (`uniqueItems`, `multipleOf`, `not`, ...) is
+refused, as on SGLang.
+"""
+COMPARED = """## What is different
+
+`tests/backends/sglang_utils/conformance.yaml` lists {requests} requests, `sglang_answers.json` beside it
+what SGLang answers to them. Each difference between the answers is on that list with its reason: one that
+is not, and one that is there no more, fails `test_comparison.py`.
+"""
+DEADLY = """## What ends SGLang's scheduler
+
+Whoever sends one of these to SGLang 0.5.23 ends the server. The tests do not, and the embedded engine
+answers 400.
+"""
+BEYOND = """## Beyond single requests
+
+These take more than one request to see, or another model, or another command line.
+"""
+
+
+def rows(entries: Iterable[Request | Note]) -> list[tuple[str, str, str, str]]:
+    """A row of a table for each."""
+    return [(entry.about, entry.sglang, entry.embedded, entry.why) for entry in entries]
+
+
+def conformance_page() -> str:
+    """The whole page."""
+    requests, notes = read_list()
+    deadly = ", ".join(request.about for request in requests if request.kills)
+    sections = [
+        INTRODUCTION,
+        COMPARED.format(requests=len(requests)),
+        table(HEADER, rows(request for request in requests if request.differs)),
+        DEADLY,
+        deadly[0].upper() + deadly[1:] + ".\n",
+        BEYOND,
+        table(HEADER, rows(notes)),
+    ]
+    return "\n".join(sections)
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    text = conformance_page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{PAGE}: out of date (run python tools/generate_conformance_docs.py)", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
