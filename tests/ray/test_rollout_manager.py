@@ -204,6 +204,7 @@ GROUPED = {
     "custom_rollout_log_function_path": f"{__name__}.say_nothing",
     "n_samples_per_prompt": 2,
     "save_debug_rollout_data": None,
+    "trace": None,
     "save": None,
     "partial_rollout": False,
 }
@@ -211,8 +212,9 @@ GROUPED = {
 
 def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
     flags |= GROUPED | {"loss_type": "sft_loss"}
-    _, metrics, _ = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    _, metrics, _, spans = RolloutManager(Namespace(**flags), [], 0).generate(0)  # type: ignore[arg-type]
     assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
+    assert spans == []
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
 
 
