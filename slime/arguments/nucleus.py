@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string
 from slime.arguments.rejection import samples_by_rejection
 
@@ -40,7 +40,7 @@ class DerivedNucleus:
 
 
 def derive(args: Namespace) -> None:
-    """As many ids as can be needed: those of the whole vocabulary, or some more than k, for ties."""
+    """Sets how many ids engines may tell of: the whole vocabulary, or some more than k, for ties."""
     args.replays_nucleus = replays_nucleus(args)
     top_k = args.rollout_top_k
     most = args.vocab_size or _LARGEST_MASK
@@ -116,7 +116,7 @@ def _named(args: Namespace) -> str:
     return f"--rollout-top-p {args.rollout_top_p}"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"nucleus sampling": NucleusArgs},
     derived=DerivedNucleus,
     derive=derive,
