@@ -40,7 +40,7 @@ class DerivedNucleus:
 
 
 def derive(args: Namespace) -> None:
-    """As many ids as can be needed: those of the whole vocabulary, or some more than k, for ties."""
+    """Sets how many ids engines may tell of: the whole vocabulary, or some more than k, for ties."""
     args.replays_nucleus = replays_nucleus(args)
     top_k = args.rollout_top_k
     most = args.vocab_size or _LARGEST_MASK

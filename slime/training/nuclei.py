@@ -25,13 +25,13 @@ def compact(values: Any) -> np.ndarray | None:
 
 
 def ids_of_nothing(sample: Sample) -> np.ndarray | None:
-    """Of an answer of which no token is trained on."""
+    """No ids, for an answer of which no token is trained on; else None."""
     trained = sample.effective_response_length and not sample.remove_sample
     return None if trained else np.zeros(0, dtype=np.int32)
 
 
 def offsets_of_nothing(sample: Sample) -> np.ndarray | None:
-    """Of an answer of which no token is trained on: all nuclei are empty."""
+    """Offsets of empty nuclei, for an answer of which no token is trained on; else None."""
     nothing = ids_of_nothing(sample) is not None
     return np.zeros(sample.response_length + 1, dtype=np.int32) if nothing else None
 
@@ -71,7 +71,7 @@ def _problem(ids: np.ndarray, offsets: np.ndarray, mask: np.ndarray, vocab_size:
 
 @dataclass(frozen=True)
 class Nuclei:
-    """Of N rows of logits.
+    """The nuclei of N rows of logits.
 
     Attributes:
         rows: [M] int64 in ascending order: to which of the rows each id belongs.
@@ -97,7 +97,7 @@ class Nuclei:
 
 
 def nuclei_of_rows(batch: Mapping[str, Any], responses: ResponseRows, vocab_size: int) -> Nuclei:
-    """Those of this rank's rows of a micro-batch; a row's own target is always in its nucleus.
+    """Collects the nuclei of this rank's rows of a micro-batch; a row's own target is always in its nucleus.
 
     Raises:
         ValueError: the micro-batch has none.

@@ -67,7 +67,7 @@ def merge_top_p(earlier: Nucleus, meta_info: Mapping[str, Any], new_tokens: int)
 
 
 def _nuclei(meta_info: Mapping[str, Any]) -> tuple[str, Nucleus] | None:
-    """Those of an answer's tokens, and the key that says how many tokens there are."""
+    """Reads the nuclei of an answer's tokens, and names the key that says how many tokens there are."""
     for ids_key, offsets_key in _TOP_P_KEYS:
         if meta_info.get(ids_key) is not None:
             ids, offsets = (decode_int32_array(meta_info[key]).tolist() for key in (ids_key, offsets_key))

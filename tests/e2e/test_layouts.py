@@ -13,9 +13,9 @@ pytestmark = pytest.mark.e2e
 
 LAYOUTS = {
     "colocated": ["--colocate"],
-    "colocated DP 2, two engines": [
+    "colocated DP 2, two engines, nuclei": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
-        *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3"),
+        *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3", "--rollout-top-p", 0.9),
     ],
     "colocated TP 2 with SP, one engine": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),

@@ -183,3 +183,10 @@ def test_rewards_of_numpy_and_torch_are_numbers(kind):
     assert metrics["passrate/pass@1"] == 1.0
     data = {"d": {"rewards": [kind(0.5), kind(1.5)], "samples": samples}}
     assert eval_log_metrics(0, args, data)["eval/d/raw_reward"] == 1.0
+
+
+def test_the_size_of_nuclei_is_told_of_tokens_that_have_one():
+    nuclei = dict(rollout_top_p_token_ids=[1, 2, 3, 4, 5, 6], rollout_top_p_token_offsets=[0, 2, 2, 6])
+    samples = [make_sample(0, 1.0, 3, **nuclei), make_sample(0, 1.0, 2)]
+    assert compute_metrics_from_samples(make_args(), samples)["top_p_kept_vocab_per_token"] == 3.0
+    assert "top_p_kept_vocab_per_token" not in compute_metrics_from_samples(make_args(), samples[1:])

@@ -27,7 +27,7 @@ LAYOUTS = {
     "colocated": ["--colocate"],
     "colocated TP 2, two engines": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
-        *("--tensor-model-parallel-size", 2),
+        *("--tensor-model-parallel-size", 2, "--rollout-top-p", 0.9),
     ],
 }
 

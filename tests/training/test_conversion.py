@@ -447,3 +447,49 @@ def test_shards_tile_the_batch():
         assert shard["raw_reward"] == batch["raw_reward"]
         assert shard["global_batch_sizes"] == [4]
         assert len(shard["micro_batch_indices"]) == sum(shard["num_microbatches"])
+
+
+def within_nuclei(samples):
+    for sample in samples:
+        ids = [token for token in sample.tokens[-2:] for token in (token, (token + 1) % 64)]
+        sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = ids, [0, 2, 4]
+    return samples
+
+
+def test_nuclei_travel_to_the_rank_that_trains_their_sample():
+    samples = within_nuclei(make_samples([1.0, 0.0, 1.0, 0.0]))
+    # never answered, and not trained on: nobody recorded anything
+    samples[0].rollout_top_p_token_ids = samples[0].rollout_top_p_token_offsets = None
+    samples[0].remove_sample = True
+    args = train_args(replays_nucleus=True, vocab_size=64)
+    batch = samples_to_train_data(args, samples)
+    config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    for shard in split_train_data_by_dp(args, batch, config):
+        for position, ids, offsets in zip(
+            shard["partition"],
+            shard["rollout_top_p_token_ids"],
+            shard["rollout_top_p_token_offsets"],
+            strict=True,
+        ):
+            wanted = (
+                ([], [0, 0, 0]) if position == 0 else (samples[position].rollout_top_p_token_ids, [0, 2, 4])
+            )
+            assert (ids.tolist(), offsets.tolist()) == wanted and ids.dtype == offsets.dtype == np.int32
+
+
+def test_a_batch_to_be_trained_within_nuclei_has_them():
+    args = train_args(replays_nucleus=True, vocab_size=64)
+    with pytest.raises(
+        BatchError, match=r"--rollout-top-p, --rollout-top-k: no sample has rollout_top_p_token_ids"
+    ):
+        samples_to_train_data(args, make_samples([1.0, 0.0, 1.0, 0.0]))
+    samples = within_nuclei(make_samples([1.0, 0.0, 1.0, 0.0]))
+    samples[2].rollout_top_p_token_ids = samples[2].rollout_top_p_token_offsets = None
+    with pytest.raises(
+        BatchError, match=r"samples \[2\] have no rollout_top_p_token_ids, but others in the batch do"
+    ):
+        samples_to_train_data(args, samples)
+    samples = within_nuclei(make_samples([1.0, 0.0, 1.0, 0.0]))
+    samples[1].rollout_top_p_token_offsets = [0, 0, 4]
+    with pytest.raises(BatchError, match="sample 1: 1 tokens that are trained on have no nucleus"):
+        samples_to_train_data(args, samples)

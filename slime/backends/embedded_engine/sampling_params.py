@@ -122,7 +122,7 @@ def parse_sampling_params(raw: Mapping[str, Any], vocab_size: int) -> SamplingPa
 
 
 def _tells_nuclei(custom: Any) -> bool:
-    """Of ``custom_params``, which hold nothing else that is known here."""
+    """Whether ``custom_params`` ask for nuclei; nothing else in them is known here."""
     if custom is None or custom == {}:
         return False
     if not isinstance(custom, Mapping) or {*custom} != {_CUSTOM} or not isinstance(custom[_CUSTOM], bool):

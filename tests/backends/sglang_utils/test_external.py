@@ -96,6 +96,11 @@ def info_of(**server_info: Any) -> ExternalEngineInfo:
             {"enable_return_routed_experts": False},
             "started without --enable-return-routed-experts (--use-rollout-routing-replay)",
         ),
+        (
+            {"replays_nucleus": True, "nucleus_top_k": 5000, "nucleus_size": 5000},
+            {"sampling_mask_max_tokens": 4096},
+            "started with --sampling-mask-max-tokens 4096 (wanted: 5000, or --rollout-top-k",
+        ),
     ],
 )
 def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> None:

@@ -48,6 +48,7 @@ class StandInSGLang(SGLangEngine):
         parser.add_argument("--enable-hierarchical-cache", action="store_true")
         parser.add_argument("--mem-fraction-static", type=float)
         parser.add_argument("--cuda-graph-backend-prefill")
+        parser.add_argument("--sampling-mask-max-tokens", type=int, default=4096)
         for name in (
             "--enable-memory-saver",
             "--enable-return-routed-experts",
@@ -104,6 +105,15 @@ def test_only_engines_of_the_trained_model_tell_routes_and_only_for_replay():
     assert sglang_options(args, place()).enable_return_routed_experts
     judge = SGLangEngine(args, place(), "", {"model_path": "/models/judge"})
     assert "enable_return_routed_experts" not in judge.settings()
+
+
+def test_engines_of_the_trained_model_tell_as_many_ids_as_nuclei_need():
+    args = make_args(replays_nucleus=True, nucleus_size=151936)
+    assert sglang_options(args, place()).sampling_mask_max_tokens == 151936
+    assert embedded_options(args, place()).sampling_mask_max_tokens == 151936
+    assert sglang_options(make_args(), place()).sampling_mask_max_tokens == 4096
+    judge = SGLangEngine(args, place(), "", {"model_path": "/models/judge"})
+    assert "sampling_mask_max_tokens" not in judge.preferences()
 
 
 def test_a_chosen_prefill_graph_backend_stays():

@@ -118,7 +118,7 @@ def _routes(sequence: Sequence) -> dict[str, Any]:
 
 
 def _nuclei(sequence: Sequence, start: int, end: int) -> dict[str, Any]:
-    """Of the tokens ``start:end``: as SGLang tells of them, and as the original's SGLang does."""
+    """Tells the nuclei of the tokens ``start:end``, as SGLang does and as the original's SGLang does."""
     nuclei, meta = sequence.nuclei[start:end], dict[str, Any]()
     if sequence.tells_mask:
         meta["output_token_sampling_mask"] = [nucleus.ids.tolist() for nucleus in nuclei]
