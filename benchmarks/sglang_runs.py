@@ -49,11 +49,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", help="which tests, in the words of pytest -k")
     only = parser.parse_args().only
-    told: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     made = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"), "commit": commit()}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         status = run(only, report)
+        told: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         told |= {kind: figures | made for kind, figures in rows(report).items()}
     RESULTS.write_text(json.dumps(dict(sorted(told.items())), indent=2) + "\n")
     return int(status != 0)

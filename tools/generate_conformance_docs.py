@@ -73,8 +73,9 @@ is not, and one that is there no more, fails `test_comparison.py`.
 """
 DEADLY = """## What ends SGLang's scheduler
 
-Whoever sends one of these to SGLang 0.5.23 ends the server. The tests do not, and the embedded engine
-answers 400.
+Whoever sends one of these to SGLang 0.5.23 ends the server. The embedded engine answers 400, and
+`slime.utils.http_utils.post` and `stream` do not send them to the run's own servers: they raise
+`DeadlyRequest`, lest a router hand the request from one engine to the next.
 """
 BEYOND = """## Beyond single requests
 

@@ -20,6 +20,7 @@ from slime.utils.addresses import http_url as http_url
 from slime.utils.addresses import is_loopback as is_loopback
 from slime.utils.addresses import is_port_available as is_port_available
 from slime.utils.addresses import wrap_ipv6 as wrap_ipv6
+from slime.utils.deadly_requests import refuse_deadly
 from slime.utils.http_client import Answer, send, stream_lines
 
 T = TypeVar("T")
@@ -65,10 +66,12 @@ class _ClientSettings:
     Attributes:
         headers: sent to ``origins`` alone; user code posts to judges and sandboxes with the same client.
         origins: of the run's own servers, as ``http://host:port``.
+        vocab_sizes: of the models behind some of them.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
     origins: set[str] = field(default_factory=set)
+    vocab_sizes: dict[str, int] = field(default_factory=dict)
 
 
 _settings = _ClientSettings()
@@ -95,9 +98,12 @@ def init_http_client(args: Any, api_key: str | None = None) -> None:
     global _settings
     headers = bearer_header(api_key or getattr(args, "sglang_api_key", None))
     routers = dict(getattr(args, "sglang_model_routers", None) or {})
-    routers["default"] = (getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None))
+    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
+    routers["default"] = (host, port)
+    size = getattr(args, "vocab_size", None)
+    vocab_sizes = {http_url(host, port): size} if host and port and size else {}
     origins = {http_url(host, port) for host, port in routers.values() if host and port}
-    _settings = _ClientSettings(headers, origins)
+    _settings = _ClientSettings(headers, origins, vocab_sizes)
 
 
 def share_key_with(url: str) -> None:
@@ -128,6 +134,7 @@ async def post(
     Raises:
         HttpStatusError: the last answer was an error.
         httpx.TransportError: the server could not be reached; the message names the URL.
+        DeadlyRequest: SGLang would end with it, so that one of the run's own servers does not get it.
     """
     return await _request("POST", url, payload, max_retries, headers)
 
@@ -149,11 +156,11 @@ async def stream(
     under ``contextlib.aclosing``: the connection is closed then, which ends the server's work on it.
 
     Raises:
-        HttpStatusError: as for :func:`post`.
+        HttpStatusError, DeadlyRequest: as for :func:`post`.
         BrokenAnswer: the connection broke after the answer had begun, perhaps before its first event.
         httpx.TransportError: the server could not be reached. Both name the URL.
     """
-    content, all_headers = _encoded(payload), _headers_for(url, headers)
+    content, all_headers = _encoded(url, payload), _headers_for(url, headers)
     lines = await _retried(max_retries, lambda: _begun(url, content, all_headers))
     async with aclosing(lines):
         async for line in _named_if_broken(lines):
@@ -191,7 +198,7 @@ async def _request(
     max_retries: int,
     headers: Mapping[str, str] | None,
 ) -> Any:
-    content, all_headers = _encoded(payload), _headers_for(url, headers)
+    content, all_headers = _encoded(url, payload), _headers_for(url, headers)
     return await _retried(max_retries, lambda: _try_request(method, url, content, all_headers))
 
 
@@ -215,8 +222,13 @@ async def _retried(max_retries: int, attempt: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError("unreachable: the last error was raised")
 
 
-def _encoded(payload: Mapping[str, Any] | None) -> bytes | None:
-    return None if payload is None else orjson.dumps(payload)
+def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
+    if payload is None:
+        return None
+    origin = _origin(url)
+    if origin in _settings.origins and urlsplit(url).path == "/generate":
+        refuse_deadly(payload, _settings.vocab_sizes.get(origin))
+    return orjson.dumps(payload)
 
 
 def _headers_for(url: str, headers: Mapping[str, str] | None) -> dict[str, str]:

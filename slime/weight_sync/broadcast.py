@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
@@ -23,8 +24,6 @@ from slime.weight_sync.flat_buffer import FlatBuffer
 from slime.weight_sync.transport import Transport
 
 logger = logging.getLogger(__name__)
-
-_numbers = itertools.count()
 
 
 class BroadcastTransport(Transport):
@@ -103,8 +102,9 @@ class BroadcastTransport(Transport):
         sizes = [endpoint.num_gpus for endpoint in endpoints]
         offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
         world_size = 1 + sum(sizes)
-        # A number, as an engine that missed the end of an earlier group may still hold its name.
-        name = self._group_name = f"slime-pp_0-{next(_numbers)}"
+        # A name of its own: an engine of somebody else's holds that of an earlier run which was killed, and
+        # any engine one whose end it has missed.
+        name = self._group_name = f"slime-pp_0-{uuid.uuid4().hex}"
         backend = process_group_backend()
         logger.info("weight group %s: %d engines, world size %d", name, len(endpoints), world_size)
 

@@ -1,23 +1,25 @@
 """Each kind of training on SGLang's own servers: trainer and engine say the same about the same tokens.
 
+To start SGLang takes longer than to train: the kinds share a server, which each gives its weights.
+
 What a test measures goes into the report (``--junit-xml``), off which ``benchmarks/sglang_runs.py`` reads it.
 """
 
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from slime.rollout.on_policy_distillation import post_process_rewards
 from slime.utils.types import Sample
 from tests.e2e.conftest import Run
 from tests.engines.embedded import make_checkpoint, token_logprobs
+from tests.sglang_cpu.server import sglang_server
 from tests.sglang_cpu.test_runs import ON_CPU
 from tools.convert_hf_to_fp8 import main as convert_to_fp8
 from tools.convert_hf_to_int4 import main as convert_to_int4
@@ -66,8 +68,8 @@ KINDS = {
             *("--custom-generate-function-path", "slime.rollout.text_generation.generate"),
         ]
     ),
-    "PPO": Kind(["--colocate", "--advantage-estimator", "ppo", "--lambd", 0.95, "--critic-lr", 1e-3]),
-    "FSDP": Kind(["--colocate", "--train-backend", "fsdp"]),
+    "PPO": Kind(["--advantage-estimator", "ppo", "--lambd", 0.95, "--critic-lr", 1e-3]),
+    "FSDP": Kind(["--train-backend", "fsdp"]),
     "tools": Kind(
         [
             *("--custom-generate-function-path", "tests.sglang_cpu.plugins.generate_with_a_tool"),
@@ -77,14 +79,21 @@ KINDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[object]]:
+    """Flags of runs whose engine is the one that all kinds share."""
+    with sglang_server(model, tmp_path_factory.mktemp("served") / "server.log") as address:
+        yield ["--rollout-engine", "sglang", "--rollout-external-engine-addrs", address]
+
+
 @pytest.fixture
 def trained(start: Any, rl_flags: list[object], tmp_path: Path, record_property: Any) -> Callable[..., Run]:
     """Two steps of a kind, the gap measured and held; the samples of the first rollout are recorded."""
 
-    def train(name: str, kind: Kind) -> Run:
+    def train(name: str, kind: Kind, engines: list[object]) -> Run:
         record_property("kind", name)
         recorded = ["--save-debug-rollout-data", tmp_path / "{rollout_id}.pt"]
-        flags = [*rl_flags, *ON_CPU, *recorded, *kind.flags]
+        flags = [*rl_flags, *engines, *recorded, *kind.flags]
         run: Run = start(flags, script=kind.script).expect_success(timeout=800)
         rows = run.rows("train")
         assert sorted(rows) == [0, 1]
@@ -110,29 +119,22 @@ def samples(tmp_path: Path) -> Callable[[], list[Sample]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_run(kind: str, trained, samples) -> None:
-    trained(kind, KINDS[kind])
+def test_a_kind_of_run(kind: str, trained, samples, served) -> None:
+    trained(kind, KINDS[kind], served)
     if kind == "tools":
         turns = [sample.metadata["round_number"] for sample in samples()]
         assert turns.count(2) > len(turns) / 2
 
 
-def test_distillation_from_a_teacher_engine(trained, samples, tmp_path: Path, record_property) -> None:
+def test_distillation_from_a_teacher_engine(
+    trained, samples, served, tmp_path: Path, record_property
+) -> None:
     """What the teacher's SGLang says of the student's tokens is what ``transformers`` says of them."""
     teacher = make_checkpoint(tmp_path / "teacher", seed=9)
-    group = {"worker_type": "regular", "num_gpus": 1}
-    fleet = {
-        "sglang": [
-            {"name": "student", "server_groups": [group]},
-            {"name": "teacher", "model_path": str(tmp_path / "teacher"), "server_groups": [group]},
-        ]
-    }
-    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(fleet))
-    asked = ["--custom-rm-path", OPD + "reward_func", "--custom-reward-post-process-path"]
-    flags = ["--use-opd", "--opd-type", "sglang", *asked, OPD + "post_process_rewards"]
-    trained(
-        "distillation", Kind([*flags, "--sglang-config", tmp_path / "fleet.yaml", "--rollout-num-gpus", 2])
-    )
+    with sglang_server(tmp_path / "teacher", tmp_path / "teacher.log") as address:
+        asked = ["--rm-url", f"http://{address}/generate", "--custom-rm-path", OPD + "reward_func"]
+        flags = [*asked, "--custom-reward-post-process-path", OPD + "post_process_rewards"]
+        trained("distillation", Kind(["--use-opd", "--opd-type", "sglang", *flags]), served)
     gap, told = 0.0, samples()
     post_process_rewards(Namespace(), told)  # the answers were recorded
     for sample in told:
@@ -146,7 +148,7 @@ def test_routes_of_the_engine_are_replayed(trained, samples, tmp_path: Path) -> 
     shape = {"mlp_only_layers": [], "tie_word_embeddings": False}
     config = make_checkpoint(tmp_path / "moe", "qwen3_moe", **shape).config
     replay = ["--use-rollout-routing-replay", "--use-slime-router"]
-    trained("routing replay", Kind(["--hf-checkpoint", tmp_path / "moe", "--colocate", *replay]))
+    trained("routing replay", Kind(["--hf-checkpoint", tmp_path / "moe", "--colocate", *replay]), ON_CPU)
     layers, chosen = config.num_hidden_layers, config.num_experts_per_tok
     for sample in samples():
         assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, layers, chosen)

@@ -1,11 +1,13 @@
 """What engines are told of a bucket that is broadcast; nothing is sent."""
 
+import importlib
 from argparse import Namespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from slime.weight_sync import broadcast
 from slime.weight_sync.broadcast import BroadcastTransport
 
 
@@ -33,3 +35,18 @@ def test_engines_learn_the_version_with_the_last_bucket(transport):
             (["b"], ["bfloat16"], [[4]], "weights"),
             (["c"], ["float32"], [[2]], "weights"),
         ]
+
+
+def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_engine(monkeypatch):
+    """SGLang refuses a name that it knows, and a run that is killed does not say goodbye."""
+    names = set()
+    for _ in range(2):
+        module = importlib.reload(broadcast)  # as in another process
+        monkeypatch.setattr(module, "init_process_group", lambda *_: object())
+        monkeypatch.setattr(module, "group_address", lambda urls: "127.0.0.1")
+        transport = module.BroadcastTransport(Namespace(distributed_timeout_minutes=1, train_timeout=60))
+        client = MagicMock()
+        transport._engines = MagicMock(clients=[client], endpoints=[MagicMock(num_gpus=1)])
+        transport._join()
+        names.add(client.init_weights_update_group.call_args.args[4])
+    assert len(names) == 2

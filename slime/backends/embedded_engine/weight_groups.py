@@ -30,7 +30,8 @@ class WeightGroups:
         """Meets the trainer; blocks until all ranks are there, at most 300 s.
 
         Raises:
-            BadRequest: ranks that cannot be, a backend this machine has not, nobody at the address.
+            BadRequest: ranks that cannot be, a backend this machine has not, a name that is taken, nobody at
+                the address.
         """
         if not 1 <= rank < world_size:
             raise BadRequest(f"rank_offset {rank}: wanted 1 to world_size - 1 = {world_size - 1}")
@@ -43,6 +44,8 @@ class WeightGroups:
             )
         if name in self._joining:
             raise BadRequest(f"group {name!r} is being joined already")
+        if name in self._groups:
+            raise BadRequest(f"group {name!r} exists already (wanted: another name)")
         self._joining.add(name)
         try:
             self._groups[name] = init_process_group(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import torch
 import uvicorn
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ from slime.backends.embedded_engine.http.bodies import Body, GenerateBody
 from slime.backends.embedded_engine.http.streaming import _possible_stop
 from slime.backends.embedded_engine.stop_patterns import check_pattern
 from slime.backends.embedded_engine.stopping import StopChecker
+from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.utils.http_utils import HttpStatusError
 from tests.backends.embedded_engine.test_scheduler import make_state, sequence
 
@@ -129,6 +131,13 @@ async def test_the_connection_ends_with_an_answer_after_which_the_server_closes_
 async def test_any_failure_to_join_a_group_is_told():
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(weight_routes._in_daemon_thread(lambda: 1 // 0), 60)
+
+
+def test_the_name_of_a_group_is_taken_once():
+    groups = WeightGroups(torch.device("cpu"))
+    groups._groups["weights"] = object()
+    with pytest.raises(BadRequest, match="group 'weights' exists already"):
+        groups.join("127.0.0.1", 9, 1, 2, "weights", "gloo")
 
 
 async def test_termination_does_not_wait_for_an_engine_that_waits_for_a_dead_trainer(monkeypatch):

@@ -6,6 +6,7 @@ runs the same tests against an SGLang that serves a small fp32 checkpoint direct
 """
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -238,6 +239,20 @@ def test_a_stream_repeats_everything_so_far_and_ends_with_done(engine):
     for chunk in parsed:
         length = chunk["meta_info"]["completion_tokens"]
         assert len(chunk["meta_info"]["output_token_logprobs"]) == length
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [{"stop": "bbb"}, {"stop": "bbb", "no_stop_trim": True}, {"stop_regex": "b{3}"}],
+    ids=str,
+)
+def test_the_text_of_a_stream_never_shrinks(engine, ending):
+    letter = engine.tokenizer.encode("b", add_special_tokens=False)[0]
+    sampling = {"max_new_tokens": 9, "temperature": 0, "logit_bias": {str(letter): 100.0}, **ending}
+    *chunks, _ = stream(engine, input_ids=PROMPT, sampling_params=sampling)
+    texts = [json.loads(chunk)["text"] for chunk in chunks]
+    assert all(later.startswith(text) for text, later in pairwise(texts))
+    assert texts[-1] == engine.generate(PROMPT, **sampling)["text"]
 
 
 def test_completions_and_chat(engine):
