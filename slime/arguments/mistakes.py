@@ -66,7 +66,10 @@ class Mistakes:
         self.try_to(ask)
 
     def of_contents(self, rule: Callable[[Namespace], Iterable[str]], args: Namespace) -> None:
-        """As `of_rule`; what is of no use is not read by another rule, as prompts are with a tokenizer."""
+        """Looks like `of_rule`.
+
+        What is of no use is not read by another rule, as prompts are with a tokenizer.
+        """
         self.of_rule(rule, args)
         forget(args, [flag.removeprefix("--").replace("-", "_") for flag in self._subjects])
 

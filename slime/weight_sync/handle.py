@@ -125,5 +125,5 @@ def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
 
 @cache
 def _remove_memory_at_the_end() -> None:
-    """Of this process; once."""
+    """Prepares this process, once."""
     start_memory_reaper()
