@@ -11,6 +11,7 @@ import torch
 
 from slime.ray import engine_keeper
 from slime.ray.engine_keeper import EngineKeeper, EngineShape, SpawnedEngine, SpawnedEngines
+from slime.ray.local_start import start_ray
 from slime.ray.waiting import wait_one
 
 pytestmark = pytest.mark.slow
@@ -190,7 +191,8 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
 
     monkeypatch.setattr(engine_keeper, "EngineKeeper", Starting)
     monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 120.0)
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    options = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "log_to_driver": False}
+    start_ray(300.0, lambda: ray.init(address="local", **options))
     try:
         engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
         started = engine.keepers[0].wait_ready.remote(300)
