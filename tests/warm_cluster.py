@@ -1,4 +1,4 @@
-"""One Ray cluster for the runs of a test session, and one process of which they and their workers are forked.
+"""One Ray cluster for many runs of tests, and one process of which they and their workers are forked.
 
 with closing(WarmCluster()) as cluster:
     driver = cluster.start(["train.py", *flags], log)     # as ``python train.py ...``, without the seconds

@@ -116,7 +116,11 @@ def _start_local(args: FleetView) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     resources = local_resources(args)
     with _forking_workers(args):
-        start_ray(args.cluster_timeout, lambda: _init(address="local", include_dashboard=False, **resources))
+        start_ray(
+            args.cluster_timeout,
+            lambda: _init(address="local", include_dashboard=False, **resources),
+            _logs_are_shown(),
+        )
     try:
         session_directory().chmod(0o700)
     except OSError as error:
@@ -166,11 +170,15 @@ def session_directory() -> Path:
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
+def _logs_are_shown() -> bool:
+    """Whether what Ray's workers print comes to the driver's screen."""
+    return bool(os.environ.get("SLIME_LOG_TO_DRIVER"))
+
+
 def _init(**options: Any) -> None:
     """Joins or starts."""
-    log_to_driver = bool(os.environ.get("SLIME_LOG_TO_DRIVER"))
     with _sigterm_left_alone():
-        ray.init(log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
+        ray.init(log_to_driver=_logs_are_shown(), logging_level=logging.ERROR, **options)
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """Starting Ray on this machine, which takes long where it is busy: Ray itself gives up after half a minute.
 
+Two of its processes, which import Ray and ask for news all the time, are left out: the autoscaler's monitor,
+and the reader of logs for screens of drivers, unless somebody wants to see them there.
+
 A raylet ends when its agents are not up after 20 seconds, which nothing can change: they are Python processes
 that import much. The second time their files are in memory.
 """
@@ -14,6 +17,7 @@ from typing import Any
 
 import ray
 from ray._private import services
+from ray._private.node import Node
 
 from slime.processes.reaper import Known, living, reap
 
@@ -32,11 +36,12 @@ class _GivenUp(Exception):
     """No RuntimeError, after which Ray would go on."""
 
 
-def start_ray(timeout: float, init: Callable[[], object]) -> None:
+def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool = False) -> None:
     """Calls ``init``, which starts Ray as a child of this process, once more if it fails.
 
     Args:
         timeout: seconds that Ray has each time, as far as it can be told.
+        logs_are_shown: on screens of drivers.
 
     Raises:
         RayNotStarted: says what to do.
@@ -46,7 +51,7 @@ def start_ray(timeout: float, init: Callable[[], object]) -> None:
     for number in range(_TRIES):
         before = living({}, os.getpid())
         try:
-            with _patient(timeout):
+            with _patient(timeout), _without_idle_processes(logs_are_shown):
                 init()
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
@@ -89,6 +94,20 @@ def _patient(timeout: float) -> Iterator[None]:
         yield
     finally:
         services.get_node = get_node
+
+
+@contextmanager
+def _without_idle_processes(logs_are_shown: bool) -> Iterator[None]:
+    """Within, Ray starts none that a cluster of one machine, which does not grow, can do without."""
+    names = ["start_monitor", *([] if logs_are_shown else ["start_log_monitor"])]
+    starts = {name: getattr(Node, name) for name in names}
+    for name in names:
+        setattr(Node, name, lambda node: None)
+    try:
+        yield
+    finally:
+        for name, start in starts.items():
+            setattr(Node, name, start)
 
 
 def _raylet_lives() -> bool:

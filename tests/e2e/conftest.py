@@ -189,9 +189,9 @@ class OwnRun(Run):
 Start = Callable[..., Run]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[WarmCluster]:
-    """The session's Ray cluster. Nothing of it is lost on purpose."""
+    """The Ray cluster of whole runs; it ends when they have. Nothing of it is lost on purpose."""
     with closing(WarmCluster()) as cluster:
         yield cluster
 

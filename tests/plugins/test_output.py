@@ -8,7 +8,7 @@ import pytest
 
 from tests.forking import ForkedScript
 from tests.plugins.logs import logs_since
-from tests.plugins.order import longest_first
+from tests.plugins.order import longest_first, unit_of
 from tests.plugins.progress import EVERY_S, Estimate, Progress
 from tests.plugins.records import recorded, seconds_of
 
@@ -106,6 +106,47 @@ def test_the_longest_file_begins_first_after_those_that_nobody_knows() -> None:
     records = {"short.py": (5.0, 5), "long.py": (60.0, 1), "cut.py": (100.0, 100)}
     assert seconds_of(files, records)["cut.py"] == 1.0
     assert longest_first(files, records) == ["new.py", "long.py", "short.py", "cut.py"]
+
+
+def test_whole_runs_begin_together_where_one_of_them_is_long() -> None:
+    records = {"e2e/test_a.py": (40.0, 1), "e2e/test_b.py": (50.0, 1), "long.py": (60.0, 1)}
+    found = longest_first(Counter(dict.fromkeys(records, 1)), records)
+    clusters = {unit_of("e2e/test_a.py"), unit_of("e2e/test_b.py")}
+    runs = ["e2e/test_b.py", "e2e/test_a.py"]
+    assert found == ([*runs, "long.py"] if len(clusters) == 1 else ["long.py", *runs])
+    assert len({unit_of(f"e2e/test_{name}.py", clusters=2) for name in range(20)}) == 2
+
+
+RUN = """
+def test_a_run(cluster): pass
+
+def test_another_run(cluster): pass
+"""
+CLUSTER = """
+import pytest
+
+@pytest.fixture(scope="package")
+def cluster(pytestconfig):
+    with (pytestconfig.rootpath / "said").open("a") as said:
+        said.write("up\\n")
+    yield
+    with (pytestconfig.rootpath / "said").open("a") as said:
+        said.write("down\\n")
+"""
+
+
+def test_whole_runs_of_several_files_share_a_cluster_though_others_run_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "e2e").mkdir()
+    (tmp_path / "e2e/__init__.py").touch()
+    (tmp_path / "e2e/conftest.py").write_text(CLUSTER)
+    for name in ("e2e/test_a.py", "test_b.py", "e2e/test_c.py", "test_d.py", "e2e/test_e.py"):
+        code = RUN if name.startswith("e2e") else RUN.replace("(cluster)", "()")
+        (tmp_path / name).write_text(code)
+    words = [*PLUGINS, "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--rootdir", str(tmp_path)]
+    log = tmp_path / "out"
+    assert ForkedScript("pytest", [*words, str(tmp_path)], log, cwd=tmp_path).wait(600) == 0, log.read_text()
+    clusters = {unit_of(f"e2e/test_{name}.py") for name in "ace"}
+    assert Counter((tmp_path / "said").read_text().split()) == {"up": len(clusters), "down": len(clusters)}
 
 
 def test_logs_that_were_not_written_during_a_test_are_not_shown(tmp_path: Path) -> None:

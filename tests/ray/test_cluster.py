@@ -45,6 +45,8 @@ def listening():
     own = psutil.Process()
     found = [c for p in [own, *own.children(recursive=True)] for c in p.net_connections("inet")]
     return {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
+def monitors():
+    return [p.pid for p in psutil.Process().children(recursive=True) if "monitor.py" in " ".join(p.cmdline())]
 """
 
 
@@ -153,7 +155,7 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_po
     code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
     code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
     code = code.replace(
-        'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening()'
+        'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening(), monitors()'
     )
     code = LISTENING + code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -165,5 +167,5 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_po
         text=True,
         timeout=HANGS,
     )
-    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'}")
+    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'} []")
     assert not (tmp_path / ".ray").exists()

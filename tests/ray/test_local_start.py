@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ray._private import services
+from ray._private.node import Node
 
 from slime.processes.reaper import living
 from slime.ray import local_start
@@ -77,6 +78,25 @@ def test_a_raylet_that_is_slow_has_the_whole_time_and_a_dead_one_has_none(
     answers = iter([RuntimeError("no such node")] * 2)
     with pytest.raises(RayNotStarted, match="its raylet has ended"):
         start_ray(60.0, lambda: services.get_node("gcs", "node"))
+
+
+@pytest.mark.parametrize("logs_are_shown", [False, True])
+def test_ray_starts_no_monitor_and_reads_logs_where_they_are_shown(
+    logs_are_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    for name in ("start_monitor", "start_log_monitor"):
+        monkeypatch.setattr(Node, name, lambda node, name=name: started.append(name))
+
+    def init() -> None:
+        node = object.__new__(Node)
+        node.start_monitor()
+        node.start_log_monitor()
+
+    start_ray(60.0, init, logs_are_shown)
+    assert started == ["start_log_monitor"] * logs_are_shown
+    init()
+    assert started[-2:] == ["start_monitor", "start_log_monitor"]
 
 
 SLOW = """

@@ -1,6 +1,7 @@
 import pytest
 import ray
 
+from slime.ray.local_start import start_ray
 from slime.ray.session import cause
 
 pytestmark = pytest.mark.cluster
@@ -8,7 +9,8 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    options = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
+    start_ray(300.0, lambda: ray.init(address="local", **options))
     yield
     ray.shutdown()
 

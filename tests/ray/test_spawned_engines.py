@@ -10,6 +10,7 @@ import ray
 import torch
 
 from slime.ray import spawned_engines
+from slime.ray.local_start import start_ray
 from slime.ray.spawned_engines import EngineActor, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
 
@@ -190,7 +191,8 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
 
     monkeypatch.setattr(spawned_engines, "EngineActor", Starting)
     monkeypatch.setattr(spawned_engines, "ANSWER_TIMEOUT", 120.0)
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    options = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "log_to_driver": False}
+    start_ray(300.0, lambda: ray.init(address="local", **options))
     try:
         engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
         started = engine.actors[0].wait_ready.remote(300)

@@ -5,6 +5,7 @@ import time
 import pytest
 import ray
 
+from slime.ray.local_start import start_ray
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 
 pytestmark = pytest.mark.cluster
@@ -12,7 +13,8 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    options = {"num_cpus": 4, "include_dashboard": False, "log_to_driver": False}
+    start_ray(300.0, lambda: ray.init(address="local", **options))
     yield
     ray.shutdown()
 
