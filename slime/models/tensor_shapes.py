@@ -23,7 +23,7 @@ _PARTS, _MIXTRAL_PARTS = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2
 
 
 class TensorShapes:
-    """Those of a model of a family."""
+    """Knows the shapes of the tensors of one model."""
 
     def __init__(self, shape: ModelShape) -> None:
         self._place = FAMILIES[shape.model_type].weights.place
@@ -36,7 +36,7 @@ class TensorShapes:
         self._in_layer = dict(_in_layer(shape))
 
     def of(self, name: str) -> Sizes | None:
-        """That of a tensor of this name; None of one that is in no layer of the family, or not known."""
+        """Returns the shape of a tensor of this name; None where it is not known."""
         inner = self._place.inner(name)
         if layer := _LAYER.fullmatch(inner):
             return self._in_layer.get(_EXPERT.sub(_ANY_EXPERT, layer[1]))
@@ -130,7 +130,7 @@ def _experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
 
 
 def _stacked_experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
-    """Those of all experts in one tensor, each as it is alone, or transposed in families that have it so."""
+    """Yields tensors of all experts of a layer, each as it is alone, or transposed where the family has it so."""
     hidden, experts, width = shape.hidden_size, moe.num_experts, moe.moe_ffn_hidden_size
     rules = FAMILIES[shape.model_type].weights.experts
     upright = rules is not None and isinstance(rules.of_expert["linear_fc1.weight"], FusedGateUpRule)

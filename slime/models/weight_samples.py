@@ -94,7 +94,7 @@ def _unknown(name: str) -> None:
 
 
 def _bad_values(tensors: list[StoredTensor]) -> str | None:
-    """Of a few tensors of each file: NaN and infinities are seldom alone."""
+    """Looks at a few tensors of each file: NaN and infinities are seldom alone."""
     files: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors:
         if _format(tensor) in _EXPONENTS and tensor.end > tensor.start:
@@ -110,7 +110,7 @@ def _bad_values(tensors: list[StoredTensor]) -> str | None:
 
 
 def _format(tensor: StoredTensor) -> str:
-    """Of its numbers: MXFP4's scales are powers of two in bytes."""
+    """Returns the format of its numbers: MXFP4's scales are powers of two in bytes."""
     return "F8_E8M0" if tensor.dtype == "U8" and tensor.name.endswith("_scales") else tensor.dtype
 
 
