@@ -130,7 +130,7 @@ def _experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
 
 
 def _stacked_experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
-    """Yields tensors of all experts of a layer, each as it is alone, or transposed where the family has it so."""
+    """Yields tensors of all experts of a layer, each as if alone, or transposed where a family has it so."""
     hidden, experts, width = shape.hidden_size, moe.num_experts, moe.moe_ffn_hidden_size
     rules = FAMILIES[shape.model_type].weights.experts
     upright = rules is not None and isinstance(rules.of_expert["linear_fc1.weight"], FusedGateUpRule)
