@@ -26,7 +26,7 @@ class TensorShapes:
     """Knows the shapes of the tensors of one model."""
 
     def __init__(self, shape: ModelShape) -> None:
-        self._place = FAMILIES[shape.model_type].weights.place
+        self._prefix = FAMILIES[shape.model_type].weights.prefix
         words = (shape.vocab_size, shape.hidden_size)
         self._of_model: dict[str, Sizes] = {
             "model.embed_tokens.weight": words,
@@ -37,7 +37,7 @@ class TensorShapes:
 
     def of(self, name: str) -> Sizes | None:
         """Returns the shape of a tensor of this name; None where it is not known."""
-        inner = self._place.inner(name)
+        inner = self._prefix.inner(name)
         if layer := _LAYER.fullmatch(inner):
             return self._in_layer.get(_EXPERT.sub(_ANY_EXPERT, layer[1]))
         return self._of_model.get(inner)
