@@ -5,8 +5,10 @@ _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
 _SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_update"),
+    "slime/weight_sync/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
     "slime/weight_sync/flat_buffer.py": ("weight_sync/test_handle",),
     "slime/weight_sync/clients.py": ("weight_sync/test_update",),
+    "slime/weight_sync/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
     "slime/models/int4.py": _FORMATS,
     "slime/models/fp8.py": _FORMATS,
     "slime/models/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
@@ -18,7 +20,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "models/test_mxfp4",
         "tools/test_quantize",
     ),
-    "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops", "models/test_families"),
+    "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops"),
     **{
         f"slime/models/{name}.py": _SHAPES
         for name in (
@@ -35,6 +37,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         )
     },
     "slime/rollout/attempts.py": _ROLLOUT,
+    "slime/rollout/generation.py": ("rollout/test_original_calls", *_ROLLOUT),
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/registry.py": ("rollout/test_rm_hub",),

@@ -4,8 +4,8 @@
 
 A mutant of ``mutation.py`` changes one file of a copy of the tracked files, and the tests of that module run
 there: ranks, engines and whatever else they start import the changed file too. A module's tests are those of
-``sampled_modules.py``, else the file under ``tests/`` of its name and those that import from it. Before the
-first mutant of a module they run without any, as a test that fails anyway sees nothing.
+``sampled_modules.py``, else the file under ``tests/`` of its name and the cheapest that import from it. They
+run without any mutant first, as a test that fails anyway sees nothing.
 
 Prints a line per mutant and writes JSON after each: by seed, commit, date and what became of each mutant.
 ``EQUIVALENT`` of ``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
@@ -33,28 +33,38 @@ from benchmarks.pytest_in_copy import commit, copy_tree, preload, run_pytest  # 
 from benchmarks.sampled_modules import EQUIVALENT, SAMPLED  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sampled_mutants.json"
+TIMES = RESULTS.with_name("suite_times.json")
 PACKAGES = ("weight_sync", "models", "rollout", "backends")
 KILLED, SURVIVES, NOT_JUDGED = "killed", "survives", "not judged"
-_MOST_FILES = 3  # of tests for a module that is not in the table
+_MOST_FILES, _MOST_SECONDS = 2, 10.0  # of tests beside the file of a module's name
 _LEAST_S = 300.0
 _SLOWER = 10.0
 """So many times what the tests need without a fault; a busy machine is no mutant's fault."""
 
 
 def test_files(path: str) -> tuple[str, ...]:
-    """Those that have to see what is wrong with a module; none if nobody says which."""
+    """Returns the tests that have to see what is wrong with a module; none if nobody says which."""
     if path in SAMPLED:
         return tuple(f"tests/{name}.py" for name in SAMPLED[path])
     parts = Path(path).parts
     mirror = str(Path("tests", *parts[1:-1], f"test_{parts[-1]}"))
     module = path.removesuffix(".py").replace("/", ".")
-    others = sorted(name for name, imported in _imports().items() if module in imported and name != mirror)
-    return tuple([mirror] * (ROOT / mirror).is_file() + others)[:_MOST_FILES]
+    others = [name for name, imported in _imports().items() if module in imported and name != mirror]
+    times = {name: _seconds().get(name, 0.0) for name in others}
+    cheap = sorted((name for name in others if times[name] <= _MOST_SECONDS), key=lambda name: times[name])
+    return (*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MOST_FILES])
+
+
+@cache
+def _seconds() -> dict[str, float]:
+    """Returns what each file of tests takes on an idle machine, as was measured."""
+    files = json.loads(TIMES.read_text())["files"]
+    return {name: seconds for name, (seconds, _) in files.items()}
 
 
 @cache
 def _imports() -> dict[str, set[str]]:
-    """By file of tests the modules that it imports from; whole runs prove too little for their time."""
+    """Returns, by file of tests, the modules that it imports from, whole runs left out."""
     found = {}
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         name = str(file.relative_to(ROOT))
@@ -65,7 +75,7 @@ def _imports() -> dict[str, set[str]]:
 
 
 def modules(package: str) -> Iterator[str]:
-    """Those of a package that have tests."""
+    """Yields the modules of a package that have tests."""
     for file in sorted((ROOT / "slime" / package).rglob("*.py")):
         path = str(file.relative_to(ROOT))
         if test_files(path):
@@ -73,7 +83,7 @@ def modules(package: str) -> Iterator[str]:
 
 
 def drawn(package: str, count: int, seed: int) -> list[Mutant]:
-    """So many mutants of a package, module by module."""
+    """Draws so many mutants of a package, module by module."""
     found = [mutant for path in modules(package) for mutant in mutants(path, (ROOT / path).read_text())]
     sample = random.Random(f"{package} {seed}").sample(found, min(count, len(found)))
     return sorted(sample, key=lambda mutant: (mutant.path, mutant.line))
@@ -97,7 +107,7 @@ class Copy:
         copy_tree(tree)
 
     def judge(self, mutant: Mutant) -> tuple[str, str]:
-        """What becomes of a mutant, and why."""
+        """Tells what becomes of a mutant, and why."""
         files = test_files(mutant.path)
         if files not in self._clean:
             self._clean[files] = self._run(files, 6 * _LEAST_S)
@@ -128,12 +138,12 @@ class Copy:
 
 
 def label(mutant: Mutant) -> str:
-    """By which a mutant is known; lines move, so that they do not count."""
+    """Names a mutant; lines move, so that they do not count."""
     return f"{mutant.path}: {mutant.change}"
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """How many of each package were judged, killed, and are equivalent to the source."""
+    """Counts, by package, those that were judged, killed, and are equivalent to the source."""
     found = {}
     for package in PACKAGES:
         of_it = {name: row for name, row in rows.items() if name.startswith(f"slime/{package}/")}

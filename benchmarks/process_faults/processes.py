@@ -22,8 +22,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the reaper does nothing": Fault(
         "slime/processes/reaper.py",
-        "    reap(left)\n    sweep(seen | left.keys())",
-        "    pass",
+        "        reap(left)\n        sweep(seen | left.keys())",
+        "        pass",
         _ENDINGS,
         "test_sigkill_of_the_driver_stops_everything",
     ),

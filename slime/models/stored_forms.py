@@ -22,7 +22,7 @@ class Form(NamedTuple):
 
 
 class StoredForms:
-    """The stored forms of a checkpoint.
+    """Knows what each tensor of a checkpoint may be.
 
     Args:
         shape_of: the shape of a weight by its name; None where it is not known.
@@ -43,7 +43,7 @@ class StoredForms:
         return self._quantization is not None and any(name + scale in self._names for scale in _SCALES)
 
     def of(self, name: str) -> Form | None:
-        """Returns the stored form of a tensor; None where config.json does not decide it."""
+        """Returns what a tensor may be; None where config.json does not decide it."""
         kind = self._quantization.kind if self._quantization else None
         if (plain := self._shape_of(name)) is not None:
             return Form(plain, FLOATS | EIGHT_BITS if kind == "fp8" else FLOATS)
@@ -59,7 +59,7 @@ class StoredForms:
         return sizes if sizes is not None and len(sizes) == rank else None
 
     def _fp8_scale(self, name: str) -> Form | None:
-        """The form of blocks; scales of rows or of a whole tensor have several shapes."""
+        """Knows the scales of blocks; those of rows or of a whole tensor have several shapes."""
         block = self._quantization.block if self._quantization else None
         sizes = next((found for suffix in _SCALES if (found := self._matrix(name, suffix, 2))), None)
         if block is None or sizes is None:
@@ -75,9 +75,7 @@ class StoredForms:
         return Form((2,), frozenset({"I32", "I64"})) if self._matrix(name, _SIZES, 2) else None
 
     def _mxfp4(self, name: str) -> Form | None:
-        """The form of the matrices of a layer's experts, which are stored transposed, groups of inputs
-        last.
-        """
+        """Knows the matrices of a layer's experts, which are stored transposed, groups of inputs last."""
         for suffix, rest in ((_BLOCKS, (_MXFP4_BYTES,)), (_POWERS, ())):
             if sizes := self._matrix(name, suffix, 3):
                 experts, inputs, outputs = sizes

@@ -23,10 +23,10 @@ _PARTS, _MIXTRAL_PARTS = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2
 
 
 class TensorShapes:
-    """The shapes of the tensors of a model of a family."""
+    """Knows the shapes of the tensors of one model."""
 
     def __init__(self, shape: ModelShape) -> None:
-        self._place = FAMILIES[shape.model_type].weights.prefix
+        self._prefix = FAMILIES[shape.model_type].weights.prefix
         words = (shape.vocab_size, shape.hidden_size)
         self._of_model: dict[str, Sizes] = {
             "model.embed_tokens.weight": words,
@@ -36,11 +36,8 @@ class TensorShapes:
         self._in_layer = dict(_in_layer(shape))
 
     def of(self, name: str) -> Sizes | None:
-        """Returns the shape of a tensor of this name.
-
-        None of one that is in no layer of the family, or not known.
-        """
-        inner = self._place.inner(name)
+        """Returns the shape of a tensor of this name; None where it is not known."""
+        inner = self._prefix.inner(name)
         if layer := _LAYER.fullmatch(inner):
             return self._in_layer.get(_EXPERT.sub(_ANY_EXPERT, layer[1]))
         return self._of_model.get(inner)
@@ -133,9 +130,7 @@ def _experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
 
 
 def _stacked_experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:
-    """Returns the shapes of all experts in one tensor, each as it is alone, or transposed in families
-    that have it so.
-    """
+    """Yields tensors of all experts of a layer, each as if alone, or transposed where a family has it so."""
     hidden, experts, width = shape.hidden_size, moe.num_experts, moe.moe_ffn_hidden_size
     rules = FAMILIES[shape.model_type].weights.experts
     upright = rules is not None and isinstance(rules.of_expert["linear_fc1.weight"], FusedGateUpRule)

@@ -110,7 +110,7 @@ def _bad_values(tensors: list[StoredTensor]) -> str | None:
 
 
 def _format(tensor: StoredTensor) -> str:
-    """Returns the format of a tensor's numbers: MXFP4's scales are powers of two in bytes."""
+    """Returns the format of its numbers: MXFP4's scales are powers of two in bytes."""
     return "F8_E8M0" if tensor.dtype == "U8" and tensor.name.endswith("_scales") else tensor.dtype
 
 

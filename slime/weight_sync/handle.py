@@ -125,5 +125,5 @@ def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
 
 @cache
 def _remove_memory_at_the_end() -> None:
-    """Prepares this process, once."""
+    """Has the memory that this process shares removed when it dies, asked for once."""
     start_memory_reaper()
