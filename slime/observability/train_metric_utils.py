@@ -12,7 +12,7 @@ def reduce_train_step_metrics(
     *,
     calculate_per_token_loss: bool,
     step_global_batch_size: int,
-    cp_size: int,
+    cp_size: int = 1,
     dp_with_cp_group: dist.ProcessGroup | None,
 ) -> dict[str, float]:
     """Sums the micro-batches of all ranks and divides by the step's rollouts, or by its tokens.

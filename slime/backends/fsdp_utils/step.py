@@ -107,7 +107,6 @@ def train_one_step(
         results,
         calculate_per_token_loss=args.calculate_per_token_loss,
         step_global_batch_size=step_global_batch_size,
-        cp_size=1,
         dp_with_cp_group=context.dp_group,
     )
     return {**metrics, **of_step, **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)}}

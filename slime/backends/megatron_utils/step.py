@@ -251,7 +251,6 @@ def train_one_step(
         results,
         calculate_per_token_loss=args.calculate_per_token_loss,
         step_global_batch_size=step_global_batch_size,
-        cp_size=1,
         dp_with_cp_group=context.dp_group,
     )
     # As float16 finds its loss scale by steps that overflow; they have no norm.
