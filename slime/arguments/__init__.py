@@ -2,8 +2,8 @@
 
     args = parse_args()
 
-Each module of a concern declares its flags as a dataclass, with what follows from them, which of them
-contradict each other, and what they point to; ``registry`` lists the concerns. ``args`` is flat, since
+Each module of a config group declares its flags as a dataclass, with what follows from them, which of them
+contradict each other, and what they point to; ``registry`` lists the config groups. ``args`` is flat, since
 users' hooks receive it.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slime.arguments.errors import UsageError
 
 if TYPE_CHECKING:
-    from slime.arguments.concern import Rule
+    from slime.arguments.config_group import Rule
     from slime.arguments.mistakes import Mistakes
     from slime.arguments.parser import AddArguments
 
@@ -55,7 +55,7 @@ def parse_args(
 def validated_args(
     argv: Sequence[str] | None = None, add_custom_arguments: "AddArguments | None" = None
 ) -> Namespace:
-    """As ``parse_args``, but bad input raises, and there are no notes.
+    """Parses like ``parse_args``, but bad input raises, and there are no notes.
 
     Raises:
         UsageError: with all that is wrong.
@@ -90,17 +90,17 @@ def _checked(
 
 def _look(args: Namespace, mistakes: "Mistakes", show: Callable[[Namespace], None], refuse: "Rule") -> None:
     """Derives and looks, at what takes long if all else is right; raises UsageError with all mistakes."""
-    from slime.arguments.registry import CONCERNS, unusable
+    from slime.arguments.registry import CONFIG_GROUPS, unusable
 
-    for concern in CONCERNS:
-        mistakes.of_derivation(concern, args)
-    for concern in CONCERNS:
-        mistakes.of_rule(concern.contradictions, args)
+    for group in CONFIG_GROUPS:
+        mistakes.of_derivation(group, args)
+    for group in CONFIG_GROUPS:
+        mistakes.of_rule(group.contradictions, args)
     mistakes.of_rule(refuse, args)
     if not mistakes.messages:
         show(args)
-    for concern in CONCERNS:
-        mistakes.of_rule(concern.missing, args)
+    for group in CONFIG_GROUPS:
+        mistakes.of_rule(group.missing, args)
     mistakes.end()
     for rule in unusable():
         mistakes.of_contents(rule, args)

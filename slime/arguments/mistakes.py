@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import NotKnownError, UsageError
 from slime.arguments.run_args import forget
 
@@ -66,15 +66,15 @@ class Mistakes:
         self.try_to(ask)
 
     def of_contents(self, rule: Callable[[Namespace], Iterable[str]], args: Namespace) -> None:
-        """As `of_rule`; what is of no use is not read by another rule, as prompts are with a tokenizer."""
+        """Adds as `of_rule` does; other rules do not read what is of no use, as prompts with a tokenizer."""
         self.of_rule(rule, args)
         forget(args, [flag.removeprefix("--").replace("-", "_") for flag in self._subjects])
 
-    def of_derivation(self, concern: Concern, args: Namespace) -> None:
-        """Lets a concern fill in ``args``; what it could not fill in is not known to any rule."""
-        unknown = self.try_to(lambda: concern.derive(args))
+    def of_derivation(self, group: ConfigGroup, args: Namespace) -> None:
+        """Lets a config group fill in ``args``; what it could not fill in is not known to any rule."""
+        unknown = self.try_to(lambda: group.derive(args))
         if unknown is None:
-            unknown = tuple(field.name for field in fields(concern.derived)) if concern.derived else ()
+            unknown = tuple(field.name for field in fields(group.derived)) if group.derived else ()
         forget(args, unknown)
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import NotKnownError, UsageError
 from slime.arguments.mistakes import Mistakes
 from slime.arguments.run_args import RunArgs, forget
@@ -161,7 +161,7 @@ def test_a_rule_that_breaks_down_is_a_fault_of_ours_unless_something_was_refused
     assert mistakes.messages == ["--size 0: wanted more than 0"]
 
 
-def test_what_a_concern_could_not_derive_is_not_known():
+def test_what_a_config_group_could_not_derive_is_not_known():
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def test_what_a_concern_could_not_derive_is_not_known():
         raise UsageError("--b: wrong")
 
     args = RunArgs(b=1)
-    Mistakes().of_derivation(Concern({}, derived=Derived, derive=derive), args)
+    Mistakes().of_derivation(ConfigGroup({}, derived=Derived, derive=derive), args)
     assert vars(args).keys() >= {"b"} and not {"c", "d"} & vars(args).keys()
     with pytest.raises(NotKnownError):
         _ = args.c

@@ -80,7 +80,7 @@ def _rule(model_types: Sequence[str], name: str, num_layers: int) -> Rule:
         name = re.sub(pattern, ours, name)
     *others, last = (FAMILIES[model_type].weights for model_type in model_types)
     if match := _OF_HF.fullmatch(name):
-        return Rule((last.place.outer(last.layer_prefix.format(match[1]) + match[2]),))
+        return Rule((last.prefix.outer(last.layer_prefix.format(match[1]) + match[2]),))
     for weights in others:
         with suppress(ValueError):
             return weights.rule_for(name, num_layers)

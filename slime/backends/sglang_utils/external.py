@@ -128,15 +128,15 @@ def apply_external_engine_info_to_args(args: Any, logger: logging.Logger | None 
     Sets ``rollout_external_engine_infos``, ``rollout_num_engines`` and ``rollout_num_gpus``.
     """
     infos = discover_external_engines(args.rollout_external_engine_addrs)
-    args.rollout_external_engine_infos = [info.to_dict() for info in infos]
-    args.rollout_num_engines = len(infos)
-    args.rollout_num_gpus = sum(info.num_gpus for info in infos)
+    gpus = sum(info.num_gpus for info in infos)
+    told = {"rollout_external_engine_infos": [info.to_dict() for info in infos]}
+    vars(args).update(told, rollout_num_engines=len(infos), rollout_num_gpus=gpus)
     if logger is not None:
-        logger.info("%d external engines on %d GPUs", args.rollout_num_engines, args.rollout_num_gpus)
+        logger.info("%d external engines on %d GPUs", len(infos), gpus)
 
 
 def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
-    """Where an engine was started with other options than the run asks for, one line each."""
+    """Yields the options with which an engine was started and the run asks otherwise, one line each."""
     where = f"--rollout-external-engine-addrs {info.url}"
     if info.worker_type == "encoder":
         yield f"{where}: only encodes images (wanted: an engine that generates)"
