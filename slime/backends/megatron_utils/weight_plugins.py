@@ -75,7 +75,7 @@ def from_hf(*model_types: str) -> Callable[[str, Reader, Any], torch.Tensor]:
 
 
 def _rule(model_types: Sequence[str], name: str, num_layers: int) -> Rule:
-    """That of the first of these families that has such a parameter."""
+    """Return the rule of the first of these families that has such a parameter."""
     for pattern, ours in _NAMES:
         name = re.sub(pattern, ours, name)
     *others, last = (FAMILIES[model_type].weights for model_type in model_types)
