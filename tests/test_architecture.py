@@ -28,6 +28,7 @@ FACES = frozenset(
         "slime/backends/megatron_utils/cp_utils.py",
         "slime/backends/megatron_utils/loss.py",
         "slime/backends/sglang_utils/sglang_config.py",
+        "slime/observability/train_data_utils.py",
         "slime/ray/actor_group.py",
         "slime/ray/rollout.py",
         "slime/ray/train_actor.py",

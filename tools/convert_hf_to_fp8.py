@@ -84,6 +84,11 @@ class Fp8Recipe:
         return Fp8Encoding(name, shape, block, scale_name, (torch.float32, scales), self._power_of_two)
 
 
+def block_fp8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float8 [O, I] and the float32 scale of each block; one of zeros has the scale 1."""
+    return fp8.quantize(weight, (block[0], block[1]))
+
+
 def _is_converted(name: str, spec: Spec) -> bool:
     """Whether it is the matrix of a linear layer; routers and the gates of shared experts are kept."""
     if not name.endswith(".weight") or len(spec[1]) != 2 or spec[0] not in _PLAIN or 0 in spec[1]:

@@ -89,7 +89,7 @@ def _checked(
 
 
 def _look(args: Namespace, mistakes: "Mistakes", show: Callable[[Namespace], None], refuse: "Rule") -> None:
-    """Derives and looks, at what takes long only if all else is right; raises all mistakes."""
+    """Derives and looks, at what takes long if all else is right; raises UsageError with all mistakes."""
     from slime.arguments.registry import CONFIG_GROUPS, unusable
 
     for group in CONFIG_GROUPS:

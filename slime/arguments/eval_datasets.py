@@ -172,7 +172,7 @@ def _build(args: Namespace, entry: Mapping[str, Any], defaults: Mapping[str, Any
 
 
 def _given(args: Namespace) -> str:
-    return "--eval-config" if args.eval_config is not None else "--eval-prompt-data"
+    return "--eval-config" if getattr(args, "eval_config", None) is not None else "--eval-prompt-data"
 
 
 def _why_no_name(name: str) -> str | None:
@@ -205,7 +205,7 @@ def _from_args(args: Namespace) -> dict[str, Any]:
 
 def pick_from_args(args: Namespace, names: Sequence[str]) -> Any:
     """The first of these flags that is not None."""
-    return next((value for name in names if (value := getattr(args, name)) is not None), None)
+    return next((value for name in names if (value := getattr(args, name, None)) is not None), None)
 
 
 def _pairs(words: Sequence[str]) -> list[dict[str, Any]]:

@@ -66,10 +66,7 @@ class Mistakes:
         self.try_to(ask)
 
     def of_contents(self, rule: Callable[[Namespace], Iterable[str]], args: Namespace) -> None:
-        """Looks like `of_rule`.
-
-        What is of no use is not read by another rule, as prompts are with a tokenizer.
-        """
+        """Adds as `of_rule` does; other rules do not read what is of no use, as prompts with a tokenizer."""
         self.of_rule(rule, args)
         forget(args, [flag.removeprefix("--").replace("-", "_") for flag in self._subjects])
 

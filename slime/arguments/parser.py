@@ -210,7 +210,7 @@ def _read_rest(
 
 
 def _stray(words: Sequence[str], unknown: Sequence[str]) -> Iterator[str]:
-    """Returns the unknown words that are no values of an unknown flag, and those with another dash."""
+    """Yields unknown words that are no values of an unknown flag, and those with another dash."""
     left = list(unknown)
     for option in split_options(words):
         found = [left.pop(0) for word in option if left and word == left[0]]

@@ -181,7 +181,7 @@ def _model(where: str, number: int, entry: Any) -> ModelConfig:
         where = f"{where} ({entry['name']})"
     entry = {_ALIASES.get(key, key): value for key, value in entry.items()}
     groups = entry.get("server_groups")
-    if not isinstance(groups, list) or not groups:
+    if not isinstance(groups, list):
         raise UsageError(f"{where}: server_groups is {groups!r:.80} (wanted: a list of groups)")
     parsed = [_server_group(f"{where}: group {n}", group) for n, group in enumerate(groups, 1)]
     return ModelConfig(**_values(where, entry | {"server_groups": []}, _MODEL) | {"server_groups": parsed})

@@ -21,7 +21,7 @@ def unusable_code(args: Namespace, specs: Iterable[Flag], shipped: Collection[st
         if not spec.dotted_path:
             continue
         value = getattr(args, spec.dest)
-        if spec.dest == "eval_function_path" and value == args.rollout_function_path:
+        if spec.dest == "eval_function_path" and value == getattr(args, "rollout_function_path", None):
             continue  # of which the same would be said
         for path in value if isinstance(value, list) else [value]:
             if path is None or path in shipped:

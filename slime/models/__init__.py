@@ -3,9 +3,10 @@
 A family is one file here and one line in `FAMILIES`.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slime.models import (
     deepseek_v2,
@@ -110,6 +111,14 @@ def read_shape(path: str | Path) -> ModelShape:
 
 
 def calculate_fwd_flops(seqlens: Sequence[int], args: ShapeArgs) -> float:
-    """FLOPs of a forward pass over sequences of these lengths; without a family those of a dense decoder."""
+    """FLOPs of a forward pass over sequences of these lengths; without a family those of a dense decoder.
+
+    Plug-ins may have no more than sizes: ``hidden_size``, ``num_layers``, heads, ``ffn_hidden_size`` and
+    ``vocab_size``.
+    """
+    if not hasattr(args, "model_type"):
+        size = getattr(args, "kv_channels", None) or args.hidden_size // args.num_attention_heads
+        sizes = vars(args) | {"kv_channels": size, "padded_vocab_size": args.vocab_size}
+        return decoder_forward_flops(seqlens, cast(ShapeArgs, Namespace(**sizes)))
     family = FAMILIES.get(args.model_type)
     return (family.forward_flops if family else decoder_forward_flops)(seqlens, args)

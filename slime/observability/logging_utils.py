@@ -8,6 +8,7 @@ The driver alone writes. So what is logged waits in its process, and goes to the
 this process returns next: of the rollout, the evaluation or the training step that is under way.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from threading import Lock
@@ -16,6 +17,12 @@ from typing import Any
 AXES = ("train", "rollout", "eval")
 _waiting: dict[str, dict[str, Any]] = defaultdict(dict)
 _lock = Lock()
+
+
+def configure_logger(prefix: str = "") -> None:
+    """Lets the process of a script print its log on standard error, each line after ``prefix``."""
+    form = f"%(asctime)s {prefix.replace('%', '%%')}%(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, force=True)
 
 
 def log(args: Any, metrics: Mapping[str, Any], step_key: str) -> None:

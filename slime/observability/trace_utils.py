@@ -11,6 +11,7 @@ trace_id, sample_id, group_id, attempt, span_id, parent_span_id and attrs.
 
 import functools
 import inspect
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ from typing import Any
 from slime.utils.types import Sample
 
 TRACE_VERSION = 1
+TRACE_CHILDREN_KEY = "trace_children"
+"""Among the attributes of a span: spans below it that someone else measured, ``{name: attrs}``."""
+_PHASE = re.compile(r"pd_(prefill|decode|transfer)_\w+")
 Attrs = Mapping[str, Any] | None
 
 # The spans that the running task is within, by trace.
@@ -80,6 +84,8 @@ def trace_span(
             span.update(error=f"{type(error).__name__}: {error}")
         raise
     finally:
+        for child, found in span.attrs.pop(TRACE_CHILDREN_KEY, {}).items():
+            trace_event(target, child, attrs=found)
         _open_spans.reset(token)
         for handle, span_id in opened:
             _record(handle, "span_end", name, span.attrs, span_id)
@@ -155,7 +161,15 @@ def import_trace(data: Mapping[str, Any]) -> TraceHandle:
 
 def build_sglang_meta_trace_attrs(meta: Mapping[str, Any]) -> dict[str, Any]:
     """What an engine's ``meta_info`` says of an answer as a whole: its counts, times, version and end."""
-    attrs = {key: value for key, value in meta.items() if isinstance(value, int | float | str)}
+    attrs: dict[str, Any] = {
+        key: value for key, value in meta.items() if isinstance(value, int | float | str)
+    }
+    children: dict[str, dict[str, Any]] = {}
+    for key in [key for key in attrs if _PHASE.fullmatch(key)]:
+        phase = key.split("_")[1]
+        children.setdefault(f"sglang_pd_{phase}", {})[key] = attrs.pop(key)
+    if children:
+        attrs[TRACE_CHILDREN_KEY] = children
     if isinstance(meta.get("finish_reason"), Mapping):
         attrs["finish_reason"] = meta["finish_reason"].get("type")
     return attrs

@@ -8,21 +8,65 @@ import torch.distributed as dist
 
 
 def reduce_train_step_metrics(
-    results: Sequence[Mapping[str, Any]],
+    losses_reduced: Sequence[Mapping[str, Any]],
+    *,
+    calculate_per_token_loss: bool,
     step_global_batch_size: int,
-    group: dist.ProcessGroup | None,
-    per_token: bool,
+    cp_size: int = 1,
+    dp_with_cp_group: dist.ProcessGroup | None,
 ) -> dict[str, float]:
     """Sums the micro-batches of all ranks and divides by the step's rollouts, or by its tokens.
 
     Args:
-        results: per micro-batch {"keys": names, "values": [1 + names]}, the first value being tokens.
+        losses_reduced: per micro-batch {"keys": names, "values": [1 + names]}, the first value being tokens.
+        cp_size: ranks of the group that count the tokens of the same sequences, each with a piece of their
+            values; 1 where a rank has whole responses.
     """
-    total = torch.stack([result["values"] for result in results]).sum(0).double()
-    if group is not None:
-        dist.all_reduce(total, group=group)
-    divisor = float(total[0]) if per_token else float(step_global_batch_size)
-    return dict(zip(results[0]["keys"], (total[1:] / divisor).tolist(), strict=True))
+    total = torch.stack([result["values"] for result in losses_reduced]).sum(0).double()
+    if dp_with_cp_group is not None:
+        dist.all_reduce(total, group=dp_with_cp_group)
+    divisor = float(total[0]) / cp_size if calculate_per_token_loss else float(step_global_batch_size)
+    return dict(zip(losses_reduced[0]["keys"], (total[1:] / divisor).tolist(), strict=True))
+
+
+def rollout_log_metric_contribution(
+    per_rank_reducer_sum: float, *, cp_size: int, num_rollouts_in_rollout: int, dp_size: int
+) -> tuple[float, float]:
+    """What a rank adds to a metric's sum and to its count, so that sum / count over all ranks is the mean.
+
+    Args:
+        per_rank_reducer_sum: of means per rollout over the rank's own samples and piece of them.
+        num_rollouts_in_rollout: of all ranks.
+        dp_size: data-parallel ranks, of which each has ``cp_size`` context-parallel ones.
+    """
+    return cp_size * per_rank_reducer_sum, num_rollouts_in_rollout / dp_size
+
+
+def gather_and_reduce_log_dict(
+    log_dict: Mapping[str, Any], *, dp_size: int, dp_src_rank: int, dp_group: dist.ProcessGroup | None
+) -> dict[str, float] | None:
+    """The means of all ranks' metrics, on the rank ``dp_src_rank``; None on the others.
+
+    Args:
+        log_dict: numbers, of which the mean is taken, or pairs (sum, count) that are added up first.
+        dp_src_rank: its global rank.
+    """
+    gathered: list[Mapping[str, Any]] = [log_dict]
+    if dp_size > 1:
+        is_source = dist.get_rank() == dp_src_rank
+        received: list[Any] | None = [None] * dp_size if is_source else None
+        dist.gather_object(dict(log_dict), received, dst=dp_src_rank, group=dp_group)
+        if received is None:
+            return None
+        gathered = received
+    return {name: _mean([metrics[name] for metrics in gathered]) for name in log_dict}
+
+
+def _mean(values: Sequence[Any]) -> float:
+    if not isinstance(values[0], tuple):
+        return float(sum(values)) / len(values)
+    total, count = (float(sum(parts)) for parts in zip(*values, strict=True))
+    return total / count if count else 0.0
 
 
 def perf_metrics(

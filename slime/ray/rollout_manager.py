@@ -127,7 +127,7 @@ class RolloutManager:
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
         name_groups(self._args, output.samples, samples)
-        save_debug_rollout_data(self._args, rollout_id, samples, evaluation=False)
+        self._record(rollout_id, samples, evaluation=False)
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
@@ -148,7 +148,7 @@ class RolloutManager:
         seconds = time.monotonic() - start
         samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
         self._check(describe(self._eval_fn), samples)
-        save_debug_rollout_data(self._args, rollout_id, samples, evaluation=True)
+        self._record(rollout_id, samples, evaluation=True)
         metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
         return metrics | {"perf/eval_time": seconds} | take_logged("eval")
 
@@ -201,11 +201,20 @@ class RolloutManager:
 
     def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
         if self._args.load_debug_rollout_data:
-            return RolloutFnTrainOutput(load_debug_rollout_data(self._args, rollout_id))
+            samples = load_debug_rollout_data(
+                self._args.load_debug_rollout_data,
+                rollout_id=rollout_id,
+                subsample_ratio=self._args.load_debug_rollout_data_subsample,
+            )
+            return RolloutFnTrainOutput(samples)
         call = lambda: call_rollout_fn(
             self._rollout_fn, self._args, rollout_id, self._data_source, evaluation=False
         )
         return self._watched(call, f"rollout {rollout_id}")
+
+    def _record(self, rollout_id: int, samples: list[Sample], *, evaluation: bool) -> None:
+        template = self._args.save_debug_rollout_data
+        save_debug_rollout_data(template, samples, rollout_id=rollout_id, evaluation=evaluation)
 
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
         """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""

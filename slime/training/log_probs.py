@@ -66,7 +66,7 @@ def response_log_probs(
 def calculate_log_probs_and_entropy(
     logits: torch.Tensor,
     tokens: torch.Tensor,
-    tp_group: dist.ProcessGroup | None,
+    tp_group: dist.ProcessGroup | None = None,
     with_entropy: bool = False,
     chunk_size: int = -1,
     log_prob_keep_mask: torch.Tensor | None = None,
@@ -81,7 +81,8 @@ def calculate_log_probs_and_entropy(
         with_entropy_grad: whether entropies are differentiated.
 
     Returns:
-        Two tensors [T]; the entropies, which the mask does not touch, are None unless ``with_entropy``.
+        Log-probs [T, 1], or [0] of no rows, and entropies [T], which the mask does not touch; the latter are
+        None unless ``with_entropy``.
     """
     log_probs, entropies = vocab_parallel_log_prob_entropy(
         logits, tokens, tp_group, entropy_gradient=with_entropy and with_entropy_grad, chunk_size=chunk_size
@@ -94,4 +95,4 @@ def calculate_log_probs_and_entropy(
         log_probs, _ = vocab_parallel_log_prob_entropy(
             within, tokens, tp_group, entropy_gradient=False, chunk_size=chunk_size
         )
-    return log_probs, entropies if with_entropy else None
+    return log_probs[:, None] if len(log_probs) else log_probs, entropies if with_entropy else None

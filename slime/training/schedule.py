@@ -28,6 +28,10 @@ class DpSchedule(NamedTuple):
     global_batch_sizes: list[int]
 
 
+class TooFewRolloutsError(AssertionError, ValueError):
+    """A rollout is smaller than one step."""
+
+
 def build_dp_schedule(
     args: TrainingView,
     train_parallel_config: Mapping[str, int],
@@ -76,7 +80,9 @@ def _steps(rollout_indices: Sequence[int], global_batch_size: int) -> list[list[
     groups = list(samples_of.values())
     num_steps = len(groups) // global_batch_size
     if num_steps < 1:
-        raise ValueError(f"--global-batch-size {global_batch_size}: the rollout has only {len(groups)} ids")
+        raise TooFewRolloutsError(
+            f"--global-batch-size {global_batch_size}: the rollout has only {len(groups)} ids (num_rollouts)"
+        )
     return [
         [p for group in groups[i * global_batch_size : (i + 1) * global_batch_size] for p in group]
         for i in range(num_steps)

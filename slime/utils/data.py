@@ -5,6 +5,7 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, overload
 
@@ -25,6 +26,7 @@ __all__ = [
     "Row",
     "filter_long_prompt",
     "get_source",
+    "process_rollout_data",
     "read_file",
     "read_rows",
     "render_prompt",
@@ -179,7 +181,7 @@ class Dataset:
         if self._max_length is None and not self._apply_chat_template:
             return rows
         samples = [self._build_sample(row) for _, row in rows]
-        fit = filter_long_prompt(samples, self._tokenizer, self._processor, self._max_length)
+        fit = filter_long_prompt(samples, self._tokenizer, None, self._max_length)
         kept = set(map(id, fit))
         return [row for row, sample in zip(rows, samples, strict=True) if id(sample) in kept]
 
@@ -218,9 +220,14 @@ class _Digest:
 def filter_long_prompt(
     origin_samples: list[Sample], tokenizer: "PreTrainedTokenizerBase", processor: Any, max_length: int | None
 ) -> list[Sample]:
-    """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept."""
+    """The samples, in order, whose text prompt has at most ``max_length`` tokens; lists are all kept.
+
+    A ``processor`` counts the tokens of images and videos too.
+    """
     if max_length is None:
         return origin_samples
+    if processor is not None:
+        return [sample for sample in origin_samples if _length_seen(sample, processor) <= max_length]
     fast = getattr(tokenizer, "is_fast", False)
     unsure = [
         sample
@@ -231,6 +238,36 @@ def filter_long_prompt(
     lengths = map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else ()
     too_long = {id(sample) for sample, length in zip(unsure, lengths, strict=True) if length > max_length}
     return [sample for sample in origin_samples if id(sample) not in too_long]
+
+
+def _length_seen(sample: Sample, processor: Any) -> int:
+    """Tokens of a text prompt with what it shows; 0 of a list."""
+    if not isinstance(sample.prompt, str):
+        return 0
+    from slime.utils.processing_utils import (
+        process_vision_info,
+    )  # transformers, which text alone does not need
+
+    shown = process_vision_info(sample.prompt, processor)
+    return len(processor(text=sample.prompt, **shown)["input_ids"][0])
+
+
+def process_rollout_data(
+    args: Any, rollout_data_ref: Sequence[Any], dp_rank: int, dp_size: int
+) -> dict[str, Any]:
+    """The shard of a data-parallel rank, with ``total_lengths`` of its own samples.
+
+    Args:
+        rollout_data_ref: per rank a `Box` with the object reference of its shard.
+    """
+    if len(rollout_data_ref) != dp_size:
+        raise ValueError(f"{len(rollout_data_ref)} shards, wanted one for each of {dp_size} ranks")
+    # Whoever has references has Ray; this room knows nothing of it.
+    shard: dict[str, Any] = dict(import_module("ray").get(rollout_data_ref[dp_rank].inner))
+    for key, own in (("total_lengths", "total_lengths"), ("raw_reward", "local_raw_reward")):
+        if key in shard:
+            shard[own] = [shard[key][place] for place in shard["partition"]]
+    return shard
 
 
 def _is_short(text: str, max_length: int) -> bool:

@@ -70,6 +70,12 @@ class MultiTurnLossMaskGenerator:
             raise ValueError("a conversation needs at least one message")
         return self._method(messages, tools)
 
+    def gen_multi_turn_loss_mask_qwen3(
+        self, messages: list[Message], tools: list[Any] | None = None
+    ) -> IdsAndMask:
+        """`get_loss_mask` by the rules of "qwen3", whatever the type."""
+        return self._mask_qwen3(messages, tools)
+
     def get_loss_mask_with_multimodal_alignment(
         self, messages: list[Message], input_ids: list[int], tools: list[Any] | None = None
     ) -> IdsAndMask:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:  # the loops import this file before they answer signals
     import numpy as np
 
 
+class Box:
+    """Keeps an object reference from being replaced by its object where Ray sees it among arguments."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
 class SingletonMeta(type):
     """Metaclass of classes that have one instance per process: every call after the first returns it.
 

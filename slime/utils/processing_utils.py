@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _MODALITIES = ("audio_kwargs", "images_kwargs", "videos_kwargs")
@@ -28,6 +28,8 @@ def load_tokenizer(
         try:
             return AutoTokenizer.from_pretrained(name_or_path, **given)
         except AttributeError:
+            from transformers import PreTrainedConfig
+
             # transformers makes no config of a model_type that it does not know, with YaRN; it looks there
             # for no more than the kind of tokenizer.
             return AutoTokenizer.from_pretrained(name_or_path, config=PreTrainedConfig(), **given)
@@ -64,6 +66,21 @@ def build_processor_kwargs(multimodal_inputs: Mapping[str, Any] | None = None) -
     for name in _MODALITIES:
         kwargs[name] = {**(kwargs.get(name) or {}), "return_tensors": "pt"}
     return kwargs | {"return_tensors": None}
+
+
+def process_vision_info(prompt: Any, processor: Any) -> dict[str, Any]:
+    """Images and videos of a conversation as a processor's call takes them, read by ``qwen_vl_utils``.
+
+    Args:
+        prompt: messages whose content is a list of parts.
+        processor: of a model that sees; the size of its patches is what images are cut to.
+    """
+    from qwen_vl_utils import process_vision_info as read
+
+    images = getattr(processor, "image_processor", None)
+    size = getattr(images, "patch_size", None)
+    found, videos = read(prompt, **({"image_patch_size": size} if size else {}))
+    return {"images": found, "videos": videos}
 
 
 def encode_image_for_rollout_engine(image: Any) -> str:

@@ -315,3 +315,21 @@ def name_samples(samples: Sample | list[Sample]) -> str:
     if isinstance(samples, Sample):
         return f"sample {samples.index} of group {samples.group_index}"
     return f"samples {[sample.index for sample in samples]}"
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """A parameter that a rank holds, as plug-ins describe it to other ranks.
+
+    Attributes:
+        attrs: how it is split: ``tensor_model_parallel``, ``partition_dim``, ``partition_stride``.
+        size: bytes of the rank's part.
+        src_rank: the rank.
+    """
+
+    name: str
+    dtype: Any
+    shape: Any
+    attrs: Mapping[str, Any]
+    size: int
+    src_rank: int

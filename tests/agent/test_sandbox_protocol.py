@@ -87,7 +87,7 @@ async def test_a_command_is_killed_though_its_session_is_yet_to_come(sandbox):
 async def test_the_agents_user_is_there_or_cannot_be_had(sandbox):
     await ensure_agent_user(sandbox)
     with pytest.raises(SandboxError, match="user nobody-here"):
-        await ensure_agent_user(sandbox, "nobody-here")
+        await ensure_agent_user(sandbox, user="nobody-here")
 
 
 async def test_a_sandbox_that_is_not_entered_or_was_closed_says_so():

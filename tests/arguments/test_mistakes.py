@@ -161,7 +161,7 @@ def test_a_rule_that_breaks_down_is_a_fault_of_ours_unless_something_was_refused
     assert mistakes.messages == ["--size 0: wanted more than 0"]
 
 
-def test_what_a_concern_could_not_derive_is_not_known():
+def test_what_a_config_group_could_not_derive_is_not_known():
     from dataclasses import dataclass
 
     @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def train_recorded(rank: int, argv: list[str], num_rollouts: int) -> dict[str, A
     steps: list[dict[str, Any]] = []
     rollouts: list[dict[str, Any]] = []
     for rollout_id in range(num_rollouts):
-        samples = load_debug_rollout_data(args, rollout_id)
+        samples = load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=rollout_id)
         shards = split_train_data_by_dp(args, samples_to_train_data(args, samples), config)
         report, _ = worker.train_shard(rollout_id, shards[config["dp_rank"]])
         if report:

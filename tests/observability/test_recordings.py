@@ -29,10 +29,12 @@ def test_a_width_in_the_name_holds_for_rollouts_and_evaluations(tmp_path, templa
         load_debug_rollout_data=path,
         load_debug_rollout_data_subsample=None,
     )
-    save_debug_rollout_data(args, 3, [Sample(prompt="a")], evaluation=False)
-    save_debug_rollout_data(args, 3, [Sample(prompt="b")], evaluation=True)
+    save_debug_rollout_data(
+        args.save_debug_rollout_data, [Sample(prompt="a")], rollout_id=3, evaluation=False
+    )
+    save_debug_rollout_data(args.save_debug_rollout_data, [Sample(prompt="b")], rollout_id=3, evaluation=True)
     assert {file.name for file in tmp_path.iterdir()} == files
-    assert load_debug_rollout_data(args, 3)[0].prompt == "a"
+    assert load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=3)[0].prompt == "a"
 
 
 class Verdict(Enum):
@@ -59,7 +61,7 @@ def test_what_would_not_come_back_is_refused_when_it_is_written(tmp_path, odd, f
     samples = [Sample(index=4, group_index=2), Sample(index=5, group_index=2, **values(odd))]
     named = rf"--save-debug-rollout-data \S+/3\.pt: sample 5 of group 2: {place} is {found}, which no"
     with pytest.raises(ValueError, match=named):
-        save_debug_rollout_data(args, 3, samples, evaluation=False)
+        save_debug_rollout_data(args.save_debug_rollout_data, samples, rollout_id=3, evaluation=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -74,10 +76,10 @@ def test_samples_that_would_come_back_one_by_one_are_told_why_they_do_not_togeth
     )
     named = rf"--save-debug-rollout-data \S+/3\.pt: samples is list {why}"
     with pytest.raises(ValueError, match=named):
-        save_debug_rollout_data(args, 3, apart, evaluation=False)
+        save_debug_rollout_data(args.save_debug_rollout_data, apart, rollout_id=3, evaluation=False)
     one = Sample(index=7, group_index=2, metadata=parts[0] | parts[1])
     with pytest.raises(ValueError, match=rf"sample 7 of group 2: metadata is dict {why}"):
-        save_debug_rollout_data(args, 3, [one], evaluation=False)
+        save_debug_rollout_data(args.save_debug_rollout_data, [one], rollout_id=3, evaluation=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -99,7 +101,7 @@ def test_a_recording_of_another_version_is_named(tmp_path, content, why):
     template, said = f"{tmp_path}/{{rollout_id}}.pt", rf"{path}: is no recording that can be read: .*{why}"
     args = Namespace(load_debug_rollout_data=template, load_debug_rollout_data_subsample=None)
     with pytest.raises(ValueError, match=f"--load-debug-rollout-data {said}"):
-        load_debug_rollout_data(args, 0)
+        load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)
     with pytest.raises(ValueError, match=f"--load-forge-rollout-data {said}"):
         replay(Namespace(load_forge_rollout_data=template), 0, None)
 
@@ -110,8 +112,10 @@ def test_plain_metadata_and_tensors_come_back(tmp_path):
         save_debug_rollout_data=path, load_debug_rollout_data=path, load_debug_rollout_data_subsample=None
     )
     metadata = {"plain": [1, (2.5, None), {"a": {True}}, b"b"], "tensor": torch.arange(3)}
-    save_debug_rollout_data(args, 0, [Sample(metadata=metadata)], evaluation=False)
-    (sample,) = load_debug_rollout_data(args, 0)
+    save_debug_rollout_data(
+        args.save_debug_rollout_data, [Sample(metadata=metadata)], rollout_id=0, evaluation=False
+    )
+    (sample,) = load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)
     assert sample.metadata["plain"] == metadata["plain"]
     assert sample.metadata["tensor"].tolist() == [0, 1, 2]
 
@@ -127,7 +131,7 @@ def test_an_error_of_the_disk_is_not_blamed_on_the_samples(tmp_path, monkeypatch
     monkeypatch.setattr("torch.save", save_in_memory_only)
     args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
     with pytest.raises(RuntimeError, match="no space left"):
-        save_debug_rollout_data(args, 0, [Sample()], evaluation=False)
+        save_debug_rollout_data(args.save_debug_rollout_data, [Sample()], rollout_id=0, evaluation=False)
 
 
 def test_a_recording_with_numpy_s_types_is_read(tmp_path):

@@ -9,12 +9,24 @@ def _result(tokens, loss, kl):
 
 
 def test_a_step_is_the_mean_over_its_rollouts():
-    metrics = reduce_train_step_metrics([_result(0.0, 4.0, 1.0), _result(0.0, 2.0, 0.0)], 4, None, False)
+    metrics = reduce_train_step_metrics(
+        [_result(0.0, 4.0, 1.0), _result(0.0, 2.0, 0.0)],
+        calculate_per_token_loss=False,
+        step_global_batch_size=4,
+        cp_size=1,
+        dp_with_cp_group=None,
+    )
     assert metrics == {"loss": 1.5, "ppo_kl": 0.25}
 
 
 def test_a_per_token_step_is_the_mean_over_its_tokens():
-    metrics = reduce_train_step_metrics([_result(3.0, 4.0, 1.0), _result(5.0, 2.0, 0.0)], 4, None, True)
+    metrics = reduce_train_step_metrics(
+        [_result(3.0, 4.0, 1.0), _result(5.0, 2.0, 0.0)],
+        calculate_per_token_loss=True,
+        step_global_batch_size=4,
+        cp_size=1,
+        dp_with_cp_group=None,
+    )
     assert metrics == {"loss": 0.75, "ppo_kl": 0.125}
 
 

@@ -17,9 +17,9 @@ def template(tmp_path):
     for number in (0, 1):
         sample = Sample(prompt=f"p{number}", reward={"acc": 1.0}, weight_versions=["7"], index=0)
         sample.version_spans = [("7", 3)]
-        save_debug_rollout_data(args, number, [sample], evaluation=False)
+        save_debug_rollout_data(args.save_debug_rollout_data, [sample], rollout_id=number, evaluation=False)
     done = Sample(prompt="e", reward={"acc": 0.5}, status=Sample.Status.TRUNCATED)
-    save_debug_rollout_data(args, 1, [done], evaluation=True)
+    save_debug_rollout_data(args.save_debug_rollout_data, [done], rollout_id=1, evaluation=True)
     return path
 
 

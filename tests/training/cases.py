@@ -214,7 +214,13 @@ class _StepOfRanks:
     def result(self, case: Case, leaves: Sequence[torch.Tensor]) -> Step:
         per_token = case.args.calculate_per_token_loss
         divisor = sum(map(float, self.normalisers)) if per_token else self.num_microbatches * case.dp_size
-        metrics = reduce_train_step_metrics(self.reports, self.global_batch_size, None, per_token)
+        metrics = reduce_train_step_metrics(
+            self.reports,
+            calculate_per_token_loss=per_token,
+            step_global_batch_size=self.global_batch_size,
+            cp_size=1,
+            dp_with_cp_group=None,
+        )
         gradients = {n: leaves[n].grad / divisor for n in self.numbers}
         return Step(sum(map(float, self.losses)) / divisor, metrics, gradients)
 

@@ -20,7 +20,7 @@ def reference(logits, tokens, keep):
     if keep is not None:
         own = torch.nn.functional.one_hot(tokens, WIDTH).bool()
         p = logits.masked_fill(~(keep | own), -float("inf")).log_softmax(-1)
-    return p.gather(1, tokens[:, None])[:, 0], entropy
+    return p.gather(1, tokens[:, None]), entropy
 
 
 @pytest.mark.parametrize("chunk_size", [-1, 4])
@@ -48,7 +48,7 @@ def test_it_is_the_softmax_within_the_mask(chunk_size, masked, entropy_grad):
 
 def test_entropies_come_only_if_they_are_asked_for():
     logits, tokens, _ = inputs()
-    log_probs, entropy = calculate_log_probs_and_entropy(logits, tokens, None)
-    assert log_probs.shape == (ROWS,) and entropy is None
+    log_probs, entropy = calculate_log_probs_and_entropy(logits, tokens)
+    assert log_probs.shape == (ROWS, 1) and entropy is None
     none = calculate_log_probs_and_entropy(logits[:0], tokens[:0], None, with_entropy=True)
     assert none[0].shape == none[1].shape == (0,)

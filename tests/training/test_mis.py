@@ -131,7 +131,9 @@ def test_perplexities_are_finite_beyond_what_float32_holds(per_token):
     args = Namespace(calculate_per_token_loss=False, recompute_loss_function=False)
     one_rank = Namespace(dp_size=1, cp_size=1)
     report = loss_function(args, batch, 1, 2, loss, torch.zeros(1, 1, 1), one_rank)[2]
-    found = reduce_train_step_metrics([report], 2, None, per_token=False)
+    found = reduce_train_step_metrics(
+        [report], calculate_per_token_loss=False, step_global_batch_size=2, cp_size=1, dp_with_cp_group=None
+    )
     # The weights of the reducer are float32.
     assert found["training_ppl"] == pytest.approx(math.exp(per_token), rel=1e-6)
     assert found["ppl_ratio"] == pytest.approx(math.exp(per_token - 1), rel=1e-6)

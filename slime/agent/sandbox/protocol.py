@@ -110,8 +110,8 @@ async def _poll(sb: Sandbox, base: str, user: str, deadline: float) -> int:
         pause = min(2 * pause, _LONGEST_POLL_S)
 
 
-async def ensure_agent_user(sb: Sandbox, user: str = _AGENT) -> None:
-    """Have a user of this name.
+async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: str = _AGENT) -> None:
+    """Have a user of this name, who owns ``workdir`` if one is given.
 
     Raises:
         SandboxError: there is none, and none can be made.
@@ -120,3 +120,8 @@ async def ensure_agent_user(sb: Sandbox, user: str = _AGENT) -> None:
     code, said = await sb.exec(f"id -u {name} > /dev/null 2>&1 || useradd -m {name}")
     if code != 0:
         raise SandboxError(f"user {user}: {said.strip():.500}")
+    if workdir is not None:
+        place = shlex.quote(workdir)
+        code, said = await sb.exec(f"mkdir -p {place} && chown -R {name} {place}")
+        if code != 0:
+            raise SandboxError(f"{workdir}: cannot be given to user {user}: {said.strip():.500}")

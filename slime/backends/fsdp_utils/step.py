@@ -104,7 +104,10 @@ def train_one_step(
     if not of_step.get("skipped"):
         state.scheduler.step(increment=step_global_batch_size)
     metrics = reduce_train_step_metrics(
-        results, step_global_batch_size, context.dp_group, args.calculate_per_token_loss
+        results,
+        calculate_per_token_loss=args.calculate_per_token_loss,
+        step_global_batch_size=step_global_batch_size,
+        dp_with_cp_group=context.dp_group,
     )
     return {**metrics, **of_step, **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)}}
 

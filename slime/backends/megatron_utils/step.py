@@ -247,8 +247,12 @@ def train_one_step(
     further_losses |= state.mtp.metrics() if state.mtp else {}
     if not context.is_last_stage:
         return {}
-    per_token = args.calculate_per_token_loss
-    metrics = reduce_train_step_metrics(results, step_global_batch_size, context.dp_group, per_token)
+    metrics = reduce_train_step_metrics(
+        results,
+        calculate_per_token_loss=args.calculate_per_token_loss,
+        step_global_batch_size=step_global_batch_size,
+        dp_with_cp_group=context.dp_group,
+    )
     # As float16 finds its loss scale by steps that overflow; they have no norm.
     if not refuses_nan(args):
         metrics["skipped"] = float(not succeeded)

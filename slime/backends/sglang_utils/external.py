@@ -5,10 +5,12 @@ for line in differences(args, infos[0]): ...
 ExternalEngines(infos)
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime.arguments.errors import UsageError
 from slime.arguments.external_engines import external_addresses
@@ -50,11 +52,23 @@ class ExternalEngineInfo:
     """
 
     url: str
-    worker_type: str
-    num_gpus: int
-    bootstrap_port: int | None
-    api_key: str | None
+    host: str | None = None
+    port: int | None = None
+    worker_type: str = "regular"
+    num_gpus: int = 1
     server_info: Mapping[str, Any] = field(default_factory=dict)
+    bootstrap_port: int | None = None
+    api_key: str | None = None
+
+    @property
+    def parallel_config(self) -> dict[str, int]:
+        """How its model is split: ``tp_size``, ``pp_size``, ``ep_size`` and ``moe_dp_size``."""
+        names = ("tp_size", "pp_size", "ep_size", "moe_dp_size")
+        return {name: int(self.server_info.get(name) or 1) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as plain data, but for its key."""
+        return {name: value for name, value in vars(self).items() if name != "api_key"}
 
     @property
     def endpoint(self) -> EngineEndpoint:
@@ -102,7 +116,23 @@ def _read(url: str, api_key: str | None, info: Mapping[str, Any]) -> ExternalEng
     kind = "encoder" if info.get("encoder_only") else _KINDS.get(mode, mode)
     gpus = info.get("num_gpus") or int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1)
     port = info.get("disaggregation_bootstrap_port") if kind == "prefill" else None
-    return ExternalEngineInfo(url, kind, int(gpus), port, api_key, info)
+    parts = urlsplit(url)
+    return ExternalEngineInfo(
+        url, parts.hostname, parts.port, kind, int(gpus), info, bootstrap_port=port, api_key=api_key
+    )
+
+
+def apply_external_engine_info_to_args(args: Any, logger: logging.Logger | None = None) -> None:
+    """Asks the engines of ``args.rollout_external_engine_addrs``, for plug-ins that parse their own flags.
+
+    Sets ``rollout_external_engine_infos``, ``rollout_num_engines`` and ``rollout_num_gpus``.
+    """
+    infos = discover_external_engines(args.rollout_external_engine_addrs)
+    gpus = sum(info.num_gpus for info in infos)
+    told = {"rollout_external_engine_infos": [info.to_dict() for info in infos]}
+    vars(args).update(told, rollout_num_engines=len(infos), rollout_num_gpus=gpus)
+    if logger is not None:
+        logger.info("%d external engines on %d GPUs", len(infos), gpus)
 
 
 def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:

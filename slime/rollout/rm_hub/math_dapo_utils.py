@@ -21,7 +21,7 @@ _REMOVED = (
     *("points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals"),
     *("edges", "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}"),
     *("\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;"),
-    *(",\\!", "{,}", '"', "\\dots"),
+    *(",\\!", "{,}", '"', "\\dots", "<|im_end|>", "<|endoftext|>"),
 )
 _UNWRAPPED = (
     (re.compile(r"(.*?)(\$)(.*?)(\$)(.*)"), r"$\3$"),
@@ -57,10 +57,9 @@ def remove_boxed(s: str) -> str:
     """The content of ``\\boxed{...}``.
 
     Raises:
-        ValueError: it is something else.
+        AssertionError: it is something else.
     """
-    if not s.startswith("\\boxed{") or not s.endswith("}"):
-        raise ValueError(f"{s!r:.80} is no \\boxed{{...}}")
+    assert s.startswith("\\boxed{") and s.endswith("}"), f"{s!r:.80} is no \\boxed{{...}}"
     return s[len("\\boxed{") : -1]
 
 

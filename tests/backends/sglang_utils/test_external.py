@@ -73,7 +73,7 @@ def test_one_that_refuses_the_key_is_named_at_once(engine) -> None:
 
 
 def info_of(**server_info: Any) -> ExternalEngineInfo:
-    return ExternalEngineInfo("http://e:1", "regular", 1, None, None, server_info)
+    return ExternalEngineInfo("http://e:1", server_info=server_info)
 
 
 @pytest.mark.parametrize(
