@@ -69,7 +69,8 @@ def _structural_tag(tag: dict[str, Any]) -> Any:
         for part in tag["structures"]
     ]
     made = xgrammar.StructuralTag.from_legacy_structural_tag(items, tag["triggers"])
-    made.format.at_least_one = tag.get("at_least_one", False)
+    form: Any = made.format
+    form.at_least_one = tag.get("at_least_one", False)
     return made
 
 

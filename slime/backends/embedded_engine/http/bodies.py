@@ -32,6 +32,7 @@ class GenerateBody(Body):
     return_prompt_token_ids: bool | None = False
     return_routed_experts: bool | None = False
     routed_experts_start_len: int | None = 0
+    require_reasoning: bool | None = False
     stream: bool | None = False
 
 
