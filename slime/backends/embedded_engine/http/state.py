@@ -64,7 +64,7 @@ class ServerState:
         return work() if material is None else await self.aside(work, _size(material))
 
     async def aside(self, work: Callable[[], T], size: int) -> T:
-        """As ``beside``, with the number of characters or tokens that are worked on."""
+        """Does what ``beside`` does, given the number of characters or tokens that are worked on."""
         if size <= _QUICK:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
