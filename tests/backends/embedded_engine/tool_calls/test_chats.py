@@ -9,6 +9,8 @@ import jsonschema
 import openai
 import pytest
 
+from slime.agent.adapters.openai import OpenAIAdapter
+from slime.agent.aiohttp_threaded import run_app_in_thread
 from tests.each import hold_each
 from tests.engines.embedded import Server
 from tools.make_tiny_model import make_tokenizer
@@ -237,3 +239,24 @@ def test_a_raw_request_may_reason_before_its_grammar(server):
     ]
     assert text.endswith("</think>dry")
     assert server.post("/generate", text="go", sampling_params=sampling).json()["text"] == "dry"
+
+
+def test_an_agent_behind_an_adapter_gets_the_call_that_it_demands(server):
+    adapter = OpenAIAdapter(
+        tokenizer=make_tokenizer(), sglang_url=f"{server.url}/generate", tool_parser="qwen25"
+    )
+    adapter.open_session("s", sampling_defaults={"max_new_tokens": 400})
+    served = run_app_in_thread(adapter.app)
+    try:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="s", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model="m", messages=ASK, tools=TOOLS, tool_choice="required", seed=5
+            )
+    finally:
+        served.stop()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    for call in answer.choices[0].message.tool_calls:
+        schema = next(
+            t["function"]["parameters"] for t in TOOLS if t["function"]["name"] == call.function.name
+        )
+        jsonschema.validate(json.loads(call.function.arguments), schema)
