@@ -204,7 +204,7 @@ def test_tools_that_are_none_are_a_400(server):
 
 
 def test_without_a_parser_a_forced_call_is_an_array(shared_server):
-    body = {"messages": ASK, "tools": TOOLS, "max_tokens": 400, "parallel_tool_calls": False}
+    body = {"messages": ASK, "tools": TOOLS, "max_tokens": 400, "parallel_tool_calls": False, "seed": 5}
     answer = shared_server.post("/v1/chat/completions", **body, tool_choice="required").json()["choices"][0]
     (call,) = answer["message"]["tool_calls"]
     assert call["function"]["name"] in ("forecast", "now") and answer["finish_reason"] == "tool_calls"
