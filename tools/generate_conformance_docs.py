@@ -48,7 +48,7 @@ SGLang's own start ends with the reason that the file names.
 
 `--sglang-*` options that say how SGLang uses its GPUs (memory, kernels, graphs, drafting, parallel
 attention) have no effect on the embedded engine, and a note says so. Options that change what is served, as
-`--sglang-tool-call-parser`, are refused there.
+`--sglang-enable-lora`, are refused there.
 
 ## Grammars
 
@@ -61,10 +61,29 @@ Tokens that may not come next have no weight, and log-probs are those of what is
 the grammar is complete, nothing but the end of the response may come. A response keeps its place in the
 grammar over pauses.
 
-A process of its own compiles, in at most 20 s and 4 GiB: what is too large or too deep costs its request,
-not the engine. What xgrammar accepts and does not hold to (`uniqueItems`, `multipleOf`, `not`, ...) is
-refused, as on SGLang.
-"""
+A process of its own compiles, in at most 20 s of processor time and 4 GiB: what is too large or too deep
+costs its request, not the engine. What xgrammar accepts and does not hold to (`uniqueItems`, `multipleOf`,
+`not`, ...) is refused, as on SGLang.
+
+## Tools and reasoning
+
+Chats take `tools`, `tool_choice` (`auto`, `none`, `required`, a function), `parallel_tool_calls`, messages
+of tools and calls of the assistant, and answer with `tool_calls` and `finish_reason: tool_calls`. Names of
+parsers are SGLang's:
+
+| flag | names |
+|---|---|
+| `--sglang-tool-call-parser` | `deepseekv3`, `deepseekv31`, `glm` and `glm45`, `hermes`, `kimi_k2`, `llama3`, `mistral`, `pythonic`, `qwen` and `qwen25`, `qwen3_coder` |
+| `--sglang-reasoning-parser` | `deepseek-r1`, `deepseek-v3`, `glm45`, `interns1`, `kimi`, `kimi_k2`, `mimo`, `minimax`, `qwen3`, `qwen3-thinking`, `step3` |
+
+Others (`gpt-oss` among them) are refused by name. A call that must come is forced by a grammar, in the
+model's own format where it has one that can be forced. With a reasoning parser a grammar holds once the
+reasoning has ended.
+
+What SGLang's parsers make of a corpus is kept in `tests/backends/embedded_engine/tool_calls`, where
+`python -m tests.backends.embedded_engine.tool_calls.record` writes it anew in an environment with SGLang.
+Calls that are well formed are read alike. What a model wrote is never evaluated, and read in linear time.
+"""  # noqa: E501
 COMPARED = """## What is different
 
 `tests/backends/sglang_utils/conformance.yaml` lists {requests} requests, `sglang_answers.json` beside it

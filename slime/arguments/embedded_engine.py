@@ -46,6 +46,39 @@ class EmbeddedServerArgs:
     random_seed: int | None = flag(
         at_least=0, at_most=MAX_SEED, help="seed of sampling for requests that bring none"
     )
+    tool_call_parser: (
+        Literal[
+            "deepseekv3",
+            "deepseekv31",
+            "glm",
+            "glm45",
+            "hermes",
+            "kimi_k2",
+            "llama3",
+            "mistral",
+            "pythonic",
+            "qwen",
+            "qwen25",
+            "qwen3_coder",
+        ]
+        | None
+    ) = flag(help="how the model writes calls of tools; without it they stay in the text")
+    reasoning_parser: (
+        Literal[
+            "deepseek-r1",
+            "deepseek-v3",
+            "glm45",
+            "interns1",
+            "kimi",
+            "kimi_k2",
+            "mimo",
+            "minimax",
+            "qwen3",
+            "qwen3-thinking",
+            "step3",
+        ]
+        | None
+    ) = flag(help="how the model marks its reasoning; without it that stays in the text")
     served_model_name: str | None = flag(help="model name of the OpenAI endpoints; default model_path")
     api_key: str | None = flag(help="key that normal endpoints ask for")
     admin_api_key: str | None = flag(help="key that control endpoints ask for")

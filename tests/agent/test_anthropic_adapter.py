@@ -106,6 +106,14 @@ async def test_reminders_of_the_system_are_words_of_the_user(served, engine, tok
     assert tokenizer.decode(engine.seen("generate")[0]["input_ids"]) == wanted
 
 
+async def test_a_call_that_must_come_is_a_grammar_for_the_engine(served, engine):
+    _, client = served
+    for choice in ({"type": "any"}, {"type": "tool", "name": TOOLS[0]["name"]}):
+        await ask(client, [USER], tools=TOOLS, tool_choice=choice)
+        tag = json.loads(engine.seen("generate")[-1]["sampling_params"]["structural_tag"])
+        assert tag["at_least_one"] and TOOLS[0]["name"] in tag["structures"][0]["begin"]
+
+
 async def test_a_limit_of_tokens_is_told(served, engine):
     _, client = served
     engine.answer = lambda conversation: "a long answer"

@@ -285,6 +285,26 @@ async def test_a_seed_and_a_format_reach_the_engine(serve, engine):
         assert params.get("json_schema") == sent and params["sampling_seed"] == 7
 
 
+async def test_a_call_that_must_come_is_a_grammar_for_the_engine(serve, engine):
+    _, client = serve()
+    named = {"type": "function", "function": {"name": TOOLS[0]["function"]["name"]}}
+    other = {"type": "function", "function": {"name": "other", "parameters": {}}}
+    for choice, count in (("required", 2), (named, 1)):
+        await ask(client, [USER], tools=[*TOOLS, other], tool_choice=choice)
+        tag = json.loads(engine.seen("generate")[-1]["sampling_params"]["structural_tag"])
+        assert tag["at_least_one"] and len(tag["structures"]) == count
+        assert named["function"]["name"] in tag["structures"][0]["begin"]
+        assert "require_reasoning" not in engine.seen("generate")[-1]
+
+
+async def test_a_grammar_waits_for_the_end_of_the_reasoning(serve, engine):
+    _, client = serve(reasoning_parser="qwen3")
+    await ask(client, [USER], response_format={"type": "json_object"})
+    assert engine.seen("generate")[-1]["require_reasoning"] is True
+    await ask(client, [USER])
+    assert "require_reasoning" not in engine.seen("generate")[-1]
+
+
 async def test_a_format_that_the_engine_does_not_know_is_refused(serve, engine):
     from fastapi.responses import JSONResponse
 
@@ -301,7 +321,15 @@ async def test_a_format_that_the_engine_does_not_know_is_refused(serve, engine):
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"messages": [USER], "tools": TOOLS, "tool_choice": "required"}, 400),
+        ({"messages": [USER], "tool_choice": "required"}, 400),
+        ({"messages": [USER], "tools": TOOLS, "tool_choice": "maybe"}, 400),
+        (
+            {
+                **{"messages": [USER], "tools": TOOLS, "tool_choice": "required"},
+                "response_format": {"type": "json_object"},
+            },
+            400,
+        ),
         ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400),
         ({"messages": [USER], "logit_bias": {"5": 1}}, 400),
         ({"messages": [USER], "response_format": {"type": "regex"}}, 400),

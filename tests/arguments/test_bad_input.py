@@ -363,8 +363,8 @@ CONTRADICTIONS = [
     ),
     (dict(disable_rollout_global_dataset=True), "--disable-rollout-global-dataset: needs a --rollout"),
     (
-        dict(sglang_tool_call_parser="qwen25"),
-        "--sglang-tool-call-parser: not an option of the embedded engine",
+        dict(sglang_lora_paths="a"),
+        "--sglang-lora-paths: not an option of the embedded engine",
     ),
     (dict(rm_type="maths"), "--rm-type maths: unknown (wanted: math, "),
     (dict(rm_type="remote_rm"), "--rm-type remote_rm: needs --rm-url"),

@@ -24,7 +24,7 @@ def test_what_only_says_how_gpus_are_used_is_told_and_left_out():
     assert [note for note in notes if "embedded" in note] == wanted
 
 
-@pytest.mark.parametrize("name", ["lora-paths", "tool-call-parser", "quantization", "mem-fraction", "pp"])
+@pytest.mark.parametrize("name", ["lora-paths", "chat-template", "quantization", "mem-fraction", "pp"])
 def test_what_changes_what_is_served_is_refused_and_so_is_a_wrong_name(name):
     with pytest.raises(UsageError, match=f"--sglang-{name}: not an option of the embedded engine"):
         parse([*LINE, f"--sglang-{name}", "x"], None)

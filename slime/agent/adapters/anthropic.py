@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import Asked
 
@@ -41,7 +42,7 @@ class AnthropicAdapter(BaseAdapter):
             sid = _session_of(request)
             self.open_session_of(sid)
             body = await request.json()
-            asked = Asked(sid, *_read(body))
+            asked = Asked(sid, *_read(body, self._tool_parser))
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)
@@ -76,7 +77,9 @@ def _session_of(request: web.Request) -> str:
     raise Refused(401, "no session (wanted: its id as bearer token or X-Api-Key)")
 
 
-def _read(body: Any) -> tuple[list[_Message], list[dict[str, Any]] | None, dict[str, Any]]:
+def _read(
+    body: Any, tool_parser: str | None
+) -> tuple[list[_Message], list[dict[str, Any]] | None, dict[str, Any]]:
     """Messages, tools and sampling parameters of a request, as chat templates and the engine have them."""
     if not body["messages"]:
         raise ValueError("no messages")
@@ -86,9 +89,12 @@ def _read(body: Any) -> tuple[list[_Message], list[dict[str, Any]] | None, dict[
         messages += _chat_messages(message["role"], message["content"])
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
     choice = (body.get("tool_choice") or {}).get("type", "auto")
-    if choice not in ("auto", "none"):
-        raise Refused(400, f"tool_choice {choice!r}: the model cannot be made to call (wanted: auto or none)")
+    if choice not in ("auto", "none", "any", "tool"):
+        raise Refused(400, f"tool_choice {choice!r} (wanted: auto, none, any or tool)")
     tools = [] if choice == "none" else [_function(tool) for tool in body.get("tools") or ()]
+    if choice in ("any", "tool"):
+        name = body["tool_choice"]["name"] if choice == "tool" else None
+        params |= forced_call(name, tools, tool_parser)
     return messages, tools or None, params
 
 

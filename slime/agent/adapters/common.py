@@ -17,6 +17,7 @@ from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
+from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import HttpStatusError
 from slime.utils.same_site import FOREIGN, is_foreign
@@ -193,6 +194,9 @@ class BaseAdapter:
         body |= asks_for_nuclei(sampling)
         if top_log_probs:
             body["top_logprobs_num"] = top_log_probs
+        if self._reasoning_parser is not None and sampling.keys() & GRAMMARS.keys():
+            # the grammar is of the answer, which the reasoning precedes
+            body["require_reasoning"] = True
         growing = GrowingAnswer(
             calls=bool(self._tool_parser and tools), reasons=self._reasoning_parser is not None
         )

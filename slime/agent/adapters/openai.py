@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import Asked
 
@@ -44,7 +45,7 @@ class OpenAIAdapter(BaseAdapter):
             if named := _bearer(request):
                 self.open_session_of(named)
             body = await request.json()
-            messages, tools, params = _read(body)
+            messages, tools, params = _read(body, self._tool_parser)
             asked = Asked(session_of(request, body), messages, tools, params)
             if body.get("stream"):
                 return await self._stream(request, body, asked)
@@ -123,7 +124,9 @@ def _bearer(request: web.Request) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
+def _read(
+    body: Any, tool_parser: str | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
     """Messages, tools and sampling parameters of a request."""
     messages = [_as_templates_have_it(message) for message in body["messages"]]
     if not messages:
@@ -133,14 +136,17 @@ def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None,
     if ignored := [name for name in _REFUSED if body.get(name)]:
         raise Refused(400, f"{ignored[0]}: not supported (wanted: without)")
     choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise Refused(400, f"tool_choice {choice!r}: the model cannot be made to call (wanted: auto or none)")
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
     tools = None if choice == "none" else body.get("tools")
     for tool in tools or ():
         if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
             raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
+    if choice not in (None, "auto", "none"):
+        if "json_schema" in params:
+            raise Refused(400, "tool_choice: a forced call beside response_format (wanted: one of them)")
+        name = None if choice == "required" else choice["function"]["name"]
+        params |= forced_call(name, tools or (), tool_parser)
     return messages, tools or None, params
 
 

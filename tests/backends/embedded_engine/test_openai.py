@@ -64,7 +64,6 @@ def test_streamed_chunks_add_up_to_the_whole(shared_server):
 
 def test_what_it_cannot_do_is_named(shared_server):
     fields = {
-        "tools": [{"type": "function"}],
         "return_meta_info": True,
         "input_ids": [1],
     }

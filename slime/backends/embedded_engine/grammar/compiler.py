@@ -30,7 +30,7 @@ class GrammarCompiler:
         tokenizer: the Hugging Face tokenizer.
         vocab_size: number of logits.
         stop_ids: tokens that end a response, allowed where the grammar is complete.
-        seconds: that one grammar may take; SGLang gives up after some 50.
+        seconds: of processor time that one grammar may take; SGLang gives up after some 50.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from slime.backends.embedded_engine.http import (
     generate_routes,
     info_routes,
     openai_routes,
+    parsing_routes,
     weight_routes,
 )
 from slime.backends.embedded_engine.http.auth import ApiKeyMiddleware
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="SGLang-compatible embedded engine", docs_url=None, redoc_url=None)
     app.state.server = state
-    for module in (generate_routes, openai_routes, control_routes, weight_routes, info_routes):
+    routes = (generate_routes, openai_routes, parsing_routes, control_routes, weight_routes, info_routes)
+    for module in routes:
         app.include_router(module.router)
     app.add_exception_handler(BadRequest, _bad_request)
     for gone in (ClientGone, ClientDisconnect):

@@ -33,6 +33,7 @@ class GenerateBody(Body):
     return_routed_experts: bool | None = False
     routed_experts_start_len: int | None = 0
     return_sampling_mask: bool | Items[bool] | None = False
+    require_reasoning: bool | None = False
     stream: bool | None = False
 
 

@@ -6,6 +6,8 @@ user, unless it is to be continued.
 
 from typing import Any
 
+import orjson
+
 from slime.backends.embedded_engine.errors import BadRequest
 
 ROLES = ("system", "assistant", "tool", "function", "developer", "latest_reminder", "root")
@@ -53,7 +55,38 @@ def _message(where: str, message: Any, structured: bool) -> Message:
     if refused:
         raise BadRequest(f"{where}: not supported by the embedded engine: {', '.join(refused)}")
     given = {name: message[name] for name in _FIELDS if message.get(name) is not None}
+    if "tool_calls" in given:
+        given["tool_calls"] = _tool_calls(f"{where}.tool_calls", given["tool_calls"])
     return {**given, "role": role.lower(), "content": _content(where, message.get("content"), structured)}
+
+
+def calls_within(raw: list[Any]) -> int:
+    """How many tools the assistant has called in a conversation."""
+    calls = [message.get("tool_calls") for message in raw if isinstance(message, dict)]
+    return sum(len(made) for made in calls if isinstance(made, list))
+
+
+def _tool_calls(where: str, raw: Any) -> list[dict[str, Any]]:
+    """Calls with their arguments as objects, which is what templates go through."""
+    if not isinstance(raw, list):
+        raise BadRequest(f"{where}: wanted a list", kind=BadRequest.BODY)
+    calls = []
+    for index, call in enumerate(raw):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRequest(
+                f"{where}.{index}: wanted an object with a function that has a name", kind=BadRequest.BODY
+            )
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = orjson.loads(arguments)
+            except orjson.JSONDecodeError as error:
+                raise BadRequest(f"{where}.{index}.function.arguments: not JSON: {error}") from error
+            if not isinstance(arguments, dict):
+                raise BadRequest(f"{where}.{index}.function.arguments: wanted a JSON object")
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return calls
 
 
 def _content(where: str, content: Any, structured: bool) -> str | list[dict[str, str]]:

@@ -37,7 +37,7 @@ async def generate(request: Request) -> Response:
     state = state_of(request)
     try:
         generation = await state.beside(lambda: make_generation(state, body), body.text)
-        await state.constrain(generation.sequences)
+        await state.constrain(generation.sequences, bool(body.require_reasoning))
     except BadRequest as error:
         if not body.stream or error.kind == BadRequest.CONTRACT:
             raise

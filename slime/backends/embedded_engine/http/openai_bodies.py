@@ -34,7 +34,6 @@ _PASSED_THROUGH = (
 _UNSUPPORTED = (
     "input_ids",
     "input_embeds",
-    "tools",
     "functions",
     "suffix",
     "prediction",
@@ -102,6 +101,8 @@ class ChatBody(_OpenAIBody):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | Annotated[float, Field(ge=0.0, le=0.99)] | None = None
     continue_final_message: bool | None = False
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
     min_tokens: int | None = 0
     return_token_ids: bool | None = False
     return_prompt_token_ids: bool | None = False

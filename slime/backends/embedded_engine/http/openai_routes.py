@@ -1,117 +1,34 @@
 """``/v1/completions`` and ``/v1/chat/completions``."""
 
-import time
-import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
+from slime.backends.embedded_engine.http.answers import Reading
 from slime.backends.embedded_engine.http.bodies import GenerateBody, read_json, validated
-from slime.backends.embedded_engine.http.chat_messages import chat_messages, split_final
+from slime.backends.embedded_engine.http.chat_messages import calls_within, chat_messages, split_final
+from slime.backends.embedded_engine.http.chat_tools import ToolUse, tool_use
+from slime.backends.embedded_engine.http.dialects import ChatDialect, Dialect
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.openai_bodies import ChatBody, CompletionBody, sampling_params_of
-from slime.backends.embedded_engine.http.openai_objects import (
-    chat_logprobs,
-    completion_logprobs,
-    finish_fields,
-    usage,
-)
+from slime.backends.embedded_engine.http.openai_objects import usage
 from slime.backends.embedded_engine.http.prompts import Generation, make_generation
 from slime.backends.embedded_engine.http.responses import final_text, version_spans
 from slime.backends.embedded_engine.http.running import failure_of, run_streaming, run_to_end
 from slime.backends.embedded_engine.http.state import ServerState, state_of
 from slime.backends.embedded_engine.http.streaming import DONE, TextStream, event
-from slime.backends.embedded_engine.sequence import Progress, Sequence
+from slime.backends.embedded_engine.reasoning import FORMATS as REASONING
+from slime.backends.embedded_engine.sequence import Sequence
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 
 router = APIRouter()
-
-
-class Dialect:
-    """What differs between completions and chat: names, and where text and log-probs sit."""
-
-    name = "text_completion"
-    chunk_name = "text_completion"
-    id_prefix = "cmpl-"
-    ids_name = "token_ids"
-    chunks_have_usage = True
-    """Whether chunks name token counts without having any, and leave out what no count is known of."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        logprobs: bool,
-        echo: bool = False,
-        token_ids: bool = False,
-        prompt_token_ids: bool = False,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.logprobs = logprobs
-        self.echo = echo
-        self._token_ids = token_ids
-        self._prompt_token_ids = prompt_token_ids
-
-    def ids(self, sequence: Sequence, start: int, end: int) -> dict[str, Any]:
-        """Ids that were asked for; those of the prompt only with the first of the response."""
-        found: dict[str, Any] = {}
-        if self._token_ids:
-            found[self.ids_name] = sequence.output_ids[start:end]
-        if self._prompt_token_ids and start == 0:
-            found["prompt_token_ids"] = sequence.prompt_ids
-        return found
-
-    def head(self, state: ServerState, chunk: bool, model: str | None) -> dict[str, Any]:
-        return {
-            "id": self.id_prefix + uuid.uuid4().hex,
-            "object": self.chunk_name if chunk else self.name,
-            "created": int(time.time()),
-            "model": model or state.served_model_name,
-            **({"usage": None} if chunk and self.chunks_have_usage else {}),
-        }
-
-    def final_usage(self, sequences: list[Sequence], prompts: int) -> dict[str, Any]:
-        """Token counts after the last chunk."""
-        counts = usage(sequences, prompts)
-        return {k: v for k, v in counts.items() if v is not None or not self.chunks_have_usage}
-
-    def prefix(self, sequence: Sequence) -> str:
-        return self.tokenizer.decode(sequence.prompt_ids) if self.echo else ""
-
-    def choice(
-        self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
-    ) -> dict[str, Any]:
-        end = progress.end
-        logprobs = None
-        if self.logprobs:
-            prompt = self.echo and start == 0
-            logprobs = completion_logprobs(sequence, self.tokenizer, start, end, prompt)
-        ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
-        return {"index": index, "text": text, "logprobs": logprobs, **reason, **ids}
-
-
-class ChatDialect(Dialect):
-    name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
-    ids_name = "response_token_ids"
-    chunks_have_usage = False
-
-    def choice(
-        self, sequence: Sequence, index: int, text: str, start: int, progress: Progress, chunk: bool
-    ) -> dict[str, Any]:
-        end = progress.end
-        # A chunk without text brings no log-probs, those of a stop string's tokens for instance.
-        with_logprobs = self.logprobs and (text or not chunk)
-        logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if with_logprobs else None
-        message: dict[str, Any] = {"content": text, "reasoning_content": None}
-        if not chunk or start == 0:
-            message = {"role": "assistant", **message}
-        key = "delta" if chunk else "message"
-        ids, reason = self.ids(sequence, start, end), finish_fields(sequence, progress)
-        return {"index": index, key: message, "logprobs": logprobs, **reason, **ids}
+_LOOK_BACK = 16
+"""Tokens at the end of a prompt that may open the reasoning."""
 
 
 @router.post("/v1/completions")
@@ -138,6 +55,7 @@ async def completions(request: Request) -> Response:
     ids = bool(body.return_token_ids)
     dialect = Dialect(tokenizer, body.logprobs is not None, bool(body.echo), ids, ids)
     prompts = len(body.prompt) if isinstance(body.prompt, list) and not isinstance(body.prompt[0], int) else 1
+    await state.constrain(generation.sequences)
     return await _answer(request, body, dialect, generation, prompts)
 
 
@@ -151,37 +69,89 @@ async def chat_completions(request: Request) -> Response:
     ids_wanted = bool(body.return_token_ids), bool(body.return_token_ids or body.return_prompt_token_ids)
     if body.stream and any(ids_wanted):
         raise BadRequest("return_token_ids and return_prompt_token_ids: not supported with streaming")
-    ids = await _chat_ids(state, tokenizer, body)
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    tools = tool_use(data)
+    ids = await _chat_ids(state, tokenizer, body, tools)
+    reading = _reading(state, tokenizer, body, tools, ids)
+    sampling = sampling_params_of(data, body, _limit(body))
+    forcing = tools.params(state.args.tool_call_parser)
+    if tools.forced and any(sampling.get(name) for name in GRAMMARS):
+        raise BadRequest("tool_choice: a forced call beside response_format or another grammar (wanted: one)")
+    if tools.active:
+        # the marks of calls may be special tokens
+        sampling["skip_special_tokens"] = False
+    if not any(sampling.get(name) for name in GRAMMARS):
+        sampling |= forcing
     generation = make_generation(
         state,
         validated(
             GenerateBody,
             {
                 "input_ids": ids,
-                "sampling_params": sampling_params_of(data, body, limit),
+                "sampling_params": sampling,
                 "return_logprob": body.logprobs,
                 "top_logprobs_num": body.top_logprobs,
                 "rid": body.rid,
             },
         ),
     )
-    dialect = ChatDialect(tokenizer, bool(body.logprobs), False, *ids_wanted)
+    dialect = ChatDialect(
+        tokenizer,
+        reading,
+        logprobs=bool(body.logprobs),
+        token_ids=ids_wanted[0],
+        prompt_token_ids=ids_wanted[1],
+    )
+    await state.constrain(generation.sequences, _reasons(state, body))
     return await _answer(request, body, dialect, generation, 1)
+
+
+def _limit(body: ChatBody) -> int | None:
+    return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+
+
+def _template(body: ChatBody) -> dict[str, Any]:
+    """Arguments of the chat template."""
+    template = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        template.setdefault("reasoning_effort", body.reasoning_effort)
+    return template
+
+
+def _reading(
+    state: ServerState, tokenizer: Tokenizer, body: ChatBody, tools: ToolUse, prompt: list[int]
+) -> Reading:
+    """How the response is to be read, which the prompt may have begun."""
+    parser, reasoning = state.args.tool_call_parser, None
+    if body.separate_reasoning:
+        reasoning = REASONING.get(state.args.reasoning_parser or "")
+    end = tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False)
+    return Reading(
+        tools=tools.functions,
+        calls=tools.format(parser),
+        reasoning=reasoning,
+        begins_in_reasoning=reasoning is not None and reasoning.begins_in_reasoning(_template(body), end),
+        reasoning_in_one=not body.stream_reasoning,
+        numbers_ids=parser == "kimi_k2",
+        calls_before=calls_within(body.messages),
+    )
+
+
+def _reasons(state: ServerState, body: ChatBody) -> bool:
+    """Whether the model reasons before it answers."""
+    form = REASONING.get(state.args.reasoning_parser or "")
+    return form is not None and form.reasons(_template(body))
 
 
 async def _generation(state: ServerState, body: GenerateBody) -> Generation:
     return await state.beside(lambda: make_generation(state, body), body.text)
 
 
-async def _chat_ids(state: ServerState, tokenizer: Tokenizer, body: ChatBody) -> list[int]:
+async def _chat_ids(state: ServerState, tokenizer: Tokenizer, body: ChatBody, tools: ToolUse) -> list[int]:
     """The prompt of a conversation."""
     messages = chat_messages(body.messages, tokenizer.chat_takes_parts)
     messages, prefix = split_final(messages, bool(body.continue_final_message))
-    template = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        template.setdefault("reasoning_effort", body.reasoning_effort)
     texts = [str(message["content"]) for message in messages]
+    template = {**_template(body), "tools": list(tools.callable) or None}
     return await state.beside(lambda: tokenizer.render_chat(messages, prefix, **template), [*texts, prefix])
 
 
@@ -193,7 +163,6 @@ async def _answer(
     prompts: int,
 ) -> Response:
     state, sequences = state_of(request), generation.sequences
-    await state.constrain(sequences)
     if body.stream:
         with_usage = bool((body.stream_options or {}).get("include_usage"))
         head = dialect.head(state, True, body.model)
@@ -203,7 +172,8 @@ async def _answer(
     choices = []
     for index, sequence in enumerate(sequences):
         text = dialect.prefix(sequence) + (final_text(sequence, dialect.tokenizer) or "")
-        choices.append(dialect.choice(sequence, index, text, 0, sequence.progress, False))
+        part = await state.beside(partial(dialect.whole, text), text)
+        choices.append(dialect.choice(sequence, index, part, 0, sequence.progress, False))
     metadata = {
         "weight_version": state.engine.scheduler.weight_version,
         "weight_versions": version_spans(sequences[0]),
@@ -223,6 +193,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """Chunks with what is new of each choice, and token counts at the end if they are wanted."""
     texts = [TextStream(state, s) for s in sequences]
+    answers = [dialect.stream() for _ in sequences]
     sent = [0] * len(sequences)
     async for index, progress in run_streaming(state, sequences):
         if not progress.finished and progress.end == sent[index]:
@@ -235,7 +206,9 @@ async def _events(
         text = texts[index].delta(progress) or ""
         if start == 0:
             text = dialect.prefix(sequence) + text
-        yield event({**head, "choices": [dialect.choice(sequence, index, text, start, progress, True)]})
+        feed = partial(answers[index].feed, text, progress.finished)
+        part = await state.aside(feed, answers[index].pending + len(text))
+        yield event({**head, "choices": [dialect.choice(sequence, index, part, start, progress, True)]})
         sent[index] = progress.end
     if usage_prompts is not None:
         yield event({**head, "choices": [], "usage": dialect.final_usage(sequences, usage_prompts)})

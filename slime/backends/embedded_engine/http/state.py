@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from fastapi import Request
@@ -18,6 +19,7 @@ from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.reasoning import FORMATS as REASONING
 from slime.backends.embedded_engine.sequence import Sequence as Response
 from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
@@ -59,12 +61,18 @@ class ServerState:
 
         The loop answers health checks, which must not wait for a tokenizer.
         """
-        if material is None or _size(material) <= _QUICK:
+        return work() if material is None else await self.aside(work, _size(material))
+
+    async def aside(self, work: Callable[[], T], size: int) -> T:
+        """Does what ``beside`` does, given the number of characters or tokens that are worked on."""
+        if size <= _QUICK:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    async def constrain(self, responses: list[Response]) -> None:
+    async def constrain(self, responses: list[Response], reasons: bool = False) -> None:
         """Gives responses that are to follow a grammar its beginning.
+
+        If the model ``reasons`` first, and a parser says how, the grammar holds once it has done so.
 
         Raises:
             BadRequest: a grammar does not compile.
@@ -74,7 +82,15 @@ class ServerState:
                 continue
             if self.grammars is None:
                 raise BadRequest("grammars: the server runs with --skip-tokenizer-init")
-            response.constraint = Constraint(await self.grammars.compiled(response.params.grammar))
+            compiled = await self.grammars.compiled(response.params.grammar)
+            response.constraint = Constraint(compiled, self._end_of_reasoning if reasons else ())
+
+    @cached_property
+    def _end_of_reasoning(self) -> tuple[int, ...]:
+        form = REASONING.get(self.args.reasoning_parser or "")
+        if form is None or self.tokenizer is None:
+            return ()
+        return tuple(self.tokenizer.encode(form.end, add_special_tokens=False))
 
     def noise_seed(self, sampling_seed: int | None, sample: int) -> int:
         """Seed of one response: the request's own (plus its number), or a fresh one."""
