@@ -3,8 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-LEAST_ROWS = 8
-"""A product with fewer rows runs another kernel, whose sums are taken in another order."""
+LEAST_ROWS = 16
+"""A product with fewer rows runs another kernel, whose sums are taken in another order: below 8 rows on some
+processors, below 16 on others."""
 
 VECTOR_ROWS = 32
 """Of a multiple of so many rows no rest is left that is computed without vectors, to other last bits."""
