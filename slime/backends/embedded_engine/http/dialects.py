@@ -95,7 +95,8 @@ class ChatDialect(Dialect):
         end = progress.end
         logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if self.logprobs else None
         message: dict[str, Any] = {"content": part.text, "reasoning_content": part.reasoning or None}
-        message["tool_calls"] = part.calls or None
+        if part.calls:
+            message["tool_calls"] = part.calls
         if not chunk or start == 0:
             message = {"role": "assistant", **message}
         key = "delta" if chunk else "message"
