@@ -11,6 +11,7 @@ from slime.backends.embedded_engine.penalties import adjust_logits
 from slime.backends.embedded_engine.sequence import Nucleus, Sequence, TopLogprobs
 
 _BLOCK = 128
+_LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass
@@ -116,11 +117,16 @@ class SamplingBatch:
     def _top_of(self, row: int, logits: torch.Tensor, shift: torch.Tensor) -> TopLogprobs:
         count = min(self._sequences[row].logprob_options.top, logits.shape[1])
         values, ids = logits[row].topk(count)
-        return list(zip((values.double() - shift[row]).tolist(), ids.tolist(), strict=True))
+        return list(zip(_finite(values.double() - shift[row]), ids.tolist(), strict=True))
 
     def _of_ids_of(self, row: int, logits: torch.Tensor, shift: torch.Tensor) -> TopLogprobs:
         ids = list(self._sequences[row].logprob_options.token_ids)
-        return list(zip((logits[row][ids].double() - shift[row]).tolist(), ids, strict=True))
+        return list(zip(_finite(logits[row][ids].double() - shift[row]), ids, strict=True))
+
+
+def _finite(logprobs: torch.Tensor) -> list[float]:
+    """Returns log-probs with float32's lowest number for what cannot come, as SGLang tells of it."""
+    return logprobs.clamp(min=_LOWEST).tolist()
 
 
 def _block_size(weights: torch.Tensor) -> int:

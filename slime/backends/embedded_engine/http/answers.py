@@ -17,6 +17,10 @@ class Part:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.reasoning or self.calls)
+
 
 @dataclass(frozen=True)
 class Reading:

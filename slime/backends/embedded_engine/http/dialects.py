@@ -108,7 +108,8 @@ class ChatDialect(Dialect):
         with_logprobs = self.logprobs and (says or not chunk)
         logprobs = chat_logprobs(sequence, self.tokenizer, start, end) if with_logprobs else None
         message: dict[str, Any] = {"content": part.text, "reasoning_content": part.reasoning or None}
-        message["tool_calls"] = part.calls or None
+        if part.calls:
+            message["tool_calls"] = part.calls
         if not chunk or start == 0:
             message = {"role": "assistant", **message}
         key = "delta" if chunk else "message"

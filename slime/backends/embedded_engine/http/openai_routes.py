@@ -208,6 +208,8 @@ async def _events(
             text = dialect.prefix(sequence) + text
         feed = partial(answers[index].feed, text, progress.finished)
         part = await state.aside(feed, answers[index].pending + len(text))
+        if text and part.empty and not progress.finished:
+            continue  # held back: what it is part of tells of its tokens
         yield event({**head, "choices": [dialect.choice(sequence, index, part, start, progress, True)]})
         sent[index] = progress.end
     if usage_prompts is not None:
