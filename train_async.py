@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slime.arguments.off_policy import says_how_age_is_corrected
+from slime.arguments.off_policy import staleness_notes
 from slime.ray.session import main
 from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
@@ -84,7 +84,7 @@ def refusal(args: Namespace) -> str | None:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    return says_how_age_is_corrected(args, "train_async.py")
+    return staleness_notes(args, "train_async.py")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO of MiMo-7B-RL on mathematics, on one node of 8 GPUs shared by trainer and engines.
 # Needs $MODELS/MiMo-7B-RL and the mathematics of scripts/README.md.
-# The engines draft with the checkpoint's layer for further tokens, which is trained beside the policy.
+# The engines draft with the checkpoint's MTP layer, which is trained beside the policy.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/launch.sh"
 use_model mimo-7B-rl

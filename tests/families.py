@@ -157,7 +157,7 @@ ALL = {**USUAL, **FAMILIES}
 _IMAGE_PARTS = ("model.visual.", "vision_tower.", "multi_modal_projector.", "mtp.")
 # These have a model_type of their own and are computed as another one.
 _RENAMED = {"mimo": "mimo", "kimi_k2": "kimi_k2"}
-# Tensors for predicting further tokens, which are in published checkpoints; nothing reads them. {} stands for
+# Tensors of MTP layers, which are in published checkpoints; nothing reads them. {} stands for
 # how many layers the model has.
 _UNTRAINED = {
     "mimo": "model.mtp_layers.0.input_proj.weight",

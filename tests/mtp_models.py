@@ -1,4 +1,4 @@
-"""Tiny checkpoints with layers for further tokens, and what these have to compute.
+"""Tiny checkpoints with MTP layers, and what these have to compute.
 
 reference = MtpReference("mimo", path, depths=2)      # writes the checkpoint
 means, gradients = reference.step(samples, factor)    # of the loss; gradients under the checkpoint's names

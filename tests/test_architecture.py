@@ -56,8 +56,13 @@ def real_tree() -> Tree:
 
 
 @cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
 def import_nodes(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    return tuple(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom))
+    return tuple(n for n in ast.walk(parsed(source)) if isinstance(n, ast.Import | ast.ImportFrom))
 
 
 @cache
@@ -173,6 +178,18 @@ def files_are_short(tree: Tree) -> Iterator[str]:
             yield f"{path} has {lines} lines"
 
 
+_FRAGMENT = ("Of ", "That of ", "Those of ", "The same", "Likewise", "As ", "Like ", "And ", "But ", "Also ")
+
+
+def docstrings_can_be_read_alone(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        for node in ast.walk(parsed(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+                (text := ast.get_docstring(node)) and text.startswith(_FRAGMENT)
+            ):
+                yield f"{path}: {text.splitlines()[0]!r} is no sentence"
+
+
 RULES = (
     foreign_packages_stay_at_home,
     neutral_rooms_import_no_backend,
@@ -182,6 +199,7 @@ RULES = (
     faces_are_faces,
     nobody_of_us_uses_a_face,
     files_are_short,
+    docstrings_can_be_read_alone,
 )
 
 
@@ -214,6 +232,7 @@ def test_the_house_keeps_the_rule(rule) -> None:
         (faces_are_faces, "slime/utils/ppo_utils.py", '"""A face."""\n__all__ = []\nVALUE = 1'),
         (nobody_of_us_uses_a_face, "slime/training/new.py", "from slime.utils.ppo_utils import KL_TYPES"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
+        (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
     ],
 )
 def test_a_broken_rule_is_noticed(rule, path: str, source: str) -> None:
@@ -227,7 +246,7 @@ def test_files_and_functions_are_small() -> None:
     functions = [
         node.end_lineno - node.lineno + 1
         for source in tree.values()
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     assert statistics.median(source.count("\n") for source in tree.values() if source) < 90
@@ -271,5 +290,5 @@ print([name for name in sys.modules if name.split(".")[0] in ("megatron", "ray",
 
 
 def test_the_processes_that_others_wait_for_load_no_torch() -> None:
-    code = "import sys, slime.ray.info_actor, slime.ray.keeper_actor; print('torch' in sys.modules)"
+    code = "import sys, slime.ray.info_actor, slime.ray.engine_actor; print('torch' in sys.modules)"
     assert _run(code) == "False"

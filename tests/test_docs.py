@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = sorted(file.parent for file in ROOT.glob("slime/*/__init__.py"))
+LISTED = [ROOT / "slime/backends" / folder for folder in ("megatron_utils", "fsdp_utils", "embedded_engine")]
+ROOMS = [*sorted(file.parent for file in ROOT.glob("slime/*/__init__.py")), *LISTED]
 READMES = [room / "README.md" for room in ROOMS]
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES),
@@ -77,6 +78,14 @@ def _resolves(path: str) -> bool:
 
 def test_each_room_has_a_readme() -> None:
     assert [name(readme) for readme in READMES if not readme.is_file()] == []
+
+
+@pytest.mark.parametrize("room", LISTED, ids=name)
+def test_a_readme_lists_every_file_of_its_folder(room: Path) -> None:
+    patterns = quoted((room / "README.md").read_text(encoding="utf-8"))
+    listed = {file for word in patterns if word.endswith(".py") for file in room.glob(word)}
+    files = {file for file in room.rglob("*.py") if file.name != "__init__.py"}
+    assert sorted(map(name, files - listed)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

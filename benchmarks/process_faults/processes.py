@@ -98,7 +98,7 @@ FAULTS: dict[str, Fault] = {
         "test_the_cause_of_a_remote_failure",
     ),
     "the parts of an engine on two nodes do not know where to meet": Fault(
-        "slime/ray/engine_keeper.py",
+        "slime/ray/spawned_engines.py",
         'options = {"meeting_point": keepers[0].meeting_point.remote()} if part else {}',
         "options: dict[str, Any] = {}",
         ("tests/ray/test_placement_on_nodes.py",),

@@ -1,4 +1,4 @@
-"""From the text of a model to reasoning, answer and calls of tools."""
+"""Parses the text of a model into reasoning, answer and calls of tools."""
 
 import json
 import re

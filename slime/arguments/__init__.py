@@ -2,8 +2,8 @@
 
     args = parse_args()
 
-Each module of a concern declares its flags as a dataclass, with what follows from them, which of them
-contradict each other, and what they point to; ``registry`` lists the concerns. ``args`` is flat, since
+Each module of a config group declares its flags as a dataclass, with what follows from them, which of them
+contradict each other, and what they point to; ``registry`` lists the config groups. ``args`` is flat, since
 users' hooks receive it.
 """
 
@@ -49,7 +49,7 @@ def parse_args(
 def validated_args(
     argv: Sequence[str] | None = None, add_custom_arguments: "AddArguments | None" = None
 ) -> Namespace:
-    """As ``parse_args``, but bad input raises, and there are no notes.
+    """Parses like ``parse_args``, but bad input raises, and there are no notes.
 
     Raises:
         UsageError: with the first thing that is wrong.

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.rollout import answers
 
@@ -153,7 +153,7 @@ def _makes_own_groups(args: Namespace) -> bool:
     )
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"advantages": AdvantageArgs},
     derived=DerivedAdvantages,
     derive=derive,

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, path_flag
 
@@ -142,7 +142,7 @@ def _virtual_stages(args: Namespace, step: int, sizes: str, multiple: int) -> It
         yield f"--global-batch-size {step}: not a multiple of {sizes}, which virtual pipeline stages want"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"batches": BatchArgs},
     derived=DerivedBatches,
     derive=derive,

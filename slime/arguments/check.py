@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 
 
@@ -28,4 +28,4 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--check-gpu-memory-gb {args.check_gpu_memory_gb}: has no effect without --check"
 
 
-CONCERN = Concern({"check": CheckArgs}, notes=notes)
+CONFIG_GROUP = ConfigGroup({"check": CheckArgs}, notes=notes)

@@ -165,7 +165,7 @@ def _is_quantized(path: str | Path) -> bool:
 def _wanted_names(args: Namespace, name: str) -> set[str]:
     """The tensors of the model that this flag is about; without a family ``transformers`` will say.
 
-    Only what the actor may start with needs its layers for further tokens.
+    Only what the actor may start with needs its MTP layers.
     """
     family = FAMILIES.get(args.model_type)
     if family is None:

@@ -13,7 +13,7 @@ from slime.arguments.checkpoint_files import (
     is_release,
     unusable_weights,
 )
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.outputs import bad_output
 
@@ -103,7 +103,7 @@ def unusable(args: Namespace) -> Iterator[str]:
     yield from unusable_weights(args, "load")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"checkpoints": CheckpointArgs},
     derive=derive,
     notes=notes,

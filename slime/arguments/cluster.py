@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.debug import trains_only
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag
@@ -130,7 +130,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"cluster": ClusterArgs, "fault tolerance": FaultToleranceArgs},
     derived=DerivedCluster,
     derive=derive,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, refused
 
 
@@ -89,4 +89,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             yield f"--recompute-modules {module}: not supported (wanted: {', '.join(_MODULES)})"
 
 
-CONCERN = Concern({"compute": ComputeArgs}, derive=derive, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup(
+    {"compute": ComputeArgs}, derive=derive, notes=notes, contradictions=contradictions
+)

@@ -13,7 +13,7 @@ from slime.arguments.checkpoint_files import (
     has_checkpoint,
     unusable_weights,
 )
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string
 from slime.arguments.outputs import bad_output
 from slime.arguments.run_args import copied
@@ -124,7 +124,7 @@ def _has_own_gpus(args: Namespace) -> bool:
 
 
 def _derive_load(args: Namespace) -> None:
-    """Where the critic starts.
+    """Derives what the critic starts from.
 
     A checkpoint of this run is gone on from if the actor goes on too, and then at the same iteration: a run
     that was killed between their saves goes on at the earlier one. Of any other only the weights are taken.
@@ -230,7 +230,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield from unusable_weights(args, "critic_load")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"critic": CriticArgs},
     derived=DerivedCritic,
     derive=derive,

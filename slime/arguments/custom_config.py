@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import Flag, place_flag
 from slime.arguments.spelling import misspelt, nearest
@@ -114,4 +114,4 @@ def _of_option(option: argparse.Action, value: Any) -> Any:
     return value
 
 
-CONCERN = Concern({"config file": CustomConfigArgs})
+CONFIG_GROUP = ConfigGroup({"config file": CustomConfigArgs})

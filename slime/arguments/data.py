@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, path_flag, refused
 from slime.arguments.records import Records, bad_records, imitates
 from slime.arguments.rejection import samples_by_rejection
@@ -134,7 +134,7 @@ def _reads_prompt_data(args: Namespace) -> bool:
     return args.rollout_global_dataset and args.data_source_path.startswith(BUILT_IN_DATA_SOURCES)
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"data": DataArgs},
     derived=DerivedData,
     derive=derive,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from zipfile import is_zipfile
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, refused
 from slime.arguments.outputs import bad_output, bad_template
 from slime.arguments.rollout import REPLAY_FUNCTION, replays
@@ -121,7 +121,7 @@ def _missing_replay(template: str | None, first: int) -> Iterator[str]:
         yield f"--load-forge-rollout-data {template}: {found} is no dump, or is cut off"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"debug": DebugArgs, "self-checks": CiArgs},
     derive=derive,
     contradictions=contradictions,

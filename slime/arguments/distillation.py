@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.checkpoint_files import bad_checkpoint, unusable_weights
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 
 TEACHER_MODEL = "teacher"
@@ -76,7 +76,7 @@ def unusable(args: Namespace) -> Iterator[str]:
     return unusable_weights(args, "opd_teacher_load")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"on-policy distillation": DistillationArgs},
     notes=notes,
     contradictions=contradictions,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.flags import add_flags, flag, flags_of
-from slime.arguments.limits import MOST_SEED
+from slime.arguments.limits import MAX_SEED
 from slime.arguments.values import bad_values
 
 
@@ -44,7 +44,7 @@ class EmbeddedServerArgs:
         at_least=1, also=(-1,), help="prompt tokens of one prefill step at most; -1 for no chunks"
     )
     random_seed: int | None = flag(
-        at_least=0, at_most=MOST_SEED, help="seed of sampling for requests that bring none"
+        at_least=0, at_most=MAX_SEED, help="seed of sampling for requests that bring none"
     )
     served_model_name: str | None = flag(help="model name of the OpenAI endpoints; default model_path")
     api_key: str | None = flag(help="key that normal endpoints ask for")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slime.arguments.absent_sglang import bad_numbers
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.debug import trains_only
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.arguments.errors import UsageError
@@ -256,7 +256,7 @@ def _field(dest: str) -> str:
     return dest.removeprefix("sglang_")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"engines": EngineArgs},
     derived=DerivedEngines,
     derive=derive,

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.records import Records, bad_records
@@ -150,7 +150,7 @@ def _names_reward_type(dataset: EvalDatasetConfig) -> bool:
     return dataset.rm_type is not None or "rm_type" in dataset.metadata_overrides
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"evaluation": EvalArgs},
     derived=DerivedEvaluation,
     derive=derive,

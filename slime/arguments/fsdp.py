@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slime.arguments.checkpoint_files import is_release
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import Flag, flag, flags_of, option_string, refused
 from slime.arguments.megatron import HONOURED, megatron_flags
 from slime.models import FAMILIES, HfConfigError, read_shape
 from slime.models.any_decoder import require_causal, transformers_config
 from slime.models.hf_config import HfConfig
-from slime.models.place import Place
+from slime.models.weight_prefix import WeightPrefix
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def unusable(args: Namespace) -> Iterator[str]:
     try:
         config = transformers_config(path, trusted)
         family = FAMILIES.get(HfConfig.read(path).get("model_type"))
-        if family is not None and family.weights.place != Place():  # beside parts that do not train
+        if family is not None and family.weights.prefix != WeightPrefix():  # beside parts that do not train
             config = config.get_text_config()
         require_causal(config, path, trusted)
     except HfConfigError as error:
@@ -195,6 +195,6 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield f"--hf-checkpoint {path}: --train-backend fsdp: {error} (wanted: {wanted})"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"fsdp": FsdpArgs}, notes=notes, contradictions=contradictions, missing=missing, unusable=unusable
 )

@@ -13,7 +13,7 @@ from slime.arguments.checkpoint_files import (
     unreadable_weights,
     unusable_values,
 )
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, refused
 from slime.arguments.records import has_tokenizer, tokenizer_of
 from slime.arguments.tokenizer_process import ask
@@ -25,7 +25,7 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class HfCheckpointArgs:
-    """Where the model and its tokenizer come from."""
+    """The sources of the model and its tokenizer."""
 
     hf_checkpoint: str = flag(
         required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
@@ -123,4 +123,4 @@ def _load_tokenizer(path: str, trust_remote_code: bool) -> tuple[int, bool]:
     return max(tokenizer.get_vocab().values(), default=-1), bool(tokenizer.chat_template)
 
 
-CONCERN = Concern({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)
+CONFIG_GROUP = ConfigGroup({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)

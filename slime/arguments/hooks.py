@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import path_flag, refused
 
 
@@ -26,4 +26,4 @@ class HookArgs:
     megatron_deepgemm_moe_forward_modules: list[str] | None = refused(help="MoE modules that use DeepGEMM")
 
 
-CONCERN = Concern({"trainer hooks": HookArgs})
+CONFIG_GROUP = ConfigGroup({"trainer hooks": HookArgs})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.checkpoint_files import bad_checkpoint, is_conversion, unusable_weights
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 
 LOSS_ESTIMATORS = frozenset(
@@ -100,7 +100,7 @@ def unusable(args: Namespace) -> Iterator[str]:
     return unusable_weights(args, "ref_load")
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"reference model": KlArgs},
     derive=derive,
     notes=notes,

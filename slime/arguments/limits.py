@@ -3,5 +3,5 @@
 MOST_SECONDS = 10**8
 """Three years; the clocks of some libraries overflow not far above."""
 MOST_MINUTES = 10**6
-MOST_SEED = 2**31 - 1
+MAX_SEED = 2**31 - 1
 """numpy takes 32 bits, and ranks and samples add their numbers to a seed."""

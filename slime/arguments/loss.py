@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag
 
 LOSSES = {
@@ -95,6 +95,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
                 yield f"--pg-loss-denominator and {option_string(name)}: only one of them"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"loss": LossArgs}, derived=DerivedLoss, derive=derive, notes=notes, contradictions=contradictions
 )

@@ -8,9 +8,9 @@ from slime.arguments.errors import UsageError
 from slime.models import HfConfigError
 from slime.models.hf_config import HfConfig
 
-_CONCERNS = (
-    *(model_shape.CONCERN, precision.CONCERN, parallelism.CONCERN),
-    *(moe.CONCERN, mtp.CONCERN, compute.CONCERN),
+_CONFIG_GROUPS = (
+    *(model_shape.CONFIG_GROUP, precision.CONFIG_GROUP, parallelism.CONFIG_GROUP),
+    *(moe.CONFIG_GROUP, mtp.CONFIG_GROUP, compute.CONFIG_GROUP),
 )
 _DTYPE_FLAGS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -37,10 +37,10 @@ def model_args(words: Sequence[str], world_size: int) -> Namespace:
             setattr(args, _dtype_flag(args.hf_checkpoint), True)
     except HfConfigError as error:
         raise UsageError(f"--hf-checkpoint {args.hf_checkpoint}: {error}") from error
-    for concern in _CONCERNS:
-        concern.derive(args)
-    for concern in _CONCERNS:
-        for message in concern.contradictions(args):
+    for group in _CONFIG_GROUPS:
+        group.derive(args)
+    for group in _CONFIG_GROUPS:
+        for message in group.contradictions(args):
             raise UsageError(message)
     return args
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 from slime.arguments.moe import layer_kinds
@@ -216,7 +216,8 @@ def _idle(shape: Mapping[str, Any]) -> set[str]:
 
 
 def _shape(args: Namespace) -> dict[str, Any]:
-    """Of a family, or, for the trainer that takes any ``transformers`` model, what can be said of all.
+    """Returns a family's shape, or, for a trainer that takes any ``transformers`` model, what all models
+    have.
 
     What a family does not compute is refused by either trainer; FSDP takes what only Megatron's does not.
     """
@@ -258,7 +259,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         yield f"--spec {' '.join(args.spec)}: {reason}"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {
         "model shape": ModelShapeArgs,
         "latent attention": LatentAttentionArgs,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, option_string
 from slime.models import HfConfigError, read_shape
@@ -245,7 +245,7 @@ def _bad_losses(args: Namespace) -> Iterator[str]:
         yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"experts of the model": ExpertShapeArgs, "experts": ExpertArgs},
     derive=derive,
     notes=notes,

@@ -1,10 +1,10 @@
-"""Layers that predict further tokens (MTP)."""
+"""Multi-token prediction (MTP) layers."""
 
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 from slime.models import FAMILIES
 from slime.models.hf_config import read_hf_config
@@ -18,7 +18,7 @@ class MtpArgs:
     """How many there are, and whether they train."""
 
     mtp_num_layers: int | None = flag(
-        at_least=0, same_as_default=(0,), help="layers for further tokens (MTP); built where they train"
+        at_least=0, same_as_default=(0,), help="multi-token prediction (MTP) layers; built where they train"
     )
     enable_mtp_training: bool = flag(False, help="train them beside the policy; engines and exports get them")
     mtp_loss_scaling_factor: float = flag(0.2, at_least=0, help="weight of their loss")
@@ -28,8 +28,8 @@ def notes(args: Namespace) -> Iterator[str]:
     """Layers that nothing trains."""
     if args.mtp_num_layers and not args.enable_mtp_training:
         yield (
-            f"--mtp-num-layers {args.mtp_num_layers}: has no effect without --enable-mtp-training, layers "
-            "for further tokens are not built"
+            f"--mtp-num-layers {args.mtp_num_layers}: has no effect without --enable-mtp-training, MTP "
+            "layers are not built"
         )
 
 
@@ -72,4 +72,6 @@ def _too_many(args: Namespace) -> Iterator[str]:
         )
 
 
-CONCERN = Concern({"layers for further tokens": MtpArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup(
+    {"multi-token prediction (MTP)": MtpArgs}, notes=notes, contradictions=contradictions
+)

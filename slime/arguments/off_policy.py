@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string, path_flag
 from slime.arguments.rollout import is_fully_async, keeps_surplus
 from slime.arguments.router import given_router_options
@@ -113,16 +113,16 @@ def notes(args: Namespace) -> Iterator[str]:
         yield "--keep-old-actor: has no effect, with --use-rollout-logprobs the engines' log-probs are read"
     if args.partial_rollout:
         masks = ("mask_offpolicy_in_partial_rollout",)
-        yield from says_how_age_is_corrected(args, "--partial-rollout", masks)
+        yield from staleness_notes(args, "--partial-rollout", masks)
     if is_fully_async(args):
-        yield from says_how_age_is_corrected(args, "fully async rollouts")
+        yield from staleness_notes(args, "fully async rollouts")
     if _wants_slime_router(args):
         yield (
             "--use-rollout-routing-replay: taken with --use-slime-router, as sglang-router drops "
             "return_routed_experts from requests"
         )
     if keeps_surplus(args):
-        yield from says_how_age_is_corrected(args, "--keep-surplus-groups", ())
+        yield from staleness_notes(args, "--keep-surplus-groups", ())
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
     for spec in flags_of(OffPolicyArgs):
@@ -130,7 +130,7 @@ def notes(args: Namespace) -> Iterator[str]:
             yield f"{spec.names[0]}: has no effect without --tis-type mis"
 
 
-def says_how_age_is_corrected(
+def staleness_notes(
     args: Namespace, cause: str, others: Sequence[str] = ("keep_old_actor",)
 ) -> Iterator[str]:
     """A line for a run that trains on tokens of older weights.
@@ -215,7 +215,7 @@ def _empty_ranges(args: Namespace) -> Iterator[str]:
             yield f"{option_string(low)} {least}: above {option_string(high)} {most}"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"off-policy corrections": OffPolicyArgs},
     derived=DerivedOffPolicy,
     derive=derive,

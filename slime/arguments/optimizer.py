@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.critic import trained_rollouts
 from slime.arguments.flags import flag, option_string
 
@@ -101,7 +101,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--weight-decay-incr-style {style}: needs --start-weight-decay and --end-weight-decay"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"optimizer": OptimizerArgs, "learning-rate schedule": ScheduleArgs},
     notes=notes,
     contradictions=contradictions,

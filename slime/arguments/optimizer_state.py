@@ -1,11 +1,11 @@
-"""Where the optimizer keeps its state, and in which formats, under Megatron-LM's names and defaults."""
+"""The device and number format of the optimizer's state, under Megatron-LM's names and defaults."""
 
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string
 
 _SCALED = "fp32 or bf16: smaller formats need the scaling of TransformerEngine, which is not used"
@@ -14,7 +14,7 @@ _MAIN = "fp32: main weights and gradients stay in float32"
 
 @dataclass(frozen=True)
 class OptimizerStateArgs:
-    """Where the optimizer keeps its moments, and in which number format."""
+    """The device and number format of the optimizer's moments."""
 
     optimizer_cpu_offload: bool = flag(
         False, help="keep moments, and compute steps, on the host; without a GPU they are there anyway"
@@ -80,4 +80,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--use-stateless-adam: has no moments for --use-precision-aware-optimizer to keep"
 
 
-CONCERN = Concern({"optimizer state": OptimizerStateArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup(
+    {"optimizer state": OptimizerStateArgs}, notes=notes, contradictions=contradictions
+)

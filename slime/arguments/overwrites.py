@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from string import Formatter
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import option_string
 
 _OF_A_MODEL = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
@@ -102,4 +102,4 @@ def _models_written_over(args: Namespace) -> Iterator[str]:
             yield f"--save {save.path}: would write over {source} (wanted: another directory)"
 
 
-CONCERN = Concern({}, missing=missing)
+CONFIG_GROUP = ConfigGroup({}, missing=missing)

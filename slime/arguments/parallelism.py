@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, option_string
 
@@ -196,7 +196,7 @@ def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
         yield f"{flag_given} x --pipeline-model-parallel-size {pp}: does not divide {_described_layers(args)}"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"parallelism": ParallelArgs},
     derived=DerivedParallel,
     derive=derive,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, refused
 from slime.arguments.run_args import add_params_dtype
@@ -74,7 +74,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--grad-reduce-in-bf16: needs --bf16"
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"precision": PrecisionArgs},
     derived=DerivedPrecision,
     derive=derive,

@@ -56,7 +56,7 @@ def packed_beyond_experts(args: Namespace) -> Iterator[str]:
 
 
 def _updated_paths(args: Namespace) -> list[str]:
-    """Of what the engines that get the trainer's weights start with."""
+    """Yields the checkpoint paths of the engines that get the trainer's weights."""
     if args.rollout_external:
         return [args.hf_checkpoint]
     updated = [model for model in args.served_models if model.update_weights]

@@ -102,7 +102,7 @@ def bad_records(args: Namespace, records: Records) -> Iterator[str]:
 
 
 def _elsewhere(records: Records) -> Iterator[str]:
-    """Of a file that names sources, those that the processes of the run would look for elsewhere."""
+    """Lists the sources of a file that the processes of the run would look for elsewhere."""
     from slime.utils.data import DataError
     from slime.utils.data_sources import find_sources
 
@@ -143,7 +143,7 @@ def _has_answer(row: "Row") -> bool:
 
 
 def _measured(args: Namespace, records: Records, row: "Row") -> int:
-    """As `_length`, by the process that has a tokenizer if there is one."""
+    """Measures like `_length`, by the process that has a tokenizer if there is one."""
     names = ("hf_checkpoint", "trust_remote_code", "loss_mask_type")
     needed = Namespace(**{name: getattr(args, name) for name in names})
     # Code that comes with a checkpoint may import torch, which is hidden there.

@@ -1,4 +1,4 @@
-"""Every concern, and what is asked of each of them in turn."""
+"""Every config group, and what is asked of each of them in turn."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -42,48 +42,48 @@ from slime.arguments import (
     trainer,
     weight_sync,
 )
-from slime.arguments.concern import Concern
-from slime.arguments.facts import Facts
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import Flag, flags_of
 from slime.arguments.megatron import megatron_flags
+from slime.arguments.runtime_context import RuntimeContext
 from slime.arguments.user_code import unusable_code
 
-CONCERNS: tuple[Concern, ...] = (
-    cluster.CONCERN,
-    engines.CONCERN,
-    router.CONCERN,
-    slime_router.CONCERN,
-    hf_checkpoint.CONCERN,
-    model_shape.CONCERN,
-    fsdp.CONCERN,
-    precision.CONCERN,
-    parallelism.CONCERN,
-    moe.CONCERN,
-    mtp.CONCERN,
-    compute.CONCERN,
-    rejection.CONCERN,  # what it derives is where checkpoints are looked for
-    checkpoints.CONCERN,
-    data.CONCERN,
-    batches.CONCERN,
-    rollout.CONCERN,
-    rewards.CONCERN,
-    evaluation.CONCERN,  # its defaults are what rollout derives
-    loss.CONCERN,
-    kl.CONCERN,
-    advantages.CONCERN,
-    off_policy.CONCERN,
-    distillation.CONCERN,
-    optimizer.CONCERN,
-    optimizer_state.CONCERN,
-    critic.CONCERN,
-    trainer.CONCERN,
-    hooks.CONCERN,
-    weight_sync.CONCERN,
-    tracking.CONCERN,
-    debug.CONCERN,
-    check.CONCERN,
-    custom_config.CONCERN,
-    overwrites.CONCERN,
+CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
+    cluster.CONFIG_GROUP,
+    engines.CONFIG_GROUP,
+    router.CONFIG_GROUP,
+    slime_router.CONFIG_GROUP,
+    hf_checkpoint.CONFIG_GROUP,
+    model_shape.CONFIG_GROUP,
+    fsdp.CONFIG_GROUP,
+    precision.CONFIG_GROUP,
+    parallelism.CONFIG_GROUP,
+    moe.CONFIG_GROUP,
+    mtp.CONFIG_GROUP,
+    compute.CONFIG_GROUP,
+    rejection.CONFIG_GROUP,  # what it derives is where checkpoints are looked for
+    checkpoints.CONFIG_GROUP,
+    data.CONFIG_GROUP,
+    batches.CONFIG_GROUP,
+    rollout.CONFIG_GROUP,
+    rewards.CONFIG_GROUP,
+    evaluation.CONFIG_GROUP,  # its defaults are what rollout derives
+    loss.CONFIG_GROUP,
+    kl.CONFIG_GROUP,
+    advantages.CONFIG_GROUP,
+    off_policy.CONFIG_GROUP,
+    distillation.CONFIG_GROUP,
+    optimizer.CONFIG_GROUP,
+    optimizer_state.CONFIG_GROUP,
+    critic.CONFIG_GROUP,
+    trainer.CONFIG_GROUP,
+    hooks.CONFIG_GROUP,
+    weight_sync.CONFIG_GROUP,
+    tracking.CONFIG_GROUP,
+    debug.CONFIG_GROUP,
+    check.CONFIG_GROUP,
+    custom_config.CONFIG_GROUP,
+    overwrites.CONFIG_GROUP,
 )
 
 
@@ -99,7 +99,7 @@ class FlagGroup:
 @cache
 def declared_groups() -> tuple[FlagGroup, ...]:
     """Every group declared by hand, then what megatron-core's configs add."""
-    declarations = [item for concern in CONCERNS for item in concern.flags.items()]
+    declarations = [item for group in CONFIG_GROUPS for item in group.flags.items()]
     groups = [
         FlagGroup(title, (cls.__doc__ or "").splitlines()[0], flags_of(cls)) for title, cls in declarations
     ]
@@ -129,13 +129,13 @@ def derive(args: Namespace) -> None:
     Raises:
         UsageError: flags, or a flag and the checkpoint, contradict each other.
     """
-    for concern in CONCERNS:
-        concern.derive(args)
+    for group in CONFIG_GROUPS:
+        group.derive(args)
 
 
 def derived_names() -> set[str]:
     """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
-    classes = [Facts, *(concern.derived for concern in CONCERNS if concern.derived)]
+    classes = [RuntimeContext, *(group.derived for group in CONFIG_GROUPS if group.derived)]
     return {field.name for cls in classes for field in fields(cls)}
 
 
@@ -147,21 +147,21 @@ def notes(args: Namespace) -> Iterator[str]:
         if value != spec.default:
             shown = "" if isinstance(value, bool) else f" {value}"
             yield f"{spec.names[0]}{shown}: has no effect without {spec.idle_without}"
-    for concern in CONCERNS:
-        yield from concern.notes(args)
+    for group in CONFIG_GROUPS:
+        yield from group.notes(args)
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
     """What is wrong with the flags themselves, one line each."""
-    for concern in CONCERNS:
-        yield from concern.contradictions(args)
+    for group in CONFIG_GROUPS:
+        yield from group.contradictions(args)
 
 
 def findings(args: Namespace) -> Iterator[str]:
     """What is wrong with what they point to, one line each, the cheaper looks first."""
-    for concern in CONCERNS:
-        yield from concern.missing(args)
-    for concern in CONCERNS:
-        yield from unusable_code(args, concern.specs(), shipped_code())
-    for concern in CONCERNS:
-        yield from concern.unusable(args)
+    for group in CONFIG_GROUPS:
+        yield from group.missing(args)
+    for group in CONFIG_GROUPS:
+        yield from unusable_code(args, group.specs(), shipped_code())
+    for group in CONFIG_GROUPS:
+        yield from group.unusable(args)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 from slime.arguments.outputs import bad_output
 from slime.arguments.rollout import REJECTION_SAMPLING, REJECTION_SAMPLING_FUNCTION
@@ -71,7 +71,7 @@ def missing(args: Namespace) -> Iterator[str]:
     return bad_output(args, "rejection_output", is_directory=True)
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"rejection sampling": RejectionArgs},
     notes=notes,
     derive=derive,

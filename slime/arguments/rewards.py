@@ -1,4 +1,4 @@
-"""Where rewards come from."""
+"""The sources of rewards."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, path_flag
 from slime.arguments.rollout import generates_by_default
 
@@ -28,7 +28,7 @@ RM_TYPES = {
 
 @dataclass(frozen=True)
 class RewardArgs:
-    """Where rewards come from."""
+    """The sources of rewards."""
 
     rm_type: str | None = flag(help="built-in reward: math, f1, ...; a boxed_ prefix grades the boxed answer")
     reward_key: str | None = flag(help="key of the reward to train on, when rewards are mappings")
@@ -138,4 +138,4 @@ def _kind(rm_type: Any) -> str:
     return str(rm_type or "").strip().removeprefix("boxed_")
 
 
-CONCERN = Concern({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)

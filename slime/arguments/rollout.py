@@ -5,9 +5,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag, refused
-from slime.arguments.limits import MOST_SEED
+from slime.arguments.limits import MAX_SEED
 from slime.models.hf_config import HfConfig, HfConfigError
 
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
@@ -50,7 +50,7 @@ class RolloutArgs:
     rollout_stop: list[str] | None = flag(help="strings that end a response")
     rollout_stop_token_ids: list[int] | None = flag(at_least=0, help="token ids that end a response")
     rollout_shuffle: bool = flag(False, help="shuffle the prompts of each epoch")
-    rollout_seed: int = flag(42, at_least=0, at_most=MOST_SEED, help="seed of the shuffle and of sampling")
+    rollout_seed: int = flag(42, at_least=0, at_most=MAX_SEED, help="seed of the shuffle and of sampling")
     over_sampling_batch_size: int | None = flag(
         above=0, help="prompts fetched at once; default --rollout-batch-size"
     )
@@ -218,7 +218,7 @@ def answers(function_path: str) -> bool:
     return function_path in _ANSWERING
 
 
-CONCERN = Concern(
+CONFIG_GROUP = ConfigGroup(
     {"rollout": RolloutArgs},
     derived=DerivedRollout,
     derive=derive,

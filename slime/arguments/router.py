@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.debug import trains_only
 from slime.arguments.flags import flag, option_string, refused
 from slime.arguments.limits import MOST_SECONDS
@@ -128,4 +128,6 @@ def _why_not_free(port: int) -> str | None:
     return None
 
 
-CONCERN = Concern({"requests to the engines": RouterArgs}, contradictions=contradictions, missing=missing)
+CONFIG_GROUP = ConfigGroup(
+    {"requests to the engines": RouterArgs}, contradictions=contradictions, missing=missing
+)

@@ -111,7 +111,7 @@ class ModelConfig:
 
     @property
     def total_num_gpus(self) -> int:
-        """Of all groups, placeholders included."""
+        """The number of GPUs of all groups, placeholders included."""
         return sum(group.num_gpus for group in self.server_groups)
 
     @property

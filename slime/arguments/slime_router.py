@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of
 from slime.arguments.limits import MOST_SECONDS
 from slime.arguments.router import SESSION_POLICY, given_router_options, stock_policies
@@ -68,4 +68,4 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
 
 
-CONCERN = Concern({"slime router": SlimeRouterArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup({"slime router": SlimeRouterArgs}, notes=notes, contradictions=contradictions)

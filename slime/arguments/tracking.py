@@ -1,18 +1,18 @@
-"""Where metrics go."""
+"""The destinations of metrics."""
 
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag
 from slime.arguments.outputs import bad_output
 
 
 @dataclass(frozen=True)
 class TrackingArgs:
-    """Where metrics go. The JSONL file is always written."""
+    """The destinations of metrics. The JSONL file is always written."""
 
     run_name: str | None = flag(help="name of the run in trackers")
     metrics_file: str | None = flag(
@@ -65,4 +65,6 @@ def missing(args: Namespace) -> Iterator[str]:
     return bad_output(args, "metrics_file", is_directory=False)
 
 
-CONCERN = Concern({"tracking": TrackingArgs}, derived=DerivedTracking, derive=derive, missing=missing)
+CONFIG_GROUP = ConfigGroup(
+    {"tracking": TrackingArgs}, derived=DerivedTracking, derive=derive, missing=missing
+)

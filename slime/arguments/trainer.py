@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, option_string, path_flag, place_flag, refused
-from slime.arguments.limits import MOST_SEED
+from slime.arguments.limits import MAX_SEED
 from slime.models.hf_config import HfConfigError, read_hf_config
 
 
@@ -31,7 +31,7 @@ class TrainerArgs:
         False,
         help="freeze the indexers of sparse attention: they have no gradient, and weight decay shrinks them",
     )
-    seed: int = flag(1234, at_least=0, at_most=MOST_SEED, help="seed of the trainer's random numbers")
+    seed: int = flag(1234, at_least=0, at_most=MAX_SEED, help="seed of the trainer's random numbers")
     megatron_config_path: str | None = place_flag("YAML file with flags of the actor and of the critic")
 
 
@@ -66,4 +66,4 @@ def _indexers(args: Namespace) -> Iterator[str]:
         yield "--freeze-indexer: config.json of --hf-checkpoint describes a model without an indexer"
 
 
-CONCERN = Concern({"trainer": TrainerArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup({"trainer": TrainerArgs}, notes=notes, contradictions=contradictions)

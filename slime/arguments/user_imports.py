@@ -40,7 +40,7 @@ def missing_imports(module_name: str) -> list[str]:
 
 
 def _source_tree(name: str) -> ast.Module | None:
-    """Of a module that came from a Python file."""
+    """Returns the syntax tree of a module that came from a Python file."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None or not file.endswith(".py"):
         return None

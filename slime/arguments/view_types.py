@@ -1,4 +1,4 @@
-"""The views of ``args``, made of the dataclasses of the concerns that a room reads of."""
+"""The views of ``args``, made of the dataclasses of the config groups that a room reads of."""
 
 from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
 from slime.arguments.batches import BatchArgs, DerivedBatches
@@ -10,7 +10,6 @@ from slime.arguments.debug import CiArgs, DebugArgs
 from slime.arguments.distillation import DistillationArgs
 from slime.arguments.engines import DerivedEngines, EngineArgs
 from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
-from slime.arguments.facts import Facts
 from slime.arguments.hf_checkpoint import HfCheckpointArgs
 from slime.arguments.hooks import HookArgs
 from slime.arguments.kl import KlArgs
@@ -23,6 +22,7 @@ from slime.arguments.rejection import RejectionArgs
 from slime.arguments.rewards import RewardArgs
 from slime.arguments.rollout import DerivedRollout, RolloutArgs
 from slime.arguments.router import RouterArgs, RouterOptions
+from slime.arguments.runtime_context import RuntimeContext
 from slime.arguments.slime_router import SlimeRouterArgs
 from slime.arguments.tracking import DerivedTracking, TrackingArgs
 from slime.arguments.trainer import TrainerArgs
@@ -69,7 +69,7 @@ class TrainWorkerView(
     DerivedPrecision,
     PrecisionArgs,
     DerivedEngines,
-    Facts,
+    RuntimeContext,
 ):
     """A trainer process."""
 
@@ -117,7 +117,7 @@ class RolloutView(
     SlimeRouterArgs,
     MegatronNames,
     RejectionArgs,
-    Facts,
+    RuntimeContext,
 ):
     """How samples are made."""
 

@@ -3,8 +3,8 @@
     def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutput: ...
 
 A view is a static type only, of ``view_types``: at run time it is the flat Namespace that users' hooks
-get, so that whoever reads a flag need not import all concerns. Nobody makes one or writes to one. A room that
-hands ``args`` on to another has a view that includes the other's. A function that is called from where
+get, so that whoever reads a flag need not import all config groups. Nobody makes one or writes to one. A room
+that hands ``args`` on to another has a view that includes the other's. A function that is called from where
 ``args`` is a Namespace takes that too, and calls ``view``.
 """
 

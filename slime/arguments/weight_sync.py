@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.arguments.concern import Concern
+from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, refused
 
 
@@ -51,4 +51,4 @@ class WeightSyncArgs:
     )
 
 
-CONCERN = Concern({"weight sync": WeightSyncArgs})
+CONFIG_GROUP = ConfigGroup({"weight sync": WeightSyncArgs})

@@ -36,7 +36,7 @@ def make_absolute(args: Namespace, specs: Iterator[Flag]) -> None:
 
 
 def absolute_if_there(path: str, where: str) -> str:
-    """As ``absolute``, for what exists, also as a pattern; anything else stays as it is."""
+    """Makes paths and patterns of existing files absolute; anything else stays as it is."""
     bare = _SLICE.sub("", path)
     return absolute(path, where) if os.path.exists(bare) or glob.glob(bare, recursive=True) else path
 

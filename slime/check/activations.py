@@ -46,7 +46,7 @@ def activations(
     role: str = "actor",
     kernels: Kernels = CUDA,
 ) -> Activations:
-    """Of a rank of this stage, each micro-batch having so many tokens there."""
+    """Counts the activations of a rank of this stage for micro-batches of so many tokens."""
     longest = tokens * layout.cp
     rank = Rank(args, layout, kernels, min(longest, longest_sample(args) or longest))
     chunks = [_chunk(rank, layers) for layers in layout.stages[stage]]
@@ -70,7 +70,7 @@ def activations(
 
 
 def _mtp_layer(rank: Rank) -> tuple[float, float]:
-    """What a layer for further tokens keeps per token, and what of it when parts are computed again."""
+    """What a MTP layer keeps per token, and what of it when parts are computed again."""
     args, layer = rank.args, rank.args.num_layers - 1
     row = args.hidden_size * rank.size
     # Inputs of its three norms, and of the projection of two of them.
@@ -142,7 +142,7 @@ def _waiting(args: Namespace, layout: Layout, stage: int) -> int:
 
 
 def micro_batches(args: Namespace, layout: Layout) -> int | None:
-    """Of an optimizer step on each rank; None where tokens decide."""
+    """Returns the micro-batches of an optimizer step on each rank; None where tokens decide."""
     if args.use_dynamic_batch_size:
         return None
     return int(args.global_batch_size // (layout.dp * args.micro_batch_size))

@@ -47,7 +47,10 @@ def _convolved(sizes: DeltaNetSizes, keys: int, heads: int, size: int) -> float:
 
 
 def _rule(sizes: DeltaNetSizes, heads: int, longest: int) -> float:
-    """Of chunks, all in float32; matrix products copy what is not in their order."""
+    """Counts the activations of the chunked rule, all in float32.
+
+    Matrix products copy what is not in their order.
+    """
     size = min(_CHUNK, longest)
     chunks = -(-longest // size)
     # Queries: copied for a product, scaled by the decay; keys: times the strength, copied, and so on. What

@@ -48,7 +48,7 @@ class EngineNeeds:
 
 
 def engine_needs(args: Namespace, gpu_bytes: int) -> list[EngineNeeds]:
-    """Of the engines that serve the trained model; others have a config of their own."""
+    """Returns the needs of the engines that serve the trained model; others have a config of their own."""
     if args.model_type not in FAMILIES:
         return []
     return [

@@ -120,7 +120,7 @@ def angles(rank: Rank) -> float:
 
 
 def _norm_input(rank: Rank) -> float:
-    """Of a norm on the residual stream."""
+    """Counts the input of a norm on the residual stream."""
     hidden = rank.args.hidden_size
     if rank.args.layernorm_zero_centered_gamma:
         # Computed in float32: a copy of the input, and what is multiplied by 1 + weight.
@@ -178,7 +178,7 @@ def _head_norms(rank: Rank, heads: int, groups: int) -> float:
 
 
 def _latent(rank: Rank) -> tuple[float, float, float, float]:
-    """The same of multi-latent attention."""
+    """Counts the activations of multi-latent attention."""
     args, size, kernels = rank.args, rank.size, rank.kernels
     heads = args.num_attention_heads // rank.layout.tp
     score = heads * (args.qk_head_dim + args.qk_pos_emb_head_dim) * size

@@ -37,7 +37,9 @@ class Layout:
         return len(self.stages[0])
 
     def ranks(self, stage: int) -> range:
-        """Those of a stage: megatron-core counts tensor-parallel ranks first and pipeline ranks last."""
+        """Returns the ranks of a stage: megatron-core counts tensor-parallel ranks first and pipeline ranks
+        last.
+        """
         size = self.world // self.pp
         return range(stage * size, (stage + 1) * size)
 

@@ -16,7 +16,9 @@ _RESERVE = 0.06
 
 
 def reserve(gpu_bytes: int) -> int:
-    """For what is not counted: CUDA's context, NCCL's buffers, workspaces, gaps between tensors."""
+    """Returns the reserve for what is not counted: CUDA's context, NCCL's buffers, workspaces, gaps between
+    tensors.
+    """
     return int(_RESERVE * gpu_bytes)
 
 

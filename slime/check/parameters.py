@@ -42,7 +42,7 @@ def _heads(args: Namespace) -> int:
 
 
 def _score_width(args: Namespace) -> int:
-    """Of the queries of all heads of latent attention."""
+    """Returns the width of the queries of all heads of latent attention."""
     return int(args.num_attention_heads * (args.qk_head_dim + args.qk_pos_emb_head_dim))
 
 
@@ -60,7 +60,7 @@ def _vocabulary(args: Namespace) -> int:
 
 
 def _norm(of_latent: str, heads: str) -> Callable[[Namespace], int]:
-    """Of a norm of queries or keys: of a latent vector, of all heads or of one head."""
+    """Counts a norm of queries or keys: of a latent vector, of all heads or of one head."""
 
     def elements(args: Namespace) -> int:
         if args.multi_latent_attention:
@@ -75,7 +75,7 @@ def _delta_net(args: Namespace) -> DeltaNetSizes:
 
 
 def _values(args: Namespace) -> int:
-    """Of all heads of a gated delta net."""
+    """Returns the width of the values of all heads of a gated delta net."""
     return int(args.linear_num_value_heads * args.linear_value_head_dim)
 
 
@@ -175,7 +175,7 @@ def size_of(args: Namespace, name: str, tp: int) -> int:
 def stage_parameters(
     args: Namespace, layout: Layout, stage: int, role: str = "actor"
 ) -> list[list[Parameter]]:
-    """Those of each model chunk of a rank of this stage."""
+    """Counts the parameters of each model chunk of a rank of this stage."""
     chunks = layout.stages[stage]
     return [
         list(

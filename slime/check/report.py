@@ -30,14 +30,14 @@ class Report:
 
 
 def report(args: Namespace) -> Report:
-    """Of flags that do not contradict each other; reads config.json and nothing else."""
+    """Makes the report of flags that do not contradict each other; reads config.json and nothing else."""
     gpu = gpu_bytes(args)
     roles, engines = trained_roles(args), engine_needs(args, gpu)
     return Report(args, gpu, roles, engines, list(_misfits(args, gpu, roles, engines)))
 
 
 def gpu_bytes(args: Namespace) -> int:
-    """Of a GPU as the flag has it, else of the one here."""
+    """Returns the memory of a GPU as the flag has it, else of the one here."""
     if args.check_gpu_memory_gb is not None:
         return int(args.check_gpu_memory_gb * GIB)
     return gpu_memory() or int(_USUAL_GPU * GIB)

@@ -10,7 +10,7 @@ _FLOAT32 = 4
 
 
 def sharded_states(args: Namespace, parameters: int, ranks: int) -> States:
-    """Of a model with so many parameters."""
+    """Counts the sharded states of a model with so many parameters."""
     mine = -(-parameters // ranks)
     part, kept = mine * _FLOAT32, mine * moments(args)
     if args.fsdp_cpu_offload:

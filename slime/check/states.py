@@ -64,7 +64,9 @@ def moments(args: Namespace) -> int:
 
 
 def rank_states(args: Namespace, layout: Layout, chunks: Sequence[Sequence[Parameter]]) -> States:
-    """Of a rank with these model chunks: each has a buffer of its experts, and one of all else."""
+    """Counts the states of a rank with these model chunks: each has a buffer of its experts, and one of all
+    else.
+    """
     total = States(0, 0, 0)
     for chunk in chunks:
         for experts, ranks in ((False, layout.dp * layout.cp), (True, layout.edp)):

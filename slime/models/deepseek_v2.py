@@ -17,7 +17,9 @@ def _shape(config: HfConfig) -> ModelShape:
 
 
 def _experts(config: HfConfig, shape: ModelShape) -> MoeShape:
-    """Those of DeepSeek-V2 (section 2.2.2): their weights are shares of all experts, times a factor."""
+    """Returns the experts of DeepSeek-V2 (section 2.2.2): their weights are shares of all experts, times a
+    factor.
+    """
     config.require(norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1)
     method = config.get("topk_method", _GREEDY)
     if method not in (_GREEDY, _GROUPED):

@@ -79,7 +79,7 @@ LATENT_WEIGHTS = replace(
 
 
 def latent_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a forward pass."""
+    """Counts the FLOPs of a forward pass."""
     return latent_forward_flops(seqlens, shape, shared_products)
 
 

@@ -55,12 +55,12 @@ SPARSE_WEIGHTS = replace(
         f"self_attention.indexer.{ours}": Rule((f"self_attn.indexer.{theirs}",))
         for ours, theirs in _PARAMETERS.items()
     },
-    mtp=None,  # layers for further tokens have indexers of their own
+    mtp=None,  # MTP layers have indexers of their own
 )
 
 
 def sparse_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a forward pass: all keys are scored by the indexer, the chosen ones are read."""
+    """Counts the FLOPs of a forward pass: all keys are scored by the indexer, the chosen ones are read."""
     topk, heads = shape.dsa_indexer_topk or 0, shape.dsa_indexer_n_heads or 0
     width = heads * (shape.dsa_indexer_head_dim or 0)
 

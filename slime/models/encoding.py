@@ -32,7 +32,7 @@ class Encoding(Protocol):
         """The tensors that stand in the place of the weight."""
 
     def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """The same with values, on the device of the weight.
+        """Encodes a weight, on its device.
 
         Args:
             scales: of a checkpoint, on that device; groups keep theirs where `is_kept` says so.

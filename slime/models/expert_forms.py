@@ -32,7 +32,7 @@ def _layers(config: HfConfig) -> str | None:
     if family is None or experts is None or not experts.stacked:
         return None
     fused = isinstance(experts.of_expert["linear_fc1.weight"], FusedGateUpRule)
-    return f"{family.weights.place.trunk}layers." if fused else None
+    return f"{family.weights.prefix.trunk}layers." if fused else None
 
 
 def stacks_of(names: Iterable[str], config: HfConfig) -> dict[str, list[tuple[str, ...]]]:

@@ -16,7 +16,7 @@ def first_of(config: HfConfig, *names: str) -> str:
 
 
 def _count(config: HfConfig, *names: str) -> int:
-    """Of experts, under one of these names.
+    """Returns the number of experts, under one of these names.
 
     Raises:
         HfConfigError: none of them is there, or it is no count.
@@ -73,7 +73,9 @@ def softmax_experts(config: HfConfig, width: int, sums_to_one: bool, layers: tup
 
 
 def sigmoid_experts(config: HfConfig, shape: ModelShape, default_dense: int) -> MoeShape:
-    """Those of DeepSeek-V3 (section 2.1.2): sigmoids, biases of experts, groups, shared experts."""
+    """Returns the experts of DeepSeek-V3 (section 2.1.2): sigmoids, biases of experts, groups, shared
+    experts.
+    """
     config.require(norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     experts = _count(config, "n_routed_experts", "num_local_experts")
     groups = config.size("n_group", at_most=experts)
@@ -121,7 +123,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def shared_expert_rules(prefix: str) -> dict[str, Rule]:
-    """Of shared experts under ``prefix``."""
+    """Returns the rules of shared experts under ``prefix``."""
     gate, up, down = (f"{prefix}.{name}.weight" for name in PARTS)
     return {
         "mlp.shared_experts.linear_fc1.weight": GateUpRule((gate, up)),
@@ -147,7 +149,7 @@ def shared_products(shape: ShapeArgs) -> int:
 
 
 def shared_forward_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a decoder whose experts have shared ones beside them."""
+    """Counts the FLOPs of a decoder whose experts have shared ones beside them."""
     return decoder_forward_flops(seqlens, shape, shared_products)
 
 

@@ -9,12 +9,14 @@ Products = Callable[[ShapeArgs], int]
 
 
 def dense_products(shape: ShapeArgs) -> int:
-    """Of the MLPs of all layers: gate, up and down."""
+    """Counts the products of the MLPs of all layers: gate, up and down."""
     return shape.num_layers * 3 * shape.hidden_size * shape.ffn_hidden_size
 
 
 def moe_products(shape: ShapeArgs) -> int:
-    """The same where layers are mixtures of experts: the router and the experts that a token is sent to."""
+    """Counts the products where layers are mixtures of experts: the router and the experts that a token is
+    sent to.
+    """
     experts = shape.num_experts + 3 * shape.moe_router_topk * shape.moe_ffn_hidden_size
     widths = (experts if moe else 3 * shape.ffn_hidden_size for moe in shape.moe_layer_freq)
     return shape.hidden_size * sum(widths)
@@ -29,7 +31,7 @@ def linear_flops_per_token(shape: ShapeArgs, mlp: Products = dense_products) -> 
 
 
 def causal_pairs(length: int) -> float:
-    """Of a query and a key that it sees."""
+    """Counts the pairs of a query and a key that it sees."""
     return length * (length + 1) / 2
 
 
@@ -47,7 +49,8 @@ def latent_forward_flops(
     mlp: Products,
     pairs_of: Callable[[int], float] = causal_pairs,
 ) -> float:
-    """The same with multi-latent attention, whose keys and values are expanded from their latent vectors.
+    """Counts the FLOPs of a forward pass with multi-latent attention, whose keys and values are expanded from
+    their latent vectors.
 
     ``pairs_of`` says how many pairs of query and key a sequence of a length has.
     """

@@ -5,11 +5,11 @@ from dataclasses import replace
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
-from slime.models.inside import inside
-from slime.models.place import Place
+from slime.models.nested_family import nested_family
 from slime.models.rope import Rope, read_rope
 from slime.models.rules import Rule
 from slime.models.shape import ModelShape
+from slime.models.weight_prefix import WeightPrefix
 from slime.models.windows import LOCAL, SEES_ALL, attention_windows
 
 # Gemma3TextConfig's, which published files leave out.
@@ -44,7 +44,7 @@ def _shape(config: HfConfig) -> ModelShape:
 
 
 def _ropes(config: HfConfig) -> tuple[Rope, Rope]:
-    """Of layers that see all, and of the others; transformers 5 has one mapping for both."""
+    """Returns the RoPE of layers that see all, and of the others; transformers 5 has one mapping for both."""
     nested = config.mapping("rope_parameters")
     if not nested:
         return read_rope(config, base=1e6), Rope(config.number("rope_local_base_freq", 10000.0))
@@ -61,9 +61,9 @@ _NORMS = {
 _LAYER = {**DECODER_WEIGHTS.of_layer, **{ours: Rule((theirs,)) for ours, theirs in _NORMS.items()}}
 
 FAMILY = Family(shape=_shape, weights=replace(DECODER_WEIGHTS, of_layer=_LAYER))
-WITH_IMAGES = inside(
+WITH_IMAGES = nested_family(
     FAMILY,
-    Place("language_model.model.", "language_model.lm_head."),
+    WeightPrefix("language_model.model.", "language_model.lm_head."),
     ("vision_tower.", "multi_modal_projector."),
     tied=True,
 )

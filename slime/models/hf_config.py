@@ -15,14 +15,14 @@ class HfConfigError(ValueError):
 
 @dataclass(frozen=True)
 class HfConfig:
-    """Its values, and where they come from, for messages."""
+    """The values of a config.json, and where they come from, for messages."""
 
     values: Mapping[str, Any]
     origin: str = "config.json"
 
     @classmethod
     def read(cls, path: str | Path) -> "HfConfig":
-        """That of the checkpoint directory ``path``.
+        """Reads the config of the checkpoint directory ``path``.
 
         Raises:
             HfConfigError: no such file, or it is not a JSON object.
@@ -34,7 +34,8 @@ class HfConfig:
 
     @property
     def text(self) -> "HfConfig":
-        """That of the language model: all of it, or ``text_config``, where it is a part of a larger model.
+        """The config of the language model: all of it, or ``text_config``, where it is a part of a larger
+        model.
 
         Raises:
             HfConfigError: ``text_config`` is no mapping, or the two differ about tied embeddings.
@@ -50,7 +51,9 @@ class HfConfig:
         return replace(inner, values={**nested, tied: own}) if own is not None else inner
 
     def filled(self, **defaults: Any) -> "HfConfig":
-        """The same, with these values for fields that are missing, as ``transformers`` takes them."""
+        """Returns this config with these values for fields that are missing, as ``transformers`` takes
+        them.
+        """
         return replace(self, values={**defaults, **self.values})
 
     @property

@@ -6,5 +6,5 @@ _NAME = re.compile(r"\bself_att(?:ention|n)\.indexer\.")
 
 
 def is_of_indexer(name: str) -> bool:
-    """Of the name of a parameter, megatron-core's or that of Hugging Face."""
+    """Tells whether a parameter, by megatron-core's name or Hugging Face's, belongs to an indexer."""
     return _NAME.search(name) is not None

@@ -48,7 +48,7 @@ def _kinds(config: HfConfig, num_layers: int) -> tuple[int, ...]:
 
 
 class DeltaNetSizes(NamedTuple):
-    """Of a layer, all its heads together unless it says otherwise.
+    """The sizes of a gated delta net, of all heads together unless it says otherwise.
 
     ``ratio`` counts the value heads of a key head. ``mixed`` is the width of query, key and value.
     """
@@ -61,7 +61,7 @@ class DeltaNetSizes(NamedTuple):
 
     @classmethod
     def of(cls, shape: ShapeArgs) -> DeltaNetSizes:
-        """Those of a model that has such layers."""
+        """Returns the sizes of a model that has such layers."""
         keys, values = shape.linear_num_key_heads or 0, shape.linear_num_value_heads or 0
         kernel = shape.linear_conv_kernel_dim or 0
         key, value = shape.linear_key_head_dim or 0, shape.linear_value_head_dim or 0
@@ -121,7 +121,7 @@ class ByKeyHead(Rule):
 
 
 def delta_net_rules(in_proj: ByKeyHead) -> dict[str, Rule]:
-    """Of a layer whose names here are those of megatron-core's gated delta net."""
+    """Returns the rules of a layer with the names of megatron-core's gated delta net."""
     named = {"A_log": "A_log", "dt_bias": "dt_bias", "out_norm.weight": "norm.weight"}
     named["out_proj.weight"] = "out_proj.weight"
     return {
@@ -140,7 +140,9 @@ GATED_LAYER = {
 
 
 def hybrid_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products) -> float:
-    """Of a decoder some of whose layers are delta nets, the others having attention with an output gate."""
+    """Counts the FLOPs of a decoder some of whose layers are delta nets, the others having attention with an
+    output gate.
+    """
     hidden, width = shape.hidden_size, shape.num_attention_heads * shape.kv_channels
     linear = sum(shape.linear_attention_freq or ())
     full = shape.num_layers - linear

@@ -1,4 +1,4 @@
-"""MiMo-7B: Qwen2 with layers that predict further tokens."""
+"""MiMo-7B: Qwen2 with MTP layers."""
 
 from dataclasses import replace
 

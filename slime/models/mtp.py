@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP): how checkpoints name what they consist of.
+"""Multi-token prediction (MTP) layers: how checkpoints name what they consist of.
 
 megatron-core's layer projects the norm of the next token's embedding beside the norm of the hidden state
 (DeepSeek-V3, arXiv:2412.19437, eq. 21), in this order; some families have it the other way round.
@@ -64,7 +64,9 @@ class MtpRules:
         return None if rule is None else rule.under(prefix.format(number))
 
     def names(self, layers: int, in_layer: Sequence[str]) -> list[str]:
-        """Of all parameters of so many layers, ``in_layer`` being those within the decoder layer."""
+        """Yields the names of all parameters of so many layers, ``in_layer`` being those within the decoder
+        layer.
+        """
         each = [*self.own, *(_INNER + name for name in in_layer)]
         return [f"mtp.layers.{layer}.{name}" for layer in range(layers) for name in each]
 

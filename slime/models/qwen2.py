@@ -7,7 +7,7 @@ from slime.models.shape import ModelShape
 
 
 def qwen2_shape(config: HfConfig) -> ModelShape:
-    """That of the dense model."""
+    """Returns the shape of the dense model."""
     return decoder_shape(config.filled(num_key_value_heads=32), add_qkv_bias=True, add_output_bias=False)
 
 

@@ -7,7 +7,7 @@ from slime.models.shape import ModelShape
 
 
 def qwen3_shape(config: HfConfig) -> ModelShape:
-    """That of the dense model; one with experts has the same attention."""
+    """Returns the shape of the dense model; one with experts has the same attention."""
     return decoder_shape(config, qk_layernorm=True)
 
 

@@ -7,13 +7,13 @@ from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.family import Family
 from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
-from slime.models.inside import inside
 from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
-from slime.models.place import Place
+from slime.models.nested_family import nested_family
 from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
 from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.weight_prefix import WeightPrefix
 
 
 def _shape(config: HfConfig) -> ModelShape:
@@ -54,7 +54,7 @@ MOE_FAMILY = replace(
     forward_flops=hybrid_moe_flops,
 )
 
-_PLACE, _VISION = Place("model.language_model."), ("model.visual.",)
+_PREFIX, _VISION = WeightPrefix("model.language_model."), ("model.visual.",)
 # Published checkpoints have the experts of a layer in one tensor.
 _STACKED = replace(
     GATED_SHARED_EXPERTS,
@@ -65,7 +65,7 @@ _STACKED = replace(
     prefix="mlp.experts.",
     stacked=True,
 )
-WITH_IMAGES = inside(FAMILY, _PLACE, _VISION)
-MOE_WITH_IMAGES = inside(
-    replace(MOE_FAMILY, weights=replace(MOE_FAMILY.weights, experts=_STACKED)), _PLACE, _VISION
+WITH_IMAGES = nested_family(FAMILY, _PREFIX, _VISION)
+MOE_WITH_IMAGES = nested_family(
+    replace(MOE_FAMILY, weights=replace(MOE_FAMILY.weights, experts=_STACKED)), _PREFIX, _VISION
 )

@@ -42,7 +42,7 @@ def _shape(config: HfConfig) -> ModelShape:
 
 
 def hybrid_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
-    """Of a forward pass."""
+    """Counts the FLOPs of a forward pass."""
     return hybrid_flops(seqlens, shape, shared_products)
 
 
@@ -50,7 +50,7 @@ _IN_PROJ = ByKeyHead(("in_proj_qkvz.weight", "in_proj_ba.weight"), ((0, 1, 2, 3)
 
 
 def is_of_mtp(name: str, num_layers: int) -> bool:
-    """Whether a tensor belongs to the layers for further tokens."""
+    """Whether a tensor belongs to the MTP layers."""
     del num_layers
     return name.startswith("mtp.")
 

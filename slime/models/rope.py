@@ -72,7 +72,7 @@ class Rope:
 def read_rope(
     config: HfConfig, *, percent: float | None = None, interleaved: bool = False, base: float = 10000.0
 ) -> Rope:
-    """That of config.json; transformers 5 nests it, 4 has ``rope_theta`` and ``rope_scaling``.
+    """Reads the RoPE of config.json; transformers 5 nests it, 4 has ``rope_theta`` and ``rope_scaling``.
 
     Args:
         config: it.

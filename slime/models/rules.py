@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-from slime.models.place import ALONE, Place
 from slime.models.shape import ShapeArgs
+from slime.models.weight_prefix import TEXT_ONLY, WeightPrefix
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ class Rule:
         return joined(shards, dim)
 
     def under(self, prefix: str) -> Self:
-        """The same with ``prefix`` before its HF names."""
+        """Returns the rule with ``prefix`` before its HF names."""
         return replace(self, hf_names=tuple(prefix + name for name in self.hf_names))
 
 
@@ -117,7 +117,8 @@ class QkvRule(Rule):
 
 @dataclass(frozen=True)
 class GatedQkvRule(Rule):
-    """The same where the projection of queries has, for each head, its query and then its output gate.
+    """The rule of attention where the projection of queries has, for each head, its query and then its output
+    gate.
 
     Per query group the rows are [its query heads, their gates, its key, its value].
     """
@@ -170,7 +171,7 @@ class FusedGateUpRule(GateUpRule):
 
 @dataclass(frozen=True)
 class StackedRule(Rule):
-    """That of one expert, for its part of tensors [experts, ...]."""
+    """The rule of one expert, for its part of tensors [experts, ...]."""
 
     of_one: Rule
     number: int
@@ -209,7 +210,7 @@ class ExpertRules:
     stacked: bool = False
 
     def names(self, num_experts: int) -> list[str]:
-        """Of all parameters within a layer."""
+        """Returns the names of all parameters within a layer."""
         experts = [
             f"mlp.experts.local_experts.{i}.{name}" for i in range(num_experts) for name in self.of_expert
         ]
@@ -234,7 +235,7 @@ def behind_last_layer(name: str, num_layers: int) -> bool:
 
 
 class FurtherLayers(Protocol):
-    """The rules of layers for further tokens: `slime.models.mtp.MtpRules`."""
+    """The rules of MTP layers: `slime.models.mtp.MtpRules`."""
 
     def rule_for(self, name: str, num_layers: int, inner: Callable[[str], Rule | None]) -> Rule | None: ...
     def names(self, layers: int, in_layer: Sequence[str]) -> list[str]: ...
@@ -252,10 +253,10 @@ class WeightMap:
         linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
         indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
-            only if flags say so, as those that predict further tokens (MTP) or read images. Exports carry
+            only if flags say so, as MTP layers or read images. Exports carry
             over what was not.
         mtp: of the former; None where they are never trained.
-        place: where the checkpoint has what the rules are about.
+        prefix: of the language model's tensors in the checkpoint.
     """
 
     of_model: Mapping[str, Rule]
@@ -267,13 +268,13 @@ class WeightMap:
     indexer: Mapping[str, Rule] | None = None
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
     mtp: FurtherLayers | None = None
-    place: Place = ALONE
+    prefix: WeightPrefix = TEXT_ONLY
 
     def rule_for(self, name: str, num_layers: int = 0) -> Rule:
         """The rule of a global parameter name, its HF names complete.
 
         Args:
-            num_layers: of the decoder, from which names of layers for further tokens may count on.
+            num_layers: of the decoder, from which names of MTP layers may count on.
 
         Raises:
             ValueError: no rule covers the parameter.
@@ -285,7 +286,7 @@ class WeightMap:
         if rule is None:
             raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
         rule = rule.under(self.layer_prefix.format(match[1])) if match else rule
-        return replace(rule, hf_names=tuple(map(self.place.outer, rule.hf_names)))
+        return replace(rule, hf_names=tuple(map(self.prefix.outer, rule.hf_names)))
 
     def _in_layer(self, name: str) -> Rule | None:
         tables = (self.of_layer, self.linear or {}, self.indexer or {})
@@ -309,7 +310,7 @@ class WeightMap:
         return names
 
     def hf_names(self, shape: ShapeArgs, mtp_layers: int = 0) -> set[str]:
-        """The names of all tensors of a model, and of so many of its layers for further tokens."""
+        """The names of all tensors of a model, and of so many of its MTP layers."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
         for layer in range(shape.num_layers):

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from slime.models.safetensors_index import SafetensorIndex
-from slime.models.stored_rows import StoredRows
+from slime.models.tensor_slices import TensorSlices
 
 # Pages of a mapped file count as memory of the process until the mapping ends.
 _MAPPED_BYTES = 32 * 1024**2
@@ -33,7 +33,7 @@ class SafetensorReader(SafetensorIndex):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self._given: dict[Path, int] = {}
-        self._rows: dict[Path, StoredRows] = {}
+        self._rows: dict[Path, TensorSlices] = {}
         self._formats: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
 
     def __exit__(
@@ -80,11 +80,11 @@ class SafetensorReader(SafetensorIndex):
         dtype, shape = self._formats[name]
         file = self._file_of[name]
         if file not in self._rows:
-            self._rows[file] = StoredRows(file)
+            self._rows[file] = TensorSlices(file)
         self._rows[file].copy(target, name, dtype, shape, rows, columns)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the tensor ``name``; reads nothing but the header.
+        """Returns the shape of the tensor ``name``; reads nothing but the header.
 
         Raises:
             ValueError: the checkpoint has no such tensor.

@@ -19,7 +19,7 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class StoredFormat:
-    """That of a checkpoint, read off the headers of its files: names, formats and shapes are its own.
+    """The format of a checkpoint, read off the headers of its files: names, formats and shapes are its own.
 
     Experts that it has one by one, and the model in one tensor for each layer, are taken apart.
 
@@ -101,7 +101,7 @@ class StoredFormat:
         yield from self._stacks.together(self._decoded(tensors))
 
     def _decoded(self, tensors: Named) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same, experts as they come."""
+        """Decodes weights, experts as they come."""
         open_weights: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
             spec = self.spec(name)

@@ -10,7 +10,9 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class StoredStacks:
-    """Those of a checkpoint: [experts, rows, columns] apart into its matrices, and together again."""
+    """The stacked experts of a checkpoint: takes [experts, rows, columns] apart into its matrices, and
+    together again.
+    """
 
     def __init__(self, reader: WeightsReader) -> None:
         self._path = reader.path
@@ -43,7 +45,7 @@ class StoredStacks:
         ]
 
     def together(self, tensors: Named) -> Iterator[tuple[str, torch.Tensor]]:
-        """The reverse.
+        """Puts matrices together into stacks, the reverse of taking them apart.
 
         Raises:
             ValueError: matrices of a tensor are missing.

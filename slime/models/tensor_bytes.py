@@ -6,7 +6,7 @@ import torch
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Of a contiguous tensor on the CPU, which has to outlive it.
+    """Returns the bytes of a contiguous tensor on the CPU, which has to outlive them.
 
     Not by ``tensor.numpy()``: its storage could never be resized afterwards, as offloading weights does.
     """

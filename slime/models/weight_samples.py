@@ -126,7 +126,7 @@ def _bad_format(
 
 
 def _bad_values(tensors: list[StoredTensor]) -> str | None:
-    """Of a few tensors of each file: NaN and infinities are seldom alone."""
+    """Looks at a few tensors of each file: NaN and infinities are seldom alone."""
     files: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors:
         if tensor.dtype in _EXPONENTS and tensor.end > tensor.start:

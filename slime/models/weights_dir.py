@@ -18,7 +18,8 @@ _BLOCK_BYTES = 8 * 1024**2
 
 
 class WeightsReader(SafetensorReader):
-    """As `SafetensorReader`. Quantised weights are read in float32, dequantised, under the plain names.
+    """Reads like `SafetensorReader`. Quantised weights are read in float32, dequantised, under the plain
+    names.
 
     Experts that the checkpoint has one by one, and the family in one tensor for each layer, are read so.
 
@@ -115,7 +116,7 @@ class WeightsReader(SafetensorReader):
             target[at : at + step].copy_(self.read_part(name, [slice(part.start, part.stop), *columns]))
 
     def _find_stacks(self, config: HfConfig) -> dict[str, list[tuple[str, ...]]]:
-        """By name the matrices of each expert; these names give way to those."""
+        """Finds by name the matrices of each expert, whose names replace those of the stacks."""
         try:
             stacks = stacks_of(self._names, config)
         except ValueError as error:

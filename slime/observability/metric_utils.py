@@ -82,7 +82,9 @@ def has_repetition(text: str) -> bool:
 
 
 def plotted_step(args: TrackingView, axis: str, step: int) -> int:
-    """Where a row of an axis stands in wandb and tensorboard, by ``--wandb-always-use-train-step``."""
+    """Returns where a row of an axis stands in wandb and tensorboard, by ``--wandb-always-use-train-
+    step``.
+    """
     return step if axis == "train" else compute_rollout_step(args, step)
 
 

@@ -36,7 +36,7 @@ def save_debug_rollout_data(
 
 
 def recording_path(template: str, rollout_id: int, *, evaluation: bool) -> Path:
-    """Where a template puts the recording of a rollout, or of the evaluation after it."""
+    """Returns where a template puts the recording of a rollout, or of the evaluation after it."""
     if evaluation:
         template = template.replace("{rollout_id", "eval_{rollout_id")
     return Path(template.format(rollout_id=rollout_id))

@@ -104,7 +104,10 @@ def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, An
 
 
 def _eval_pass_rate(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, float]:
-    """By group; without samples, or with samples that nobody grouped, by the number of answers per prompt."""
+    """Computes pass rates by group.
+
+    Without samples, or with samples that nobody grouped, by the number of answers per prompt.
+    """
     rewards, samples = result["rewards"], result.get("samples") or []
     if len(samples) == len(rewards) and all(sample.group_index is not None for sample in samples):
         return pass_rate_of_groups(list(_rewards_by_group(samples, rewards).values()))

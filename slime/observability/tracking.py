@@ -1,4 +1,4 @@
-"""Where metrics go. The driver logs; everything else returns its numbers to the driver.
+"""The destinations of metrics. The driver logs; everything else returns its numbers to the driver.
 
 The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
 
@@ -34,15 +34,15 @@ class Tracker:
     """Sends every row to every sink.
 
     Attributes:
-        facts: what became known when the sinks were opened, for ``with_facts``.
+        context: what became known when the sinks were opened, for ``with_context``.
     """
 
-    def __init__(self, sinks: Sequence[Sink], facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, sinks: Sequence[Sink], context: Mapping[str, Any] | None = None) -> None:
         self._sinks = list(sinks)
-        self.facts = dict(facts or {})
+        self.context = dict(context or {})
 
     def add(self, sink: Sink) -> None:
-        """From now on rows go there too."""
+        """Adds a destination of rows."""
         self._sinks.append(sink)
 
     def log(self, metrics: Mapping[str, Any], *, axis: Axis, step: int) -> None:
@@ -74,14 +74,14 @@ def init_tracking(args: TrackingView) -> Tracker:
     Call it in the driver only: two writers would mix their rows.
     """
     sinks: list[Sink] = [JsonlWriter(metrics_path(args))]
-    facts = {}
+    context: dict[str, str | None] = {}
     if args.use_wandb:
         wandb = WandbSink(args)
         sinks.append(wandb)
-        facts["wandb_run_id"] = wandb.run_id
+        context["wandb_run_id"] = wandb.run_id
     if args.use_tensorboard:
         sinks.append(TensorboardSink(args))
-    return Tracker(sinks, facts)
+    return Tracker(sinks, context)
 
 
 def metrics_path(args: TrackingView) -> Path:

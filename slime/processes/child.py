@@ -167,7 +167,7 @@ def _started(
 
 
 def _forked(argv: Sequence[str], files: tuple[int, int, int], env: Mapping[str, str]) -> ForkedProcess | None:
-    """The same, with the command's imports done; None where there is no server or it declines."""
+    """Forks the child with the command's imports done; None where there is no server or it declines."""
     server = server_of_run()
     if server is None:
         return None

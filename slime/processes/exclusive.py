@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryUnusable(RuntimeError):
-    """Another process holds its lock, or nothing can be written to it."""
+    """A directory cannot be used: another process holds its lock, or nothing can be written to it."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import time
 POLL_S = 1.0
 GRACE_S = 2.0
 """Seconds after the driver's end in which processes may end by themselves."""
-PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 """Seconds in which children of what was killed are still looked for."""
 
 SHARED_MEMORY = "/dev/shm"
@@ -54,7 +54,9 @@ def read_processes() -> dict[int, tuple[int, int]]:
 
 
 def living(known: Known, root: int | None = None) -> Known:
-    """Those of ``known`` that live, and all that runs below them or below ``root``, but not this process."""
+    """Returns those of ``known`` that live, and all that runs below them or below ``root``, but not this
+    process.
+    """
     processes = read_processes()
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
@@ -85,7 +87,7 @@ def reap(known: Known) -> None:
     deadline = time.monotonic() + GRACE_S
     while (known := living(known)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while (known := living(known)) and time.monotonic() < deadline:
         for pid in known:
             try:

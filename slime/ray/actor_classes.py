@@ -29,7 +29,7 @@ RolloutManager = _late(
     [
         *("check", "dispose", "eval", "generate", "load", "notices", "num_rollout", "num_rollout_per_epoch"),
         *("offload", "onload", "set_train_parallel_config", "start", "updatable_engines", "weights_updated"),
-        *("check_policy", "probe_tokens", "whereabouts"),
+        *("check_policy", "probe_tokens", "process_location"),
     ],
 )
 TrainRayActor = _late(
@@ -37,6 +37,6 @@ TrainRayActor = _late(
     [
         *("address_and_free_port", "connect_rollout_engines", "init", "offload_training_state"),
         *("parallel_config", "save_model", "sleep", "text_log_probs", "train", "trained_steps"),
-        *("update_weights", "wake_up", "whereabouts"),
+        *("update_weights", "wake_up", "process_location"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where plug-ins import the trainer's group from."""
+"""Plug-ins import the trainer's group from here."""
 
 from slime.ray.train_group import RayTrainGroup
 

@@ -1,8 +1,8 @@
-"""Where the routers of a run will be, and the key of all its servers."""
+"""The addresses of a run's routers, and the key of all its servers."""
 
 import secrets
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.served_models import DEFAULT
 from slime.arguments.views import FleetView
 from slime.ray.node import LOOPBACK, first_port, node_host
@@ -21,7 +21,7 @@ def with_addresses(args: FleetView) -> FleetView:
     routers = {name: (host, port) for name, port in zip(names, ports, strict=True)}
     if args.sglang_router_ip is not None:
         routers[names[0]] = (args.sglang_router_ip, ports[0])
-    return with_facts(
+    return with_context(
         args,
         sglang_router_ip=routers[names[0]][0],
         sglang_router_port=ports[0],
@@ -50,5 +50,5 @@ def api_key(args: FleetView, host: str) -> str | None:
 
 
 def metrics_port(port: int) -> int:
-    """Where to begin to look for a port of the router's metrics, away from the router's own."""
+    """Returns where to begin to look for a port of the router's metrics, away from the router's own."""
     return port + 1000 if port < 60_000 else port - 1000

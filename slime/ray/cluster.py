@@ -163,7 +163,10 @@ def _forking_workers(args: FleetView) -> Iterator[None]:
 
 
 def session_directory() -> Path:
-    """Of Ray on this node. Its logs hold the values of ``--train-env-vars``; Ray opens it to everybody."""
+    """Returns Ray's session directory on this node.
+
+    Its logs hold the values of ``--train-env-vars``; Ray opens it to everybody.
+    """
     return Path(ray._private.worker._global_node.get_session_dir_path())
 
 
@@ -195,7 +198,7 @@ def _sigterm_left_alone() -> Iterator[None]:
 
 
 def _use_token_if_there_is_one() -> None:
-    """As ``ray start`` does; a driver of Ray asks too late."""
+    """Uses a token if there is one, as ``ray start`` does; a driver of Ray asks too late."""
     try:
         from ray._private.authentication import authentication_token_setup as setup
     except ImportError:  # before tokens

@@ -19,7 +19,7 @@ def cause(error: BaseException) -> str:
 
 
 def exit_status(error: BaseException | None) -> int:
-    """Of a run that ended with this error."""
+    """Returns the exit status of a run that ended with this error."""
     match error:
         case None:
             return 0

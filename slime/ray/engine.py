@@ -104,7 +104,7 @@ class Engine:
 
     @cached_property
     def client(self) -> EngineClient:
-        """Its control plane."""
+        """The client of the engine's control plane."""
         return EngineClient(self.endpoint)
 
     def started(self, endpoint: EngineEndpoint) -> None:

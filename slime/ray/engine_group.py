@@ -23,7 +23,7 @@ class EngineSource(Protocol):
         """Begins to start an engine and returns at once."""
 
     def wait_ready(self, handles: Sequence[Any], timeout: float) -> list[EngineEndpoint]:
-        """Where engines of this source serve, once all of them do; raises as soon as one fails.
+        """Waits until all engines of this source serve, and returns where; raises as soon as one fails.
 
         Raises:
             EngineStartError: one ended, or did not serve within ``timeout`` seconds.

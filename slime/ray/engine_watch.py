@@ -34,7 +34,7 @@ class EngineFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class WatchTimes:
-    """Of the health checks, in seconds.
+    """The times of the health checks, in seconds.
 
     Attributes:
         interval: between two checks of an engine.
@@ -98,7 +98,7 @@ class EngineWatch:
                 self._changed.notify_all()
 
     def pause(self) -> None:
-        """On return no check finds an engine dead any more, until the next resume.
+        """Pauses the checks: on return none finds an engine dead any more, until the next resume.
 
         A check that is under way is not waited for; its result is ignored.
         """
@@ -106,7 +106,7 @@ class EngineWatch:
             self._check_due = math.inf
 
     def stop(self) -> None:
-        """On return nothing is found any more."""
+        """Stops the checks: on return none finds anything any more."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

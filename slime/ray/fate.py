@@ -63,7 +63,7 @@ def known_end(pid: int) -> str:
 
 
 def _status(pid: int) -> int | None:
-    """As its parent was told, if that is the run's fork server."""
+    """Returns the status that the parent was told, if that is the run's fork server."""
     server = server_of_run()
     deadline = time.monotonic() + _NOTICE_TIME
     while server is not None:

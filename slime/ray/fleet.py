@@ -60,7 +60,7 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
-        """Of all living engines."""
+        """The URLs of all living engines."""
         return [engine.url for model in self.models.values() for engine in model.living]
 
     def metrics(self) -> dict[str, int]:
@@ -75,7 +75,7 @@ class Fleet:
 
     @property
     def endpoints(self) -> list[EngineEndpoint]:
-        """Of the living engines that take updates."""
+        """The endpoints of the living engines that take updates."""
         return [engine.endpoint for model in self._updated for engine in model.living]
 
     @property

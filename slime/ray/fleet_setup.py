@@ -1,4 +1,4 @@
-"""From the flags of a run to its models, engines and routers."""
+"""Sets up a run's models, engines and routers from its flags."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,12 +12,12 @@ from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.router import Router, start_router
 from slime.ray.addresses import metrics_port
 from slime.ray.engine_group import EngineGroup
-from slime.ray.engine_keeper import EngineShape, SpawnedEngines
 from slime.ray.engine_slots import GroupPlace, group_places
 from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
 from slime.ray.served_model import ServedModel
+from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
 
 
@@ -96,7 +96,9 @@ def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[
 
 
 def _router_args(args: FleetView, model: str, halves: bool, is_first: bool) -> FleetView:
-    """Of one of several routers: a port that was given is the first one's, and the tokenizer the model's."""
+    """Returns the flags of one of several routers: a port that was given is the first one's, and the
+    tokenizer the model's.
+    """
     own: dict[str, Any] = {"router_pd_disaggregation": True} if halves else {}
     if not is_first:
         own["router_prometheus_port"] = None

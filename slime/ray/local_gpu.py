@@ -18,7 +18,7 @@ def number_of(gpu: str) -> int:
 
     Ray takes its name from where the node's Ray was started: an entry of ``CUDA_VISIBLE_DEVICES``, else its
     number. Processes inherit that list, and CUDA counts its entries. Ray narrows it to the GPUs of a
-    process where ours do not tell it to leave it (`slime.ray.node`): only ranks and keepers may ask here.
+    process where ours do not tell it to leave it (`slime.ray.node`): only ranks and actors may ask here.
     """
     for variable in _VISIBLE:
         visible = [name.strip() for name in os.environ.get(variable, "").split(",")]

@@ -59,7 +59,9 @@ def share_environment() -> None:
 
 
 def forget_shared_environment() -> None:
-    """For whoever joins a cluster: its processes inherit nothing from this one."""
+    """Forgets what only this machine's processes share: those of a joined cluster inherit nothing from this
+    one.
+    """
     os.environ.pop(_INHERITED, None)
 
 
@@ -84,7 +86,7 @@ def log_dir() -> Path:
 
 
 def first_port(base: int, spread: int) -> int:
-    """Where this run starts to look for free ports: ``base`` plus up to ``spread``.
+    """Returns where this run starts to look for free ports: ``base`` plus up to ``spread``.
 
     Two runs that start together would otherwise find the same port free, and the one whose server loses
     it would find the other's server healthy.

@@ -1,7 +1,7 @@
 """Actors of a run that somebody has stopped (SIGSTOP): Ray takes them for busy, and waits.
 
 watch = ProcessWatch()
-watch.add("rank 0", actor)      # an actor with the method `whereabouts`
+watch.add("rank 0", actor)      # an actor with the method `process_location`
 watch.check()                   # every few seconds, while the actor is waited for
 """
 
@@ -18,7 +18,7 @@ from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
 
 _LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
 
-Whereabouts = tuple[str, int]
+ProcessLocation = tuple[str, int]
 """Ray's id of a node, and a process id."""
 
 
@@ -26,8 +26,8 @@ class ProcessStopped(RuntimeError):
     """A process of the run is stopped and will not answer."""
 
 
-def whereabouts() -> Whereabouts:
-    """Of this process."""
+def process_location() -> ProcessLocation:
+    """Returns the node and process id of this process."""
     return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
@@ -42,8 +42,8 @@ class ProcessWatch:
         self._asked: dict[str, ray.ObjectRef] = {}
 
     def add(self, name: str, actor: Any) -> None:
-        """From now on this actor is looked at; its next call waits for none of ours."""
-        self._unknown[actor.whereabouts.remote()] = name
+        """Adds an actor to those that are looked at; its next call waits for none of ours."""
+        self._unknown[actor.process_location.remote()] = name
 
     def check(self) -> None:
         """

@@ -1,4 +1,4 @@
-"""Where plug-ins import the rollout manager from."""
+"""Plug-ins import the rollout manager from here."""
 
 from slime.ray.rollout_manager import RolloutManager
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import FleetView
 from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
@@ -19,7 +19,7 @@ from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
-from slime.ray.process_watch import Whereabouts, whereabouts
+from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
@@ -62,7 +62,7 @@ class RolloutManager:
         self._rollout_fn = load_function(args.rollout_function_path)
         self._eval_fn = load_function(args.eval_function_path)
         self._data_source = load_function(args.data_source_path)(self._args)
-        self._args = with_facts(self._args, num_rollout=self.num_rollout())
+        self._args = with_context(self._args, num_rollout=self.num_rollout())
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._flat: str | None = None
@@ -70,8 +70,8 @@ class RolloutManager:
         spare_collector()
         reached("rollout manager ready")
 
-    def whereabouts(self) -> Whereabouts:
-        return whereabouts()
+    def process_location(self) -> ProcessLocation:
+        return process_location()
 
     def start(self) -> None:
         """Brings up engines and router; returns when they serve."""
@@ -230,7 +230,9 @@ class RolloutManager:
             check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
 
     def _check_batch(self, samples: list[Sample]) -> None:
-        """Before metrics are made of them: those would fail with less to say."""
+        """Checks the samples of a batch before metrics are made of them, which would fail with less to
+        say.
+        """
         if self._parallel_config is None:
             return
         if not samples:

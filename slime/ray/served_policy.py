@@ -54,7 +54,7 @@ def _contexts(args: FleetView) -> Iterator[int]:
 
 
 def _groups(args: FleetView) -> list[ServerGroupConfig | None]:
-    """Those of the engines that get the trainer's weights; None stands for what flags say."""
+    """Returns the groups of engines that get the trainer's weights; None stands for what flags say."""
     return [
         None,
         *(group for model in args.served_models if model.update_weights for group in model.server_groups),

@@ -1,4 +1,4 @@
-"""From the command line to a running loop, and back to an empty machine."""
+"""Starts a run from the command line, and leaves an empty machine behind."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from slime.arguments import UsageError, parse_args
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import FleetView, view
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
@@ -110,7 +110,7 @@ def _session(args: FleetView, loop: Loop) -> None:
     with _own_save_directory(args), ray_cluster(args):
         reached("Ray up")
         tracker = init_tracking(args)
-        args = with_facts(args, **tracker.facts)
+        args = with_context(args, **tracker.context)
         with putting_away(_PUTTING_AWAY):
             try:
                 log = RunLog(tracker)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slime.arguments.critic import of_critic
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.cluster import reaper_ends_it
@@ -45,7 +45,7 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
         if args.num_rollout is None:
             # The length of the data decides, and the trainer's schedule needs it.
             rollout.wait_ready()
-            args = with_facts(args, num_rollout=rollout.num_rollout)
+            args = with_context(args, num_rollout=rollout.num_rollout)
         critic = RayTrainGroup(
             of_critic(args) if args.use_critic else args,
             placement.critic,

@@ -1,4 +1,4 @@
-"""Where plug-ins import the trainer's Ray actor from."""
+"""Plug-ins import the trainer's Ray actor from here."""
 
 from slime.ray.train_worker import TrainRayActor
 

@@ -27,7 +27,7 @@ GPU_PER_ACTOR = 0.4
 Engines = tuple[list[EngineEndpoint], int]
 """Where they serve, and a number that changes when one of them was replaced."""
 
-Given = list[ray.ObjectRef]
+RoleOutputs = list[ray.ObjectRef]
 """What a role gives to others of a rollout, by rank."""
 
 
@@ -77,16 +77,18 @@ class RayTrainGroup:
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
 
-    def train(self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], given: Given | None = None) -> Given:
+    def train(
+        self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], inputs: RoleOutputs | None = None
+    ) -> RoleOutputs:
         """Trains on one rollout, logs the main rank's report, and returns what the role gives to others.
 
         Args:
-            given: what another role has given, if there is one.
+            inputs: the outputs of another role, if there is one.
         """
         if not self._actors:
             return []
         with self._log.phase("train_wait"):
-            refs = [actor.train.remote(rollout_id, list(data_refs), given or None) for actor in self._actors]
+            refs = [actor.train.remote(rollout_id, list(data_refs), inputs or None) for actor in self._actors]
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
         self._log.train(rollout_id, next((report for report, _ in outcomes if report), {}))
         return [ref for _, ref in outcomes if ref is not None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
@@ -17,7 +17,7 @@ from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.local_gpu import local_gpu
 from slime.ray.node import node_host
-from slime.ray.process_watch import Whereabouts, whereabouts
+from slime.ray.process_watch import ProcessLocation, process_location
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
@@ -55,7 +55,7 @@ class TrainWorker:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._args = view(with_facts(args, rank=rank, world_size=world_size), TrainWorkerView)
+        self._args = view(with_context(args, rank=rank, world_size=world_size), TrainWorkerView)
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None
@@ -92,12 +92,12 @@ class TrainWorker:
         return self.backend.parallel_config()
 
     def train_shard(
-        self, rollout_id: int, shard: RolloutBatch, given: Mapping[str, Any] | None = None
+        self, rollout_id: int, shard: RolloutBatch, inputs: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Trained]:
         """Trains on this rank's shard of a rollout.
 
         Args:
-            given: what another role has computed for the shard's samples.
+            inputs: what another role has computed for the shard's samples.
 
         Returns:
             On the main rank {"train": metrics of each optimizer step, "rollout": metrics of the batch,
@@ -110,7 +110,7 @@ class TrainWorker:
         with self._timer.measure("train"):
             with self._timer.measure("data_preprocess"):
                 batch = tensorize(shard, self.backend.device)
-            trained = self._trainer.train(rollout_id, batch, given)
+            trained = self._trainer.train(rollout_id, batch, inputs)
         seconds = self._timer.take()
         context = self.backend.context
         rollout = take_logged("rollout", "eval")  # on every rank, or it would wait for ever
@@ -200,17 +200,23 @@ class TrainWorker:
 
 
 class TrainRayActor(TrainWorker):
-    """The same as a Ray actor. Ray decides where it runs; the first rank offers the meeting point."""
+    """A trainer process as a Ray actor.
+
+    Ray decides where it runs; the first rank offers the meeting point.
+    """
 
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_gpu()))
         super().__init__(args, role)
 
-    def whereabouts(self) -> Whereabouts:
-        return whereabouts()
+    def process_location(self) -> ProcessLocation:
+        return process_location()
 
     def address_and_free_port(self) -> tuple[str, int]:
-        """Where rank 0 will host the rendezvous of the group; on loopback if the cluster is one machine."""
+        """Returns where rank 0 will host the rendezvous of the group.
+
+        On loopback if the cluster is one machine.
+        """
         host = node_host()
         return host, reserve_port(host)
 
@@ -225,7 +231,7 @@ class TrainRayActor(TrainWorker):
         return start
 
     def train(
-        self, rollout_id: int, data_refs: list[ray.ObjectRef], given: list[ray.ObjectRef] | None = None
+        self, rollout_id: int, data_refs: list[ray.ObjectRef], inputs: list[ray.ObjectRef] | None = None
     ) -> tuple[dict[str, Any], ray.ObjectRef | None]:
         """Trains on this rank's shard.
 
@@ -236,9 +242,9 @@ class TrainRayActor(TrainWorker):
             The main rank's metrics, and a reference to what this role gives to others, if it does.
         """
         shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
-        values = None if given is None else ray.get(given[self._args.rank])
+        values = None if inputs is None else ray.get(inputs[self._args.rank])
         report, trained = self.train_shard(rollout_id, shard, values)
-        return report, ray.put(trained.gives) if self._role.gives else None
+        return report, ray.put(trained.outputs) if self._role.outputs else None
 
 
 def _release_cache() -> None:

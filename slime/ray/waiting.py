@@ -76,7 +76,9 @@ def _raise_failure(refs: Sequence[ObjectRef], ref: ObjectRef, what: str) -> None
 
 
 def _raise_death(refs: Sequence[ObjectRef], what: str) -> None:
-    """Of a rank that has ended: those that spoke with it fail first, and know no more than that."""
+    """Raises the death of a rank that has ended: those that spoke with it fail first, and know no more than
+    that.
+    """
     pending = list(refs)
     deadline = time.monotonic() + _DEATH_NOTICE
     while pending and (left := deadline - time.monotonic()) > 0:

@@ -143,7 +143,7 @@ class AsyncRolloutWorker:
         return finished
 
     def metrics(self, groups: list[list[Any]]) -> dict[str, float]:
-        """Of the groups of a rollout, and of what happened since the last call."""
+        """Returns the metrics of a rollout's groups, and of what happened since the last call."""
         ages = [clock.age(oldest_version(group)) for group in groups]
         counts, self._counts = self._counts, Counter()
         drops, self._drops = self._drops, MetricGatherer()

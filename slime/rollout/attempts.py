@@ -47,7 +47,10 @@ def can_go_on(group: list[Any]) -> bool:
 
 
 def oldest_version(group: list[Any]) -> int | None:
-    """Of the weights that made any token of the group; None where none is known by number."""
+    """Returns the oldest version of the weights that made any token of the group.
+
+    None where none is known by number.
+    """
     versions = {
         version
         for sample in flatten(group)

@@ -66,7 +66,7 @@ def call_rollout_fn(
 
 
 def accepted(fn: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``keywords`` that a user's function has parameters for; all if it takes any."""
+    """Returns those of ``keywords`` that a user's function has parameters for; all if it takes any."""
     parameters = _parameters(fn)
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
         return dict(keywords)

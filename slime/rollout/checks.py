@@ -44,7 +44,7 @@ def check_samples(origin: str, samples: Sequence[Any]) -> None:
 
 
 def _check_kinds(origin: str, sample: Sample) -> None:
-    """Of what everybody reads and nobody could do without. A status may come as its text."""
+    """Checks the types of what everybody reads and nobody could do without. A status may come as its text."""
     if isinstance(sample.status, str) and sample.status in _STATUSES:
         name = sample.status.upper()
         note(f"{origin} sets status to text: {sample.status!r}, taken as Sample.Status.{name}")

@@ -1,4 +1,4 @@
-"""Where prompts come from, in an order that a restart continues exactly."""
+"""The source of prompts, in an order that a restart continues exactly."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -6,7 +6,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 from slime.arguments.views import RolloutView
 from slime.rollout.copies import copied
 from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state
@@ -75,7 +75,7 @@ class RolloutDataSource(DataSource):
         self._returned: list[Group] = []  # were leased when the state was saved
         self.dataset = self._load_dataset() if args.rollout_global_dataset else None
         if args.num_rollout is None:
-            self.args = with_facts(args, num_rollout=rollouts_of_run(args, self))
+            self.args = with_context(args, num_rollout=rollouts_of_run(args, self))
         self.notices = self._notices()
         self._shuffle()
 
@@ -110,7 +110,7 @@ class RolloutDataSource(DataSource):
         return [f"--prompt-data {self.args.prompt_data}: {line}" for line in lines]
 
     def data_metrics(self) -> dict[str, int]:
-        """Of every rollout: how many prompts are too long to be given out."""
+        """Returns metrics of every rollout: how many prompts are too long to be given out."""
         count = self.dataset.num_too_long if self.dataset is not None else 0
         return {"rollout/dropped/prompts_too_long": count} if count else {}
 
@@ -319,7 +319,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def _identity(group: Group) -> frozenset[int]:
-    """By its samples: a filter may wrap them in another list."""
+    """Identifies a group by its samples: a filter may wrap them in another list."""
     return frozenset(map(id, group))
 
 

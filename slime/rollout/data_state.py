@@ -9,7 +9,7 @@ from slime.utils.types import Sample
 
 
 def state_path(directory: str, rollout_id: int) -> Path:
-    """Where the state after a rollout lies under a ``--save`` directory."""
+    """Returns where the state after a rollout lies under a ``--save`` directory."""
     return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
 
 

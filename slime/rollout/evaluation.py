@@ -57,7 +57,7 @@ def _prompts_too_long(args: RolloutView) -> dict[str, int]:
 
 
 def _given_up(data: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """The same goes for samples that were given up."""
+    """Handles samples that were given up like failed ones."""
     counts = {name: len(result["given_up"]) for name, result in data.items()}
     return {f"eval/{name}/given_up": count for name, count in counts.items() if count}
 

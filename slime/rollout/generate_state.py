@@ -44,7 +44,7 @@ class GenerateState(metaclass=SingletonMeta):
 
     @cached_property
     def processor(self) -> Any:
-        """Of ``--hf-checkpoint``, for inputs beside text; None if it is for text alone."""
+        """The processor of ``--hf-checkpoint``, for inputs beside text; None if it is for text alone."""
         return load_processor(self.args.hf_checkpoint, self.args.trust_remote_code)
 
     @property

@@ -1,4 +1,4 @@
-"""From a sample with a prompt to one with a response and a reward."""
+"""Gives a sample with a prompt its response and reward."""
 
 import inspect
 import logging
@@ -171,7 +171,7 @@ async def _generate_one(
 
 
 def _check_own_rewards(args: RolloutView, sample: Sample, result: Sample | list[Sample]) -> None:
-    """Of rewards that generation gave: only now, since a sample hook may make numbers of anything."""
+    """Checks rewards that generation gave: only now, since a sample hook may make numbers of anything."""
     origin = " and ".join([_generators(args, [sample]), *args.rollout_sample_hook_path])
     for made in _as_list(result):
         if made.reward is not None:

@@ -181,7 +181,9 @@ class RolloutAccount:
         return groups
 
     def restate(self, group: list[Any], state: list[Any]) -> None:
-        """From now on a state that is saved holds the group like this, so nobody may change ``state`` now."""
+        """Restates a group: from now on a state that is saved holds the group like this, so nobody may change
+        ``state`` now.
+        """
         with self._ledger.lock:
             self._ledger.records[self._number(group)] = state
 

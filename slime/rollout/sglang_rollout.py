@@ -146,7 +146,9 @@ class _Collection:
 
     @property
     def keeps_surplus(self) -> bool:
-        """If asked for, and not if nothing of a finished group would be trained on in the next rollout."""
+        """Tells whether surplus groups are kept: if asked for, and not if nothing of a finished group would
+        be trained on in the next rollout.
+        """
         args = self.args
         masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
         asked = args.keep_surplus_groups or args.partial_rollout
@@ -236,7 +238,7 @@ class _Collection:
         return self.metrics.collect() | given_up | self.account.metrics()
 
     def _keep_finished(self, taken: list[Any], group: list[Any]) -> None:
-        """Its filter judges it in the rollout that uses it, so once."""
+        """Keeps a finished group; its filter judges it once, in the rollout that uses it."""
         for sample in flatten(group):
             sample.metadata.setdefault("start_rollout_id", self.rollout_id)
         self.spare.append((taken, group))

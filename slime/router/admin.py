@@ -32,7 +32,7 @@ class AdminRequest:
 
 @dataclass(frozen=True)
 class AdminAnswer:
-    """Its answer: text, or else JSON."""
+    """An answer of the admin routes: text, or else JSON."""
 
     status: int
     body: Any

@@ -20,7 +20,7 @@ from slime.utils.request_gate import RequestGate
 
 
 class RouterParts(Protocol):
-    """Of a SlimeRouter, what answers requests."""
+    """The parts of a SlimeRouter that answer requests."""
 
     upstream: Upstream
     admin: Any
@@ -28,7 +28,7 @@ class RouterParts(Protocol):
     radix_tree: Any
 
 
-class Gatekeeper:
+class AuthMiddleware:
     """Lets nobody to the middleware who does not show the key, nor what a page of another site asks for."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:

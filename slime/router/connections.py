@@ -11,7 +11,7 @@ _WITHOUT_BODY = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 
 
 class Connections:
-    """To every worker as many as there are requests in flight.
+    """The connections to every worker: as many as there are requests in flight.
 
     Args:
         limit: of all connections; further requests wait.

@@ -27,7 +27,7 @@ BODY_BYTES = 2**28
 _TOO_LONG = (413, f"the body of the request has over {BODY_BYTES} bytes")
 _UNPAID_BYTES = HEAD_BYTES + 2**18
 """What may come after a head without being part of a body: of chunks and trailers, which nobody reads."""
-PATIENCE_S = 60.0
+READ_TIMEOUT_S = 60.0
 """How long the head of a request may take, from connecting or the answer before; a body may pause as long."""
 
 
@@ -158,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(503, f"{len(self._connections)} requests are being answered, and that is the most")
             return
         self._connections.add(self)
-        self._watch = self._loop.call_later(PATIENCE_S, self._look)
+        self._watch = self._loop.call_later(READ_TIMEOUT_S, self._look)
 
     def data_received(self, data: bytes) -> None:
         if self._fault or self._transport.is_closing():
@@ -314,11 +314,11 @@ class ClientConnection(asyncio.Protocol):
         now = self._loop.time()
         if self.task is not None:
             self._since = now  # it is the client who waits
-        left = self._since + PATIENCE_S - now
+        left = self._since + READ_TIMEOUT_S - now
         if left > 0:
             self._watch = self._loop.call_later(left, self._look)
         elif self._head_bytes:
-            self._refuse(408, f"the request did not come within {PATIENCE_S:g} s")
+            self._refuse(408, f"the request did not come within {READ_TIMEOUT_S:g} s")
         else:
             self._transport.close()
 

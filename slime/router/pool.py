@@ -72,7 +72,7 @@ class WorkerPool:
         return len(self._workers)
 
     def get(self, worker_id: str) -> Worker | None:
-        """By its id, or its URL."""
+        """Returns a worker by its id or its URL."""
         return self._workers.get(worker_id) or next((w for w in self if worker_id == w.id), None)
 
     def add(self, url: str, api_key: str | None = None) -> Worker:

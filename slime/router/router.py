@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from slime.router.admin import Admin
-from slime.router.asgi import Gatekeeper, ProxyApp
+from slime.router.asgi import AuthMiddleware, ProxyApp
 from slime.router.front import Front
 from slime.router.health import HealthWatch
 from slime.router.metrics import Counts
@@ -79,11 +79,11 @@ class SlimeRouter:
 
         loaded: list[Any] = [load_function(path) for path in self.settings.middleware_paths]
         middleware = [Middleware(cls, router=self) for cls in reversed(loaded)]
-        keeper: Any = Gatekeeper
+        auth: Any = AuthMiddleware
         app = Starlette(
             lifespan=lifespan,
             middleware=[
-                Middleware(keeper, api_key=self.settings.api_key, host=self.settings.host),
+                Middleware(auth, api_key=self.settings.api_key, host=self.settings.host),
                 *middleware,
             ],
         )
@@ -109,7 +109,7 @@ def run_router(args: Any) -> None:
 
 
 def server_options(settings: RouterSettings) -> dict[str, Any]:
-    """Of uvicorn.
+    """Returns the options of uvicorn.
 
     It parses by h11: with httptools it ends at the head of a request that wishes for another protocol, as
     clients do that know HTTP/2, and takes its body for the next request. What h11 puts up with is refused.

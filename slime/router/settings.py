@@ -8,7 +8,7 @@ from slime.utils.http_utils import get_rollout_num_engines
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """Of one router.
+    """The settings of one router.
 
     Attributes:
         api_key: that it asks its clients for; None for none.
@@ -33,7 +33,7 @@ class RouterSettings:
 
     @staticmethod
     def of(args: Any) -> "RouterSettings":
-        """Of a run's ``args``."""
+        """Returns the settings of a run's ``args``."""
         return RouterSettings(
             host=args.sglang_router_ip,
             port=args.sglang_router_port,

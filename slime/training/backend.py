@@ -26,7 +26,7 @@ Head = Callable[[TrainingView, torch.Tensor, Mapping[str, Any]], Outputs]
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The point at which a run begins.
 
     Attributes:
         rollout_id: the first rollout.

@@ -76,13 +76,13 @@ def _routes(sample: Sample) -> np.ndarray | None:
 
 
 def _routes_of_nothing(sample: Sample) -> np.ndarray | None:
-    """Of an answer of which no token is trained on."""
+    """Makes the routes of an answer of which no token is trained on."""
     trained = sample.effective_response_length and not sample.remove_sample
     return None if trained else np.zeros((0, 0, 0), dtype=np.int16)
 
 
 def _log_probs_of_nothing(sample: Sample) -> list[float] | None:
-    """Of an answer without tokens, which records none."""
+    """Makes the log-probs of an answer without tokens, which records none."""
     return None if sample.response_length else []
 
 

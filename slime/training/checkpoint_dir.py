@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie, and how one becomes the latest.
+"""The directory of a run's checkpoints, and how one becomes the latest.
 
     <save>/latest_checkpointed_iteration.txt     iteration of the last complete checkpoint
     <save>/iter_0000007/                         written as iter_0000007.tmp, then renamed
@@ -45,7 +45,9 @@ def find_checkpoint(root: str | Path, step: int | None = None) -> tuple[int, Pat
 
 
 def saved_version(root: str | Path, step: int | None, tag: str) -> Path | None:
-    """Where a checkpoint of `find_checkpoint` has the weights saved along under ``tag``, if it has any."""
+    """Returns where a checkpoint of `find_checkpoint` has the weights saved along under ``tag``, if it has
+    any.
+    """
     path = find_checkpoint(root, step)[1] / tag
     return path if path.is_dir() else None
 

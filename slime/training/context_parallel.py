@@ -77,7 +77,7 @@ class RowSplit:
 
     @cached_property
     def slots(self) -> torch.Tensor:
-        """Where each row is when the parts of all ranks lie one after the other: [T] int64."""
+        """Returns where each row is when the parts of all ranks lie one after the other: [T] int64."""
         rows = torch.cat([_rows(self._pieces_of(rank)) for rank in range(self.size)])
         slots = torch.empty_like(rows)
         slots[rows] = torch.arange(len(rows))
@@ -147,7 +147,7 @@ class Gathering:
 
 
 def response_rows(batch: Mapping[str, Any], context: ParallelContext, device: torch.device) -> ResponseRows:
-    """Those of a micro-batch of `packed_micro_batch`."""
+    """Returns the response rows of a micro-batch of `packed_micro_batch`."""
     sequences, lengths = batch["unconcat_tokens"], list(batch["response_lengths"])
     segments = [len(tokens) for tokens in sequences] if context.cp_size == 1 else batch["segment_lengths"]
     rows, targets, start = [], [], 0

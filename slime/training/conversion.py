@@ -1,4 +1,7 @@
-"""From finished samples to what each data-parallel rank trains on. Plain lists; the trainer makes tensors."""
+"""Converts finished samples into what each data-parallel rank trains on.
+
+Plain lists; the trainer makes tensors.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
@@ -161,7 +164,7 @@ def _loss_mask(sample: Sample) -> list[int]:
 
 
 def _reported_rewards(samples: list[Sample], raw_rewards: list[float]) -> list[Any]:
-    """For metrics: what the reward function said, where it left that in the metadata."""
+    """Returns rewards for metrics: what the reward function said, where it left that in the metadata."""
     if not any("raw_reward" in sample.metadata for sample in samples):
         return raw_rewards
     return [sample.metadata.get("raw_reward", sample.reward) for sample in samples]

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from slime.models.hf_config import read_hf_config
-from slime.models.kept import kept_names
 from slime.models.mtp import is_copy
+from slime.models.passthrough import passthrough_names
 from slime.models.quantization import KEYS
 from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
 from slime.models.weights_dir import WeightsReader
@@ -103,7 +103,7 @@ def _write_kept(
         # What the source has quantised gets the format of the other weights.
         specs: dict[str, Spec] = {
             name: (dtype if name in reader.quantized else reader.dtype(name), reader.shape(name))
-            for name in kept_names(source, reader)
+            for name in passthrough_names(source, reader)
             if name not in trained and not is_copy(name)
         }
         for number, part in enumerate(_packed(specs, shard_bytes), start=len(there) + 1):

@@ -50,7 +50,7 @@ class TrainerMemory:
         self._move(s for s in _distinct(self._optimizer_tensors()) if s.data_ptr() not in weights)
 
     def offload(self) -> None:
-        """The same with the weights too. Does nothing if they are away already."""
+        """Moves the weights away too. Does nothing if they are away already."""
         self.offload_training_state()
         if self._has_weights:
             self._has_weights = False

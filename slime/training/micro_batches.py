@@ -1,4 +1,4 @@
-"""From a rank's shard of a rollout to packed micro-batches."""
+"""Packs a rank's shard of a rollout into micro-batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ class DataIterator:
 
     @property
     def number(self) -> int:
-        """Of the next micro-batch, from 0."""
+        """The number of the next micro-batch, from 0."""
         return self._next
 
     def get_next(self, keys: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What layers for further tokens (MTP) read and predict: rows of a packed batch, shifted in each sequence.
+"""What multi-token prediction (MTP) layers read and predict: rows of a packed batch, shifted by sequence.
 
 Row i of a sequence is given token i + k in the layer of depth k, counted from 1, and predicts token i + k + 1
 (DeepSeek-V3, arXiv:2412.19437, eqs 21 to 24). Shifting is done before the row is split over context-parallel
@@ -34,7 +34,7 @@ class ShiftedRows:
 
 
 def shifted_rows(batch: Mapping[str, Any], depth: int, context: ParallelContext) -> ShiftedRows:
-    """Of a micro-batch of `packed_micro_batch`."""
+    """Shifts the rows of a micro-batch of `packed_micro_batch`."""
     take = RowSplit.of(batch["segment_lengths"], context).take
     given, there, predicted, counts = (
         take(torch.cat(list(parts))) for parts in zip(*_shifted_segments(batch, depth), strict=True)

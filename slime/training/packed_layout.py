@@ -1,4 +1,4 @@
-"""Where the segments of a packed batch lie, for attention within each of them."""
+"""The boundaries of a packed batch's segments, for attention within each of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class SegmentGroup:
 
 
 class Varlen(NamedTuple):
-    """The same for kernels that take boundaries and align the last query of a piece with its last key.
+    """The layout for kernels that take boundaries and align the last query of a piece with its last key.
 
     ``key_rows``: [keys of all pieces] int64. ``queries``, ``keys``: [pieces + 1] int32 boundaries.
     """
@@ -108,7 +108,9 @@ class PackedLayout:
 
     @cached_property
     def whole(self) -> "PackedLayout":
-        """That of the whole batch, for layers that every context-parallel rank computes for all tokens."""
+        """Returns the layout of the whole batch, for layers that every context-parallel rank computes for all
+        tokens.
+        """
         if self.slots is None:
             return self
         return PackedLayout.from_boundaries([0, *accumulate(self.lengths)], self.device)
@@ -152,7 +154,7 @@ class PackedLayout:
         return self._rope[key]
 
     def mask(self, number: int, window: int | None) -> torch.Tensor | None:
-        """That of a group for layers whose queries see so many keys, None standing for all."""
+        """Returns the mask of a group for layers whose queries see so many keys, None standing for all."""
         if window is None:
             return self.groups[number].mask
         if (number, window) not in self._windows:
@@ -190,7 +192,7 @@ class PackedLayout:
 
     @cached_property
     def varlen(self) -> Varlen:
-        """For kernels that take boundaries."""
+        """Returns the layout for kernels that take boundaries."""
         queries = [piece.end - piece.begin for piece in self.pieces]
         keys = [piece.end - piece.segment for piece in self.pieces]
         rows = torch.cat([torch.arange(piece.segment, piece.end) for piece in self.pieces])

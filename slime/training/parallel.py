@@ -33,7 +33,9 @@ class ParallelContext:
 
     @classmethod
     def current(cls) -> "ParallelContext":
-        """That of this trainer process, a single process elsewhere: what a caller means who gives none."""
+        """Returns the context of this trainer process, a single process elsewhere: what a caller means who
+        gives none.
+        """
         return _of_process.get("context", cls())
 
 

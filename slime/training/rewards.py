@@ -1,4 +1,4 @@
-"""From what reward functions said to what advantages are made of."""
+"""Turns what reward functions said into what advantages are made of."""
 
 import math
 from collections import defaultdict
@@ -48,7 +48,7 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
 
 
 def _post_processed(path: str, args: TrainingView, samples: list[Sample]) -> tuple[Any, Any]:
-    """By the user's function; any sequences of as many rewards as samples."""
+    """Post-processes rewards by the user's function; any sequences of as many rewards as samples."""
     result = load_function(path)(args, samples)
     try:
         raw, rewards = result
@@ -90,7 +90,10 @@ def _reward_number(args: TrainingView, sample: Sample) -> float:
 
 
 def _groups(args: TrainingView, samples: Sequence[Sample]) -> list[Group]:
-    """By ``group_index``, and in each group by ``rollout_id``; a sample without one is an execution."""
+    """Groups samples by ``group_index``, and in each group by ``rollout_id``.
+
+    A sample without one is an execution.
+    """
     groups: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     for position, index in enumerate(_group_indices(args, samples)):
         rollout_id = samples[position].rollout_id
@@ -127,7 +130,10 @@ def _is_regular(args: TrainingView, samples: Sequence[Sample]) -> bool:
 
 
 def _group_indices(args: TrainingView, samples: Sequence[Sample]) -> list[int]:
-    """Of each sample; where no sample has one, groups of ``--n-samples-per-prompt`` follow one another."""
+    """Returns the group of each sample.
+
+    Where no sample has one, groups of ``--n-samples-per-prompt`` follow one another.
+    """
     indices = [sample.group_index for sample in samples if sample.group_index is not None]
     if len(indices) == len(samples):
         return indices

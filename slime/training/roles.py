@@ -12,7 +12,7 @@ class Role:
     Attributes:
         passes: before its optimizer steps.
         loss_type: a name in ``LOSSES``; None for that of ``--loss-type``.
-        gives: batch fields from its passes that other roles are to have.
+        outputs: batch fields from its passes that other roles are to have.
         prefix: goes before the names of its metrics.
         steps: name of the time of its optimizer steps among the metrics.
     """
@@ -20,7 +20,7 @@ class Role:
     name: str
     passes: tuple[Pass, ...]
     loss_type: str | None = None
-    gives: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     prefix: str = ""
     steps: str = "actor_train"
 
@@ -30,7 +30,7 @@ CRITIC = Role(
     "critic",
     CRITIC_PASSES,
     loss_type="value_loss",
-    gives=("values",),
+    outputs=("values",),
     prefix="critic-",
     steps="steps",
 )

@@ -106,7 +106,7 @@ def _pack(
 
 
 def _fill(lengths: Sequence[int], cap: int, multiple: int) -> list[list[int]]:
-    """As many bins as first-fit needs within the budget, and as the ranks need, filled alike.
+    """Fills as many bins as first-fit needs within the budget, and as the ranks need, filled alike.
 
     First-fit's own bins are full but for the last, and one split in two makes two halves: some rank would
     have up to twice another's tokens, and all wait for it. They are kept only where bins that are alike
@@ -157,6 +157,9 @@ def _distribute(
 
 
 def _flops(args: TrainingView, lengths: Sequence[int]) -> list[float]:
-    """Of a forward pass over each sequence; packed ones do not attend to one another, so they add up."""
+    """Counts the FLOPs of a forward pass over each sequence.
+
+    Packed ones do not attend to one another, so they add up.
+    """
     of_length = {length: calculate_fwd_flops([length], args) for length in {*lengths}}
     return [of_length[length] for length in lengths]

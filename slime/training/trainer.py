@@ -29,12 +29,12 @@ class Trained:
 
     Attributes:
         steps: per optimizer step its metrics ``train/...``; empty dicts before the last pipeline stage.
-        gives: what the role has for other roles, on the host.
+        outputs: what the role has for other roles, on the host.
         policy: metrics of the policy before the steps, of which no pass told; see `policy_before_step`.
     """
 
     steps: list[dict[str, Any]]
-    gives: Outputs = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=dict)
     policy: dict[str, float] = field(default_factory=dict)
 
 
@@ -64,24 +64,24 @@ class Trainer:
         self._args, self._role, self._backend, self._timer = args, role, backend, timer
         self._loss = select_loss(args, role)
 
-    def train(self, rollout_id: int, batch: RolloutBatch, given: Mapping[str, Any] | None = None) -> Trained:
+    def train(self, rollout_id: int, batch: RolloutBatch, inputs: Mapping[str, Any] | None = None) -> Trained:
         """One rollout.
 
         Args:
             batch: this rank's shard, after `tensorize`; gets the outputs of the passes and the advantages.
-            given: fields that another role has computed for the samples of this shard.
+            inputs: fields that another role has computed for the samples of this shard.
         """
         args, context = self._args, self._backend.context
-        batch |= to_device(given or {}, self._backend.device)
+        batch |= to_device(inputs or {}, self._backend.device)
         data = DataIterator(batch, batch["micro_batch_indices"])
         if args.compute_advantages_and_returns:
             for forward_pass in self._due_passes(len(batch["num_microbatches"])):
                 self._run(forward_pass, batch, data)
-            gives = {key: to_host(batch[key]) for key in self._role.gives if key in batch}
+            outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
                 compute_advantages_and_returns(args, batch)
         else:
-            gives = {}
+            outputs = {}
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
         # Of what is trained: the hook may have changed masks and log-probs.
@@ -94,7 +94,7 @@ class Trainer:
             check_invariants(args, rollout_id, steps)
         dump_batch(args, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
-        return Trained(steps, gives, policy)
+        return Trained(steps, outputs, policy)
 
     def _due_passes(self, num_steps: int) -> list[Pass]:
         return [p for p in self._role.passes if p.when(self._args, num_steps)]

@@ -106,7 +106,8 @@ class _Slice:
 
 
 class _LogProbEntropy(torch.autograd.Function):
-    """With z the logits less their maximum, S the sum of e^z, p = e^z / S:
+    """Log-probs and entropies with their gradients. With z the logits less their maximum, S the sum of e^z, p
+    = e^z / S:
 
     log p_target = z_target - log S;  H = log S - sum p z.
     Gradients: (1_target - p) for log p_target;  p (sum p z - z) for H.

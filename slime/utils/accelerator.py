@@ -106,7 +106,7 @@ def host_buffer(num_bytes: int) -> torch.Tensor:
 
 
 def host_like(tensor: torch.Tensor, pinned: bool = True) -> torch.Tensor:
-    """The same for a tensor of this shape and dtype; pinned only if wanted."""
+    """Makes a host tensor of this shape and dtype; pinned only if wanted."""
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned and has_gpu())
 
 

@@ -1,4 +1,4 @@
-"""Where plug-ins import the command line from."""
+"""Plug-ins import the command line from here."""
 
 from slime.arguments import UsageError, parse_args, validated_args
 from slime.arguments.role_config import parse_megatron_role_args

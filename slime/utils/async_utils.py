@@ -87,7 +87,7 @@ class Slots:
 
 
 async def gather_or_cancel(coros: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Like ``asyncio.gather``, but the first failure cancels the others before it is raised."""
+    """Gathers like ``asyncio.gather``, but the first failure cancels the others before it is raised."""
     tasks = [asyncio.ensure_future(coro) for coro in coros]
     try:
         return await asyncio.gather(*tasks)

@@ -134,7 +134,7 @@ class Dataset:
         return self._fingerprint
 
     def too_long(self, flag: str) -> list[str]:
-        """In one line, which part was left out by a flag; nothing if none was."""
+        """Says in one line which part a flag left out; nothing if it left out none."""
         if not self.num_too_long:
             return []
         total = self.num_too_long + len(self.origin_samples)
@@ -199,7 +199,7 @@ class Dataset:
 
 
 class _Digest:
-    """Of prompts, in their order."""
+    """A digest of prompts, in their order."""
 
     def __init__(self) -> None:
         self._all = hashlib.blake2b(digest_size=8)

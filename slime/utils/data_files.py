@@ -208,7 +208,7 @@ class Records:
         return len(self._numbers)
 
     def __getitem__(self, position: int) -> tuple[str, Record]:
-        """Where a record is, for messages, and what it holds."""
+        """Returns where a record is, for messages, and what it holds."""
         file, number = self._find(position)
         return file.where(number), file.read(number)
 

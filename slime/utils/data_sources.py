@@ -29,7 +29,7 @@ _KEYS = {"name", "path", "weight"}
 
 @dataclass(frozen=True)
 class Source:
-    """Where prompts are. ``name`` becomes the ``source_name`` of their metadata; None for a path alone."""
+    """A source of prompts. ``name`` becomes the ``source_name`` of their metadata; None for a path alone."""
 
     path: str
     name: str | None = None

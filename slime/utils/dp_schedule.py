@@ -1,4 +1,4 @@
-"""Where plug-ins import the schedule of a rollout from."""
+"""Plug-ins import the schedule of a rollout from here."""
 
 from slime.training.schedule import DpSchedule, build_dp_schedule
 

@@ -26,7 +26,7 @@ _MEASURED_PREFIXES = ("pd_prefill_", "pd_decode_", "prefill_", "decode_")
 
 
 class RoutedShape(Protocol):
-    """Of ``args``: the shape of the experts that a token was routed to."""
+    """The part of ``args`` that gives the shape of the experts that a token was routed to."""
 
     @property
     def num_layers(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Where plug-ins import evaluation datasets from."""
+"""Plug-ins import evaluation datasets from here."""
 
 from slime.arguments.eval_datasets import (
     EvalDatasetConfig,

@@ -1,4 +1,4 @@
-"""Where plug-ins import the count of FLOPs from."""
+"""Plug-ins import the count of FLOPs from here."""
 
 from slime.models import calculate_fwd_flops
 

@@ -10,7 +10,7 @@ _ROCM_DEVICE = "/dev/kfd"
 
 
 def has_gpu() -> bool:
-    """As `slime.utils.accelerator.has_gpu`, which is asked only where there may be one."""
+    """Tells like `slime.utils.accelerator.has_gpu`, which is asked only where there may be one."""
     if "torch" not in sys.modules and not _may_have_gpu():
         return False
     from slime.utils import accelerator

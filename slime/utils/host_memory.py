@@ -9,14 +9,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class HostMemory(NamedTuple):
-    """In bytes; ``available`` without swapping, what caches of files hold counted in."""
+    """Host memory in bytes; ``available`` without swapping, what caches of files hold counted in."""
 
     total: int
     available: int
 
 
 def host_memory() -> HostMemory:
-    """That of the machine or, where it is less, what the container may use."""
+    """Returns the memory of the machine or, where that is less, what the container may use."""
     machine = psutil.virtual_memory()
     own = container_memory(_CGROUP)
     if own is None or own.total > machine.total:
@@ -25,7 +25,10 @@ def host_memory() -> HostMemory:
 
 
 def container_memory(root: Path) -> HostMemory | None:
-    """By the control group of this process, which containers see at ``root``; None if it has no limit."""
+    """Returns the memory of this process's control group, which containers see at ``root``.
+
+    None if it has no limit.
+    """
     second = [root / name for name in ("memory.max", "memory.current", "memory.stat")]
     first = [root / "memory" / f"memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")]
     for limit, usage, stat in (second, first):

@@ -42,7 +42,7 @@ class Target:
     @staticmethod
     @lru_cache(maxsize=1024)
     def of(url: str) -> "Target":
-        """Of a URL, whose user and password become a header.
+        """Returns the address of a URL, whose user and password become a header.
 
         Raises:
             ValueError, httpx.InvalidURL: it names no server.

@@ -44,7 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._clear()
 
     def _clear(self) -> None:
-        """For the next message."""
+        """Clears the state for the next message."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.complete = self._has_head = False
@@ -99,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def content_length(self) -> int | None:
-        """As the server said."""
+        """The length of the content, as the server said."""
         length = self.header(b"content-length")
         return None if length is None else int(length)
 

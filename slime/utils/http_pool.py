@@ -14,7 +14,7 @@ KEEPALIVE_S = 2.0
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a server is; ``netloc`` is what stands in ``Host``."""
+    """The address of a server; ``netloc`` is what stands in ``Host``."""
 
     host: str
     port: int
@@ -38,7 +38,7 @@ class Origin:
 
 
 class ConnectionPool:
-    """Of one event loop. To every server it has as many as there are requests in flight.
+    """The connections of one event loop. To every server it has as many as there are requests in flight.
 
     Args:
         connect_timeout: in seconds, TLS included.

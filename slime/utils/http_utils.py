@@ -75,7 +75,7 @@ _settings = _ClientSettings()
 
 
 class EngineGpus(Protocol):
-    """Of ``args``: the GPUs of all engines, and of one."""
+    """The part of ``args`` that gives the GPUs of all engines, and of one."""
 
     @property
     def rollout_num_gpus(self) -> int: ...

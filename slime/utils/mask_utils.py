@@ -21,13 +21,14 @@ _CHATML_END = "<|im_end|>"
 
 
 def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
-    """For each mask, the number of tokens from its first 1 to its end; 0 without a 1."""
+    """Returns for each mask the number of tokens from its first 1 to its end; 0 without a 1."""
     return [len(mask) - list(mask).index(1) if 1 in mask else 0 for mask in loss_masks]
 
 
 @dataclass(frozen=True)
 class _TemplateLengths:
-    """In tokens: the default system prompt that some templates put first, the dummy user's turn, and the
+    """Lengths in tokens: the default system prompt that some templates put first, the dummy user's turn, and
+    the
     header of a turn to be generated."""
 
     system: int

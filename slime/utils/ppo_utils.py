@@ -1,4 +1,4 @@
-"""Where plug-ins import the formulas of policy optimisation from."""
+"""Plug-ins import the formulas of policy optimisation from here."""
 
 from slime.training.estimators.gae import (
     chunked_discounted_returns,

@@ -31,7 +31,7 @@ class RequestGate:
             await self._app(scope, self._bounded(receive), send)
 
     def _bounded(self, receive: Receive) -> Receive:
-        """For bodies in chunks, whose length nobody knows before."""
+        """Bounds bodies in chunks, whose length nobody knows before."""
         seen = 0
 
         async def receive_part() -> Message:

@@ -51,7 +51,10 @@ class _Sets:
         return (self.negated[-1] if len(self.negated) == k else 0) - self.negated[0]
 
     def merge(self, other: "_Sets", k: int) -> "_Sets":
-        """Both in one of ``k`` sets: the dearest of one takes the cheapest of the other. Uses both up."""
+        """Merges both into one of ``k`` sets: the dearest of one takes the cheapest of the other.
+
+        Uses both up.
+        """
         large, small = (self, other) if len(self.negated) >= len(other.negated) else (other, self)
         # Empty sets of the small one are its cheapest, so the dearest of the large one stay as they are.
         untouched = k - len(small.negated)

@@ -57,7 +57,7 @@ class TensorBackuper:
 
     @contextmanager
     def swapped(self, tag: str, live_tag: str) -> Iterator[None]:
-        """Those of ``tag`` in the place of the live tensors, which are kept under ``live_tag`` meanwhile."""
+        """Swaps the tensors of ``tag`` for the live ones, which are kept under ``live_tag`` meanwhile."""
         self.backup(live_tag)
         self.restore(tag)
         try:

@@ -21,7 +21,7 @@ import torch.multiprocessing as torch_mp
 
 @dataclass
 class FlattenedTensorMetadata:
-    """Where a tensor lies in the buffer; ``start_idx`` and ``end_idx`` are byte offsets."""
+    """The place of a tensor in the buffer; ``start_idx`` and ``end_idx`` are byte offsets."""
 
     name: str
     shape: torch.Size

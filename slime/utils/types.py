@@ -27,7 +27,7 @@ EARLIER_TOKENS = "earlier_response_tokens"
 
 
 class RewardChoice(Protocol):
-    """Of ``args``: which reward to train on."""
+    """The part of ``args`` that says which reward to train on."""
 
     @property
     def reward_key(self) -> str | None: ...
@@ -35,7 +35,7 @@ class RewardChoice(Protocol):
 
 @dataclass(frozen=True)
 class EngineEndpoint:
-    """Where one engine serves, and which GPUs it takes.
+    """The address of an engine, and the GPUs that it takes.
 
     ``gpu_offset`` is the absolute slot of its first GPU among the trainer's; None if it shares none.
     ``bootstrap_port`` is where an engine that prefills hands on what it has computed.
@@ -73,7 +73,7 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _extended(values: Any, more: list[Any]) -> list[Any]:
-    """The same list if it is one."""
+    """Extends a list in place; anything else becomes a list."""
     found = values if type(values) is list else _as_list(values)
     found += more
     return found

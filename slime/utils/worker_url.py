@@ -20,7 +20,7 @@ def worker_url(value: Any) -> str | None:
 
 
 def spelling(value: Any) -> str | None:
-    """Of all spellings of an address the same; None of anything that is no address."""
+    """Returns one spelling for all spellings of an address; None of anything that is no address."""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The same control request to several engines at once."""
+"""Sends the same control request to several engines at once."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -10,7 +10,7 @@ _FIRST, _SECOND = ".q_a_proj.", ".kv_a_proj_with_mqa."
 
 
 def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
-    """The same tensors; the first one of a pair waits for the second, which comes later.
+    """Yields the same tensors; the first one of a pair waits for the second, which comes later.
 
     Buckets grow by what waits, the first matrices of a layer.
     """

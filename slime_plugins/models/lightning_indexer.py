@@ -24,7 +24,7 @@ _MOST_SCORES = 2**26  # in memory at a time, of all heads
 
 @dataclass(frozen=True)
 class IndexerSizes:
-    """Of the indexers of a model.
+    """The sizes of the indexers of a model.
 
     Attributes:
         heads, width: of a query; the one key of a token is as wide.
@@ -72,12 +72,12 @@ class Choice:
 
     @classmethod
     def of_all(cls, layout: PackedLayout) -> "Choice":
-        """Of all keys."""
+        """Returns the choice of all keys."""
         return cls([None] * len(layout.groups))
 
     @classmethod
     def of_rows(cls, rows: torch.Tensor, layout: PackedLayout) -> "Choice":
-        """Of what `rows` gives, [rows, top-k] int32."""
+        """Returns the choice of ``rows``, [rows, top-k] int32, the reverse of `rows`."""
 
         def of_group(group: SegmentGroup) -> torch.Tensor | None:
             if group.keys <= rows.size(-1):
@@ -141,7 +141,11 @@ class LightningIndexer(torch.nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, query_latent: torch.Tensor, layout: PackedLayout
     ) -> Choice:
-        """Of hidden states [rows, 1, hidden] and the latent vectors of their queries, [rows, 1, rank].
+        """Chooses the keys of each row.
+
+        Args:
+            hidden_states: [rows, 1, hidden].
+            query_latent: the latent vectors of the queries, [rows, 1, rank].
 
         Under sequence parallelism both are this rank's part of the rows.
         """
@@ -168,7 +172,10 @@ class LightningIndexer(torch.nn.Module):
     def _choose(
         self, query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor, group: SegmentGroup
     ) -> torch.Tensor | None:
-        """Of one group. query [rows, heads, width], key [all rows, width], weights [rows, heads] float32."""
+        """Chooses the keys of one group.
+
+        query [rows, heads, width], key [all rows, width], weights [rows, heads] float32.
+        """
         if group.keys <= self._sizes.topk:
             return None
         segments, length = group.segments, group.length

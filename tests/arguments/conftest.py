@@ -19,7 +19,7 @@ def write_empty_weights(path: Path) -> None:
     """A safetensors file with every tensor of the directory's config.json, all zeros and none on the disk.
 
     Those whose shape is not looked at have no values.
-    Layers for further tokens are among them, as many as it says.
+    MTP layers are among them, as many as it says.
     """
     shape = shape_from_hf_config(path)
     args = Namespace(**{"num_experts": 0} | shape, padded_vocab_size=shape["vocab_size"])

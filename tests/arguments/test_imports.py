@@ -53,12 +53,12 @@ def test_number_formats_are_there_when_they_are_asked_for(words):
     code = """
 import copy, pickle
 from slime.arguments import parse_args
-from slime.arguments.facts import with_facts
+from slime.arguments.runtime_context import with_context
 args = parse_args()
-same = [args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), with_facts(args, rank=3)]
+same = [args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), with_context(args, rank=3)]
 assert "torch" not in sys.modules and not hasattr(args, "no_such_name")
-print(*(other.params_dtype for other in same), with_facts(args, rank=3).rank)
-assert "params_dtype" in vars(with_facts(args, rank=3))
+print(*(other.params_dtype for other in same), with_context(args, rank=3).rank)
+assert "params_dtype" in vars(with_context(args, rank=3))
 """
     assert (
         run(code, *words(fp16=True)).stdout == "torch.float16 torch.float16 torch.float16 torch.float16 3\n"

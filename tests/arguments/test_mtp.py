@@ -1,4 +1,4 @@
-"""Flags of layers for further tokens: what trains them, and why they may not be trained."""
+"""Flags of MTP layers: what trains them, and why they may not be trained."""
 
 import json
 import shutil

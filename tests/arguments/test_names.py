@@ -9,17 +9,17 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 
 from slime.arguments import validated_args
-from slime.arguments.facts import Facts
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.parser import build_parser
-from slime.arguments.registry import CONCERNS, declared_groups
+from slime.arguments.registry import CONFIG_GROUPS, declared_groups
+from slime.arguments.runtime_context import RuntimeContext
 from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
 from tests.arguments.names import read_names, written_names
 
 SLIME = Path(__file__).parents[2] / "slime"
 # In that room args are the embedded engine's own.
 FILES = [path for path in SLIME.rglob("*.py") if SLIME / "backends/embedded_engine" not in path.parents]
-# Files that write facts into args.
+# Files that write values of the runtime context into args.
 FOREIGN = ("sglang_", "router_")
 REMOVED = {"offload"}
 
@@ -29,12 +29,12 @@ def names_of(cls):
 
 
 def derived_names():
-    return {name for concern in CONCERNS if concern.derived for name in names_of(concern.derived)}
+    return {name for group in CONFIG_GROUPS if group.derived for name in names_of(group.derived)}
 
 
 def test_every_name_that_is_read_is_declared():
     parser, _ = build_parser("embedded")
-    declared = {action.dest for action in parser._actions} | derived_names() | names_of(Facts)
+    declared = {action.dest for action in parser._actions} | derived_names() | names_of(RuntimeContext)
     unknown = {}
     for path in FILES:
         known = declared if SLIME / "arguments" in path.parents else declared - REMOVED
@@ -81,7 +81,7 @@ def test_values_have_the_types_that_views_promise(words, data, view):
     lines = [words(), words(eval_interval=1, eval_prompt_data=["held_out", data], fp32=True)]
     hints = get_type_hints(view, localns={"torch": torch})
     for args in map(validated_args, lines):
-        assert hints.keys() - vars(args).keys() <= names_of(Facts) | REMOVED
+        assert hints.keys() - vars(args).keys() <= names_of(RuntimeContext) | REMOVED
         for name in hints.keys() & vars(args).keys():
             config = ConfigDict(arbitrary_types_allowed=True) if hints[name] is torch.dtype else None
             TypeAdapter(hints[name], config=config).validate_python(getattr(args, name), strict=True)

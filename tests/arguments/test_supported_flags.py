@@ -13,7 +13,7 @@ from slime.arguments.flags import without_none
 from slime.arguments.megatron import HONOURED, megatron_flags
 from slime.arguments.megatron_source import config_flags
 from slime.arguments.parser import build_parser, parse
-from slime.arguments.registry import CONCERNS, declared_groups, documented_groups
+from slime.arguments.registry import CONFIG_GROUPS, declared_groups, documented_groups
 from slime.arguments.rewards import RM_TYPES
 from slime.utils.misc import load_function
 from tests.arguments.names import read_names
@@ -124,7 +124,7 @@ ALWAYS_TRUE = {
 
 def test_every_accepted_flag_is_read():
     """By name, somewhere in slime or its plug-ins; else it would be accepted and ignored."""
-    declaring = {cls.__module__ for concern in CONCERNS for cls in concern.flags.values()}
+    declaring = {cls.__module__ for group in CONFIG_GROUPS for cls in group.flags.values()}
     declarations = {Path(importlib.util.find_spec(name).origin) for name in declaring}
     files = [path for path in ROOT.glob("slime*/**/*.py") if path not in declarations]
     words = {name for path in declarations for name in read_names(path)}

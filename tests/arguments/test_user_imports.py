@@ -62,7 +62,7 @@ def test_a_late_import_of_what_does_not_exist_is_named(plug, line, reason):
         "import slime.utils.types as types",
         "from slime.backends.megatron_utils.cp_utils import all_gather_with_cp, slice_log_prob_with_cp",
         "from slime.backends.megatron_utils import loss",
-        "from slime.arguments.registry import CONCERNS",
+        "from slime.arguments.registry import CONFIG_GROUPS",
         "import a_package_that_nobody_has.indeed",
         "try:\n        from slime.none import x\n    except ImportError:\n        x = None",
         "try:\n        if 1:\n            import slime.no\n    except (KeyError, ImportError):\n        pass",

@@ -82,14 +82,14 @@ def _imitate(rank, argv):
 
 def _practise(rank, argv, endpoint):
     from slime.arguments import validated_args
-    from slime.arguments.facts import with_facts
+    from slime.arguments.runtime_context import with_context
     from slime.ray.train_worker import TrainWorker
     from slime.utils.http_utils import init_http_client
     from slime.utils.misc import load_function
     from slime.utils.types import EngineEndpoint
 
     port = int(endpoint.rpartition(":")[2])
-    args = with_facts(validated_args(argv), sglang_router_ip="127.0.0.1", sglang_router_port=port)
+    args = with_context(validated_args(argv), sglang_router_ip="127.0.0.1", sglang_router_port=port)
     init_http_client(args)
     worker, source = TrainWorker(args), load_function(args.data_source_path)(args)
     worker.start()

@@ -18,7 +18,7 @@ from tests.check.test_scripts import CHAT, write_rows
 from tests.models.public_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]
-# In billions, as their model cards count them; of those with layers for further tokens the main model.
+# In billions, as their model cards count them; of those with MTP layers the main model.
 TOTALS = {
     **{"qwen2.5-0.5B": 0.494, "qwen3-4B": 4.02, "qwen3-8B": 8.19, "qwen3-32B": 32.8, "qwen3-30B-A3B": 30.5},
     **{"llama3.2-3B-Instruct": 3.21, "qwen3-235B-A22B": 235.1, "mixtral-8x7B": 46.7, "deepseek-v3": 671.0},

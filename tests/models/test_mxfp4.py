@@ -11,9 +11,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from slime.models import HfConfigError, encoding, mxfp4
 from slime.models.encoding import Mxfp4Encoding
-from slime.models.fill import Cut, fill
 from slime.models.gpt_oss import FAMILY
 from slime.models.hf_config import HfConfig
+from slime.models.load_shard import ShardSpec, load_shard
 from slime.models.quantization import Quantization, read_quantization
 from slime.models.stored_format import StoredFormat
 from slime.models.weights_dir import WeightsReader
@@ -143,7 +143,7 @@ def test_a_rank_reads_its_own_experts_and_no_other(experts, tmp_path, monkeypatc
         ):
             rule = rules.rule_for(f"mlp.experts.local_experts.2.{name}").under("model.layers.0.")
             param = torch.full_like(wanted, float("nan"))
-            fill(param, rule, reader, None, Cut(), "for it")
+            load_shard(param, rule, reader, None, ShardSpec(), "for it")
             assert torch.equal(param, wanted)
         assert touched == [1, 1]
         monkeypatch.setattr("slime.models.weights_dir._BLOCK_BYTES", 1)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from slime.models import safetensors_file
 from slime.models.safetensors_file import SafetensorFile
-from slime.models.stored_rows import StoredRows
+from slime.models.tensor_slices import TensorSlices
 
 
 def test_memory_that_is_written_and_read_can_still_be_offloaded(tmp_path):
@@ -18,7 +18,7 @@ def test_memory_that_is_written_and_read_can_still_be_offloaded(tmp_path):
     assert torch.equal(load_file(tmp_path / "model.safetensors")["weight"], weight)
 
     rows = torch.empty(2, 4)
-    stored = StoredRows(tmp_path / "model.safetensors")
+    stored = TensorSlices(tmp_path / "model.safetensors")
     stored.copy(rows, "weight", weight.dtype, weight.shape, range(1, 3), [slice(None)])
     stored.close()
     assert torch.equal(rows, weight[1:])

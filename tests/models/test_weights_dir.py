@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from slime.models import FAMILIES, HfConfigError, int4
-from slime.models.fill import Cut, fill
 from slime.models.hf_config import HfConfig
+from slime.models.load_shard import ShardSpec, load_shard
 from slime.models.quantization import Quantization, read_quantization
 from slime.models.rules import FusedGateUpRule, GateUpRule, QkvRule, Rule, Segment, VocabRule
 from slime.models.safetensors_dir import SafetensorReader
@@ -288,7 +288,7 @@ def test_a_rank_is_filled_with_its_part(tmp_path, name, size):
             for rank in range(size):
                 expected = sharded(rule, full, dim, rank, size)
                 param = torch.full_like(expected, float("nan"))
-                fill(param, rule, reader, Shape, Cut(dim, rank, size), "for it")
+                load_shard(param, rule, reader, Shape, ShardSpec(dim, rank, size), "for it")
                 assert torch.equal(param, expected), (dim, rank)
                 parts.append(param)
             assert torch.equal(rule.unshard(parts, dim), full)
@@ -302,18 +302,18 @@ def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
     expected = codes.float() * scale.repeat_interleave(4, 0).repeat_interleave(4, 1)
     with WeightsReader(path) as reader:
         param = torch.empty(40, 4)
-        fill(param, Rule(("a.weight",)), reader, Shape, Cut(1, 1, 2), "for it")
+        load_shard(param, Rule(("a.weight",)), reader, Shape, ShardSpec(1, 1, 2), "for it")
         assert torch.equal(param, expected[:, 4:])
         assert torch.equal(reader.read("a.weight"), expected)
 
 
 def test_columns_come_by_several_mappings_in_the_format_of_the_parameter(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.stored_rows._MAPPED_BYTES", 100)
+    monkeypatch.setattr("slime.models.tensor_slices._MAPPED_BYTES", 100)
     whole = torch.randn(41, 8)
     path = checkpoint(tmp_path, {"a": torch.randn(3), "b": whole})
     with SafetensorReader(path) as reader:
         param = torch.empty(41, 4, dtype=torch.bfloat16)
-        fill(param, Rule(("b",)), reader, Shape, Cut(1, 1, 2), "for it")
+        load_shard(param, Rule(("b",)), reader, Shape, ShardSpec(1, 1, 2), "for it")
         assert torch.equal(param, whole[:, 4:].bfloat16())
         file = path / "model.safetensors"
         os.truncate(file, file.stat().st_size - 4)
@@ -343,7 +343,7 @@ def test_a_mapping_ends_after_some_bytes(tmp_path, monkeypatch):
 def test_tensors_of_another_shape_are_named(tmp_path, shapes, param, said):
     path = checkpoint(tmp_path, {key: torch.zeros(shape) for key, shape in zip("ab", shapes, strict=True)})
     with SafetensorReader(path) as reader, pytest.raises(ValueError, match=said):
-        fill(torch.zeros(param), GateUpRule(("a", "b")), reader, Shape, Cut(), "for it")
+        load_shard(torch.zeros(param), GateUpRule(("a", "b")), reader, Shape, ShardSpec(), "for it")
 
 
 def test_a_rule_says_either_which_rows_or_how_to_merge():

@@ -167,7 +167,7 @@ def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
         "from test_tracking import make_args; from slime.observability.tracking import init_tracking;"
         "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(args);"
         "tracker.log({'train/loss': 0.25}, axis='train', step=3); tracker.finish();"
-        "assert tracker.facts['wandb_run_id'] and args.wandb_run_id is None"
+        "assert tracker.context['wandb_run_id'] and args.wandb_run_id is None"
     )
     command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
     done = subprocess.run(

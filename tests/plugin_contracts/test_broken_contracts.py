@@ -6,7 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from slime.arguments.registry import CONCERNS
+from slime.arguments.registry import CONFIG_GROUPS
 from slime.arguments.user_code import unusable_code, why_unusable
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.rollout.base_types import RolloutError
@@ -20,7 +20,7 @@ from tests.plugin_contracts import recorders
 
 HERE = "tests.plugin_contracts.test_broken_contracts."
 AWAITED = {"custom_generate_function_path", "custom_rm_path", "rollout_sample_hook_path"}
-FLAGS = [spec for concern in CONCERNS for spec in concern.specs() if spec.dotted_path]
+FLAGS = [spec for group in CONFIG_GROUPS for spec in group.specs() if spec.dotted_path]
 
 
 async def deferred(*args, **kwargs):

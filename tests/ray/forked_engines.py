@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from slime.ray import addresses, engine_watch, fleet_setup
-from slime.ray.engine_keeper import EngineShape
 from slime.ray.placement_group import Slots
 from slime.ray.rollout_manager import RolloutManager
+from slime.ray.spawned_engines import EngineShape
 from slime.utils.types import EngineEndpoint
 from tests.engines import free_port
 from tests.engines.forked import ForkedEngine

@@ -10,29 +10,29 @@ import pytest
 
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_engine import EngineStartError
-from slime.ray import engine, engine_keeper, engine_watch
+from slime.ray import engine, engine_watch, spawned_engines
 from slime.ray.addresses import api_key, metrics_port
 from slime.ray.engine import EngineState
 from slime.ray.engine_group import EngineGroup
-from slime.ray.engine_keeper import SpawnedEngine
 from slime.ray.engine_watch import EngineFailure
 from slime.ray.fleet import Fleet
 from slime.ray.served_model import ServedModel
+from slime.ray.spawned_engines import SpawnedEngine
 from slime.ray.waiting import ProcessDied
 from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
 
 
 class Call:
-    """A method of a stand-in for a keeper; what it returns stands for the reference to its answer."""
+    """A method of a stand-in for an engine actor; what it returns stands for the reference to its answer."""
 
-    def __init__(self, keeper: "Keeper") -> None:
-        self.keeper = keeper
+    def __init__(self, actor: "FakeEngineActor") -> None:
+        self.actor = actor
 
-    def remote(self, *arguments: Any) -> "Keeper":
-        return self.keeper
+    def remote(self, *arguments: Any) -> "FakeEngineActor":
+        return self.actor
 
 
-class Keeper:
+class FakeEngineActor:
     lost = False
 
     def __getattr__(self, method: str) -> Call:
@@ -40,14 +40,14 @@ class Keeper:
 
 
 class KeptSource(Source):
-    """Engines with keepers that can be lost."""
+    """Engines with actors that can be lost."""
 
     def launch(self, place: int, rank: int) -> Any:
-        return SpawnedEngine(rank, [Keeper()])
+        return SpawnedEngine(rank, [FakeEngineActor()])
 
 
-def answer(keeper: Keeper, what: str, timeout: float) -> None:
-    if keeper.lost:
+def answer(actor: FakeEngineActor, what: str, timeout: float) -> None:
+    if actor.lost:
         raise ProcessDied(f"{what}: the process of rank 0 ended")
 
 
@@ -61,8 +61,8 @@ def make(monkeypatch: pytest.MonkeyPatch):
     ) -> tuple[Fleet, Cluster]:
         cluster = Cluster(colocated)
         monkeypatch.setattr(engine, "EngineClient", client_class(cluster))
-        monkeypatch.setattr(engine_keeper, "wait_one", answer)
-        monkeypatch.setattr(engine_keeper.ray, "kill", lambda keeper: None)
+        monkeypatch.setattr(spawned_engines, "wait_one", answer)
+        monkeypatch.setattr(spawned_engines.ray, "kill", lambda actor: None)
         monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", look_interval)
         args = Namespace(
             use_fault_tolerance=fault_tolerant,
@@ -91,7 +91,7 @@ def kept_model(cluster: Cluster) -> ServedModel:
 
 
 def lose_keeper(fleet: Fleet, rank: int = 0) -> None:
-    fleet.models["default"].engines[rank].handle.keepers[0].lost = True
+    fleet.models["default"].engines[rank].handle.actors[0].lost = True
 
 
 def living(fleet: Fleet) -> list[int]:
@@ -117,7 +117,7 @@ def test_without_fault_tolerance_a_lost_keeper_ends_the_run(make) -> None:
     fleet, _ = make(fault_tolerant=False)
     lose_keeper(fleet)
     wait_until(lambda: failed(fleet))
-    with pytest.raises(EngineFailure, match=r"engine 0 .* ended: its keeper is gone"):
+    with pytest.raises(EngineFailure, match=r"engine 0 .* ended: its engine actor is gone"):
         fleet.check()
 
 

@@ -7,7 +7,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from slime.ray import engine_keeper
+from slime.ray import spawned_engines
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.placement_group import create_placement_groups
 
@@ -79,18 +79,18 @@ def test_an_engine_over_two_nodes_has_a_part_on_each_which_meet_where_the_first_
         def wait_ready(self, timeout: float) -> tuple[Any, ...]:
             return *self.found, ray.get_runtime_context().get_node_id()
 
-    monkeypatch.setattr(engine_keeper, "EngineKeeper", Part)
+    monkeypatch.setattr(spawned_engines, "EngineActor", Part)
     args: Any = flags(debug_rollout_only=True, rollout_num_gpus=4, num_gpus_per_node=2)
     placement = create_placement_groups(args)
     try:
         slots = placement.rollout
         assert len(set(slots.nodes[:2])) == len(set(slots.nodes[2:])) == 1 and len(set(slots.nodes)) == 2
-        shape = engine_keeper.EngineShape(4)
-        engine = engine_keeper.SpawnedEngines(args, slots, shape).launch(0, 0)
-        first, second = ray.get([keeper.wait_ready.remote(5) for keeper in engine.keepers])
+        shape = spawned_engines.EngineShape(4)
+        engine = spawned_engines.SpawnedEngines(args, slots, shape).launch(0, 0)
+        first, second = ray.get([actor.wait_ready.remote(5) for actor in engine.actors])
         assert first == (0, 0, "", slots.nodes[0])
         assert second == (1, 0, "10.0.0.1:15020", slots.nodes[2])
-        for keeper in engine.keepers:
-            ray.kill(keeper)
+        for actor in engine.actors:
+            ray.kill(actor)
     finally:
         placement.release()

@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.ray import process_watch
-from slime.ray.process_watch import ProcessStopped, ProcessWatch, whereabouts
+from slime.ray.process_watch import ProcessStopped, ProcessWatch, process_location
 from slime.ray.waiting import wait_all
 
 pytestmark = pytest.mark.cluster
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.cluster
 
 @ray.remote
 class Rank:
-    def whereabouts(self) -> tuple[str, int]:
-        return whereabouts()
+    def process_location(self) -> tuple[str, int]:
+        return process_location()
 
     def collective(self) -> None:
         time.sleep(600)
@@ -53,7 +53,7 @@ def test_a_stopped_rank_ends_the_wait_by_name(ranks: list[Any], victim: int) -> 
     watch = ProcessWatch(limit=2.0)
     for rank, actor in enumerate(ranks):
         watch.add(f"rank {rank}", actor)
-    _, pid = ray.get(ranks[victim].whereabouts.remote())
+    _, pid = ray.get(ranks[victim].process_location.remote())
     watch.check()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -67,7 +67,7 @@ def test_a_rank_that_goes_on_is_forgiven(ranks: list[Any], monkeypatch: pytest.M
     monkeypatch.setattr(process_watch, "_LOOK_TIMEOUT", 120.0)  # what a look finds is found while it looks
     watch = ProcessWatch(limit=0.5)
     watch.add("rank 0", ranks[0])
-    _, pid = ray.get(ranks[0].whereabouts.remote())
+    _, pid = ray.get(ranks[0].process_location.remote())
     os.kill(pid, signal.SIGSTOP)
     watch.check()
     os.kill(pid, signal.SIGCONT)
@@ -83,7 +83,7 @@ def known_on(node: str, watch: ProcessWatch) -> None:
     place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
     actor = Rank.options(num_cpus=0, scheduling_strategy=place).remote()
     watch.add("rank 2", actor)
-    ray.get(actor.whereabouts.remote())
+    ray.get(actor.process_location.remote())
     watch.check()
 
 

@@ -335,7 +335,7 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
 
     class Actor(TrainRayActor):
         def __init__(self):
-            self._args, self._role = Namespace(rank=3), Namespace(gives=())
+            self._args, self._role = Namespace(rank=3), Namespace(outputs=())
 
         def parallel_config(self):
             return {"dp_rank": 1}

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from slime.router import http_server
-from slime.router.http_server import PATIENCE_S, ClientConnection, Request
+from slime.router.http_server import READ_TIMEOUT_S, ClientConnection, Request
 from slime.utils.http_connection import HEAD_BYTES
 from tests.utils.wire import Wire
 
@@ -237,10 +237,10 @@ async def test_a_client_that_never_finishes_its_request_is_sent_away() -> None:
     client = ClientConnection(server.handle, set())
     client.connection_made(wire)
     client.data_received(b"GET / HTTP/1.1\r\nX: ")
-    silent(client, PATIENCE_S / 2)
+    silent(client, READ_TIMEOUT_S / 2)
     client.data_received(b"a byte now and then does not count")
     assert not wire.closed
-    silent(client, PATIENCE_S / 2)
+    silent(client, READ_TIMEOUT_S / 2)
     assert wire.closed and wire.sent.startswith(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n")
     client.connection_lost(None)
     assert server.seen == []
@@ -252,15 +252,15 @@ async def test_a_client_that_says_nothing_more_is_left_without_a_word() -> None:
     client.connection_made(wire)
     client.data_received(b"GET /wait HTTP/1.1\r\n\r\n")
     await asyncio.sleep(0)
-    silent(client, 100 * PATIENCE_S)
+    silent(client, 100 * READ_TIMEOUT_S)
     assert not wire.closed, "it waits for us"
     server.go_on.set()
     assert client.task is not None
     await client.task
-    silent(client, PATIENCE_S / 2)
+    silent(client, READ_TIMEOUT_S / 2)
     assert not wire.closed
     sent = wire.sent
-    silent(client, PATIENCE_S / 2)
+    silent(client, READ_TIMEOUT_S / 2)
     assert wire.closed and wire.sent == sent
     client.connection_lost(None)
 
@@ -271,17 +271,17 @@ async def test_a_body_may_take_long_but_not_pause_for_long() -> None:
     client.connection_made(wire)
     client.data_received(b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
     for _ in range(5):
-        silent(client, PATIENCE_S * 0.9)
+        silent(client, READ_TIMEOUT_S * 0.9)
         client.data_received(b"x")
     assert not wire.closed
-    silent(client, PATIENCE_S)
+    silent(client, READ_TIMEOUT_S)
     assert wire.closed and b" 408 " in wire.sent
     client.connection_lost(None)
 
 
 async def test_a_connection_is_looked_at_as_long_as_it_lasts(echo, monkeypatch) -> None:
     _, port = echo
-    monkeypatch.setattr(http_server, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(http_server, "READ_TIMEOUT_S", 0.01)
     assert await exchanged(port) == b""
     wire = Wire()
     client = ClientConnection(Echo().handle, set())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime.arguments.flags import flags_of
-from slime.arguments.kl import CONCERN, LOSS_ESTIMATORS, REWARD_ESTIMATORS, KlArgs
+from slime.arguments.kl import CONFIG_GROUP, LOSS_ESTIMATORS, REWARD_ESTIMATORS, KlArgs
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.kl import KL_TYPES
 from slime.training.losses import policy_loss_function
@@ -68,8 +68,8 @@ def _equal(found, wanted):
 def _is_noted(**overrides):
     unset = dict(ref_load=None, ref_ckpt_step=None, disable_compute_advantages_and_returns=False)
     args = _args(loss_type="policy_loss", **unset, **overrides)
-    assert not [*CONCERN.contradictions(args)]
-    return any("--kl-loss-type" in note for note in CONCERN.notes(args))
+    assert not [*CONFIG_GROUP.contradictions(args)]
+    return any("--kl-loss-type" in note for note in CONFIG_GROUP.notes(args))
 
 
 @pytest.mark.parametrize(("kind", "unbiased"), COMBINATIONS)

@@ -1,4 +1,4 @@
-"""What layers for further tokens are given and predict, whatever the packing and the split over ranks."""
+"""What MTP layers are given and predict, whatever the packing and the split over ranks."""
 
 import pytest
 import torch

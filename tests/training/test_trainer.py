@@ -17,7 +17,7 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 SCORER = replace(
     ACTOR,
     passes=(Pass("scores", TRAINED, "scored_", log_probs, lambda args, num_steps: True),),
-    gives=("scored_log_probs",),
+    outputs=("scored_log_probs",),
 )
 
 
@@ -37,7 +37,7 @@ def _two_roles(rank, args):
     worker.start()
     shard = split(args, random_rollout(256), worker.parallel_config())
     scorer = Trainer(args, SCORER, worker.backend, Timer())
-    given = scorer.train(0, tensorize(shard, worker.backend.device)).gives
+    given = scorer.train(0, tensorize(shard, worker.backend.device)).outputs
     args.loss_type, args.custom_loss_function_path = "custom_loss", f"{__name__}.{_LOSS}"
     receiver = Trainer(args, ACTOR, worker.backend, Timer())
     batch = tensorize(shard, worker.backend.device)
@@ -49,7 +49,7 @@ def _two_roles(rank, args):
     return {
         "steps": trained.steps,
         "expected": float(expected) / len(batch["tokens"]),
-        "gives": trained.gives,
+        "outputs": trained.outputs,
     }
 
 
@@ -60,7 +60,7 @@ def test_what_a_pass_of_one_role_computes_reaches_the_loss_of_another(checkpoint
     (result,) = run_ranks(_two_roles, 1, trainer_args(checkpoint))
     (step,) = result["steps"]
     assert step["train/loss"] == pytest.approx(result["expected"], rel=1e-5)
-    assert result["gives"] == {}
+    assert result["outputs"] == {}
 
 
 def _mask_the_first_token(args, rollout_id, rollout_data):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 MOST = 1000
 KEY = "k"
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 class Nothing:
@@ -72,7 +72,7 @@ def router(host):
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert started.wait(PATIENCE_S)
+    assert started.wait(TIMEOUT_S)
     try:
         yield port
     finally:
@@ -127,7 +127,7 @@ def short_bodies(monkeypatch):
 
 
 def status(port, path, headers, body=b"{}", host=None):
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as client:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as client:
         client.putrequest("POST", path, skip_host=True)
         for pair in {
             "Host": host or f"127.0.0.1:{port}",
@@ -176,7 +176,7 @@ def test_a_server_for_other_machines_is_asked_under_any_name(name):
 
 def first_bytes(port, head):
     """Of the answer to a head whose body never comes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         client.sendall(head)
         return client.recv(100)
 

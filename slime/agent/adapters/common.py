@@ -256,7 +256,7 @@ class BaseAdapter:
         return message
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        """Of an answer, without the token that ends it."""
+        """Returns the text of an answer, without the token that ends it."""
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
 
@@ -314,7 +314,10 @@ class BaseAdapter:
 
 
 def _text(content: Any) -> str:
-    """Of a message; what is no text, an image for instance, would be missing in what the model reads."""
+    """Returns the text of a message.
+
+    What is no text, an image for instance, would be missing in what the model reads.
+    """
     for part in content if isinstance(content, list | tuple) else ():
         if not isinstance(part, str) and not isinstance(part.get("text"), str):
             raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")

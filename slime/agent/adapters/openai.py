@@ -95,7 +95,7 @@ class OpenAIAdapter(BaseAdapter):
         return await events.send("[DONE]")
 
     def _log_probs(self, turn: Turn) -> dict[str, Any]:
-        """Of the tokens that were sampled, the one that ends the answer included."""
+        """Returns the log-probs of the sampled tokens, the one that ends the answer included."""
         tops = turn.top_log_probs or [[] for _ in turn.log_probs]
         content = [
             {**self._log_prob(*pair), "top_logprobs": [self._log_prob(*other) for other in top]}
@@ -145,7 +145,7 @@ def _read(body: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None,
 
 
 def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
-    """Of ``response_format``, as the engine's parameter."""
+    """Returns the engine's parameter for ``response_format``."""
     kind = wanted["type"] if wanted else "text"
     if kind == "text":
         return {}

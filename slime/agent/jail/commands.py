@@ -31,7 +31,7 @@ _RESOURCES = {
 
 
 def set_limits(limits: Mapping[str, int]) -> None:
-    """Of the calling process and all that come from it; those that are named, and no core file."""
+    """Sets the named limits of the calling process and its descendants, and allows no core file."""
     for name, limit in _RESOURCES.items():
         if name in limits:
             _, most = resource.getrlimit(limit)

@@ -17,7 +17,7 @@ _PAUSE_S = 0.001
 
 
 class _Row(NamedTuple):
-    """Of a process, from ``/proc``; seconds, its own and those of its children that it has waited for."""
+    """A process as ``/proc`` has it; seconds are its own and those of its children that it has waited for."""
 
     pid: int
     parent: int
@@ -28,7 +28,8 @@ class _Row(NamedTuple):
 
 
 class Descendants:
-    """Of the calling process, to which orphans come: process 1, or one that called ``kernel.adopt_orphans``.
+    """The descendants of the calling process, which adopts orphans: process 1, or one that called
+    ``kernel.adopt_orphans``.
 
     Args:
         alone: whether it is process 1, and all others in its namespace come from it.

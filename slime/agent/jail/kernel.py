@@ -102,7 +102,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def set_no_new_privileges() -> None:
-    """From now on no execve gives more rights, as a setuid program would."""
+    """Sets that no later execve gives more rights, as a setuid program would."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -31,7 +31,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the kernel's interface; 0 where there is none."""
+    """Returns the version of the kernel's Landlock interface; 0 without one."""
     try:
         return kernel.system_call(_CREATE_RULESET, "landlock", None, 0, _VERSION_FLAG)
     except OSError:

@@ -97,7 +97,10 @@ def _whole(file: BinaryIO, jail: Jail) -> bytes:
 
 
 def _path(name: str, jail: Jail) -> Path:
-    """Where there is no root of the jail's own, only what lies in its workspace, links followed."""
+    """Resolves a path.
+
+    Where the jail has no root of its own, only what lies in its workspace, links followed.
+    """
     path = Path(jail.workspace, name)
     if "files" not in jail.held and not path.resolve().is_relative_to(Path(jail.workspace).resolve()):
         raise ValueError(f"{name} lies outside of the sandbox")

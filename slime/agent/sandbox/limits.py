@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a local sandbox.
+    """The limits of a local sandbox.
 
     Attributes:
         memory_bytes: address space of each process; of all together where the machine has a cgroup for it.

@@ -250,7 +250,9 @@ class LocalSandbox:
             await process.wait()
 
     async def _end_of_namespace(self) -> None:
-        """Its process 1 ends after all others in it; our own child, its parent, may have ended before."""
+        """Waits for the end of the namespace: its process 1 ends last, perhaps after its parent, our own
+        child.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_LIMIT_S):
                 while any(map(_lives, self._inside)):

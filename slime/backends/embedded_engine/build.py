@@ -110,7 +110,7 @@ def build_executor(
 
 
 def _stored_format(args: EmbeddedServerArgs) -> StoredFormat | None:
-    """That of a quantised checkpoint; random weights are of none."""
+    """Returns the format of a quantised checkpoint; random weights have none."""
     quantized = read_quantization(HfConfig.read(args.model_path)) is not None
     return StoredFormat(args.model_path) if quantized and args.load_format != "dummy" else None
 

@@ -1,4 +1,4 @@
-"""Where the engine computes."""
+"""The device of the engine."""
 
 import torch
 
@@ -6,7 +6,7 @@ from slime.utils.accelerator import gpu_count
 
 
 def engine_device(name: str | None, gpu: int) -> torch.device:
-    """That of ``--device`` and ``--base-gpu-id``; without the former a GPU, where there is one.
+    """Returns the device of ``--device`` and ``--base-gpu-id``; by default a GPU if there is one.
 
     Raises:
         ValueError: there is no such GPU.

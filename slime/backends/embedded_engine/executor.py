@@ -35,7 +35,7 @@ class Executor:
         self._group = model.config.shape.num_attention_heads // model.config.shape.num_query_groups
 
     def new_cache(self, length: int) -> KVCache:
-        """For a prompt of that length which is computed by itself, in chunks."""
+        """Makes a cache for a prompt of that length that is computed alone, in chunks."""
         return KVCache(self.model.config, 1, length)
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:

@@ -86,7 +86,8 @@ class KVCache:
 
 
 class LayerCache(KVCache):
-    """The same, layer by layer, in sizes that the model alone knows: those of the first keys and values.
+    """A cache that grows layer by layer, in sizes that the model alone knows: those of the first keys and
+    values.
 
     ``layers``: by number a layer's keys and values, each ``[rows, heads, length, width]``.
     """

@@ -42,7 +42,7 @@ class NamedWeights:
             raise BadRequest("the memory of the weights is released: /resume_memory_occupation comes first")
 
     def destination(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Where a tensor of a checkpoint goes; None for names that carry no weight of this model.
+        """Returns where a tensor of a checkpoint goes; None for names that carry no weight of this model.
 
         Raises:
             BadRequest: no such weight, another shape, or numbers that are no floats.
@@ -61,7 +61,7 @@ class NamedWeights:
         return target
 
     def _is_ignored(self, name: str) -> bool:
-        if name.endswith("rotary_emb.inv_freq") or name == self._rules.place.outer("lm_head.weight"):
+        if name.endswith("rotary_emb.inv_freq") or name == self._rules.prefix.outer("lm_head.weight"):
             return True
         return self._rules.untrained(name, self.config.shape.num_layers)
 

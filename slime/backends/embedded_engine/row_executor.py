@@ -28,7 +28,7 @@ class RowExecutor:
         self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> LayerCache:
-        """For a prompt of that length which is computed by itself, in chunks."""
+        """Makes a cache for a prompt of that length that is computed alone, in chunks."""
         return LayerCache(self.model.config, 1, length)
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
@@ -93,14 +93,14 @@ class RowExecutor:
 
 
 class StateExecutor(RowExecutor):
-    """The same where some layers have a state in the place of tokens: prompts come one after the other."""
+    """Computes rows where some layers have a state instead of tokens: prompts come one after the other."""
 
     def __init__(self, model: TransformersLM, cache: StateCache) -> None:
         super().__init__(model, cache)
         self.cache: StateCache = cache
 
     def new_cache(self, length: int) -> StateCache:
-        """For a prompt of that length which is computed by itself, in chunks."""
+        """Makes a cache for a prompt of that length that is computed alone, in chunks."""
         cache = StateCache(self.model.config, 1, length)
         cache.growing = self.model.new_states()
         return cache

@@ -13,7 +13,7 @@ from slime.backends.embedded_engine.linear import missing_rows
 
 
 class State(NamedTuple):
-    """Of a layer and one or more sequences, the first dimension."""
+    """The state of a layer for one or more sequences (the first dimension)."""
 
     convolution: torch.Tensor
     recurrent: torch.Tensor
@@ -21,7 +21,8 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class RowStates:
-    """Of a sequence, by layer: those after its newest token, and those after its prompt, where copies start.
+    """The states of a sequence by layer: those after its newest token, and those after its prompt, where
+    copies start.
 
     Nothing writes to the tensors, so that copies share them.
     """
@@ -32,7 +33,7 @@ class RowStates:
     prompt: dict[int, State] = field(default_factory=dict)
 
     def as_prompt(self) -> "RowStates":
-        """Those of now are the states after the prompt."""
+        """Takes the present states as those after the prompt."""
         return replace(self, prompt_length=self.length, prompt=self.newest)
 
     def start(self, length: int) -> "RowStates":
@@ -80,7 +81,7 @@ class StateCache(LayerCache):
 
 
 class GrowingStates(DynamicCache):
-    """Of one sequence, several tokens of which are computed at a time.
+    """The states of one sequence of which several tokens are computed at a time.
 
     Like `NewestStates` it is what ``transformers`` takes for a cache; keys and values go another way.
     """
@@ -89,7 +90,7 @@ class GrowingStates(DynamicCache):
         return key_states, value_states
 
     def states(self) -> dict[int, State]:
-        """By layer; the next pass writes to them."""
+        """Returns the states by layer; the next pass writes to them."""
         return {
             number: State(layer.conv_states[0], layer.recurrent_states[0])
             for number, layer in enumerate(self.layers)
@@ -98,7 +99,9 @@ class GrowingStates(DynamicCache):
 
 
 class NewestStates:
-    """Of rows one token of each of which is computed, and of padding to a multiple of `VECTOR_ROWS`."""
+    """The states of rows of which one token each is computed, and of padding to a multiple of
+    `VECTOR_ROWS`.
+    """
 
     def __init__(self, rows: Sequence[RowStates]) -> None:
         self._rows = rows

@@ -117,7 +117,7 @@ class Scheduler:
         self.running, self.partial, self._groups = [], None, None
 
     def forget_shared(self) -> None:
-        """After this no new sequence starts from what older weights computed."""
+        """Lets no new sequence start from what older weights computed."""
         for sequence in self.running:
             sequence.prompt_hidden = None
         if self.partial is not None:

@@ -52,7 +52,7 @@ class ModelExecutor(Protocol):
     def cache(self) -> SequenceCache: ...
 
     def new_cache(self, length: int) -> SequenceCache:
-        """For a prompt of that length which is computed by itself, in chunks."""
+        """Makes a cache for a prompt of that length that is computed alone, in chunks."""
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
         """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.

@@ -184,7 +184,7 @@ def _first_tokens(cache: DynamicCache, length: int) -> DynamicCache:
 
 
 class TransformersExecutor:
-    """For layers that keep the keys of indexers too, which nothing takes by row: one sequence at a time."""
+    """Executes one sequence at a time, for layers whose indexer keys cannot be taken by row."""
 
     def __init__(self, model: TransformersLM) -> None:
         self.model = model
@@ -193,7 +193,7 @@ class TransformersExecutor:
         self.routes: torch.Tensor | None = None
 
     def new_cache(self, length: int) -> CacheRows:
-        """For a prompt of that length which is computed by itself, in chunks."""
+        """Makes a cache for a prompt of that length that is computed alone, in chunks."""
         cache = CacheRows(self.model.new_cache)
         cache.reserve(1, length)
         return cache
@@ -242,5 +242,8 @@ class TransformersExecutor:
         return torch.cat(states)
 
     def _take_routes(self) -> list[torch.Tensor]:
-        """Those of the sequence that was just computed, ``[T, layers, top-k]``; nothing if not recorded."""
+        """Takes the routes of the sequence that was just computed, ``[T, layers, top-k]``.
+
+        Nothing if not recorded.
+        """
         return [] if self.model.recorder is None else [self.model.recorder.take()]

@@ -48,11 +48,13 @@ class TransformersWeights(NamedWeights):
             typed = self.flat.view(dtype)
             for name, found in revert_weight_conversion(model, indices).items():
                 what = f"{self.config.shape.model_type}: weight {name!r}"
-                self.named[self._rules.place.outer(name)] = view_at(typed, found, what)
+                self.named[self._rules.prefix.outer(name)] = view_at(typed, found, what)
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of checkpoints, tied ones once, in an order in which neighbours share layer and dtype."""
+    """Yields the tensors of a checkpoint, tied ones once, in an order in which neighbours share layer and
+    dtype.
+    """
     kept, seen = [], set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

@@ -59,7 +59,7 @@ class WeightGroups:
         del self._groups[name]
 
     def device(self, name: str) -> torch.device:
-        """Where the tensors of a group are.
+        """Returns the device of a group's tensors.
 
         Raises:
             BadRequest: there is no such group.

@@ -140,7 +140,7 @@ class CheckpointWriter:
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """On the host, in memory of their own."""
+    """Copies tensors to the host, into memory of their own."""
     return {
         name: tensor.to("cpu") if tensor.device.type != "cpu" else tensor.clone()
         for name, tensor in tensors.items()

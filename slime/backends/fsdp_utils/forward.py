@@ -70,7 +70,7 @@ class PackedForward:
         return _logits(model, tokens, position_ids=segments.positions[None])
 
     def _in_part(self, model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Of this rank's rows of a row of segments."""
+        """Computes this rank's rows of a row of segments."""
         layout = PackedLayout.of_split(RowSplit.of(lengths, self._context), tokens.device)
         self._attention.split = layout
         return _logits(model, tokens, position_ids=layout.positions[None])
@@ -144,7 +144,10 @@ class PackedForward:
         return probe.why_not(lambda: compute(probe.model, probe), probe.wanted)
 
     def _why_not_packed(self, probe: Probe) -> str:
-        """In context parallelism a collective of the ranks that share a row."""
+        """Says why a model cannot be packed.
+
+        Under context parallelism a collective of the ranks that share a row.
+        """
         model = probe.model
         if not model._supports_attention_backend or model._is_stateful:
             return "its attention cannot be told where sequences end"

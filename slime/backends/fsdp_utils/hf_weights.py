@@ -78,7 +78,7 @@ def as_in_checkpoints(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) 
     """A unit's tensors in the form and under the names of checkpoints; views of them where possible."""
     if model._weight_conversions:
         tensors = revert_weight_conversion(model, tensors)
-    return {model._checkpoint_place.outer(name): tensor for name, tensor in tensors.items()}
+    return {model._weight_prefix.outer(name): tensor for name, tensor in tensors.items()}
 
 
 def _layer_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""From a Hugging Face directory into the shards of all ranks."""
+"""Loads a Hugging Face directory into the shards of all ranks."""
 
 import logging
 import re
@@ -19,9 +19,9 @@ from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
 from slime.backends.fsdp_utils.value_head import is_of_value_head
-from slime.models.kept import kept_names
-from slime.models.place import Place
+from slime.models.passthrough import passthrough_names
 from slime.models.tensor_views import view_at
+from slime.models.weight_prefix import WeightPrefix
 from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
 
@@ -88,7 +88,7 @@ def _source(args: Namespace, model: PreTrainedModel, path: str | Path) -> "Strea
     if not streamed.differs:
         return streamed
     streamed.close()
-    if model._checkpoint_place != Place():
+    if model._weight_prefix != WeightPrefix():
         raise ValueError(streamed.differs)
     logger.info("%s: is read as a whole: %s", path, streamed.differs)
     return WholeSource(_read(args, path))
@@ -120,8 +120,8 @@ class StreamedSource:
         found = set(self._reader.names())
         if missing := sorted(wanted.keys() - found):
             return _shown("missing", missing)
-        kept = set(kept_names(path, self._reader))
-        left = [name for name in found - wanted.keys() - kept if not self._is_ignored(name)]
+        passthrough = set(passthrough_names(path, self._reader))
+        left = [name for name in found - wanted.keys() - passthrough if not self._is_ignored(name)]
         if left:
             return _shown("unexpected", sorted(left))
         other = [name for name, shape in wanted.items() if self._reader.shape(name) != tuple(shape)]
@@ -130,7 +130,7 @@ class StreamedSource:
     def _is_ignored(self, name: str) -> bool:
         """A tied head, or that of a critic; what ``transformers`` says that checkpoints have in vain."""
         needless = self._model.config.get_text_config().tie_word_embeddings or self._has_value_head
-        if needless and name == self._model._checkpoint_place.outer("lm_head.weight"):
+        if needless and name == self._model._weight_prefix.outer("lm_head.weight"):
             return True
         ignored = self._model._keys_to_ignore_on_load_unexpected or ()
         return any(re.search(pattern, name) for pattern in (r"rotary_emb\.inv_freq$", *ignored))
@@ -226,7 +226,7 @@ def _fill(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
 
 
 def _chunks(value: torch.Tensor, rows: int, count: int) -> Iterator[torch.Tensor]:
-    """So many rows each; at the end of them zeros follow."""
+    """Yields chunks of so many rows, padded by zeros."""
     for start in range(0, rows * count, rows):
         chunk = value[start : start + rows]
         yield (

@@ -23,7 +23,7 @@ class LossScale:
         self._good_steps, self._tolerated = 0, args.hysteresis
 
     def update(self, overflow: bool) -> None:
-        """After a step; ``overflow`` says that it was skipped."""
+        """Updates the scale after a step; ``overflow`` says that it was skipped."""
         if self._fixed:
             return
         if overflow:

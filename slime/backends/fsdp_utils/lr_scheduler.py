@@ -75,7 +75,7 @@ def learning_rate(settings: ScheduleSettings, samples: int) -> float:
 
 
 def _height(s: ScheduleSettings, samples: int) -> float:
-    """Where between ``min_lr`` (0) and ``max_lr`` (1) a decay is."""
+    """Returns where a decay is between ``min_lr`` (0) and ``max_lr`` (1)."""
     if s.lr_decay_style == "WSD":
         assert s.wsd_decay_steps is not None
         done = max(0.0, 1 - (s.lr_decay_steps - samples) / s.wsd_decay_steps)
@@ -98,7 +98,7 @@ _WSD = {
 
 
 def weight_decay(settings: ScheduleSettings, samples: int) -> float:
-    """From ``start_wd`` to ``end_wd`` over ``wd_incr_steps`` samples."""
+    """Returns the weight decay, from ``start_wd`` to ``end_wd`` over ``wd_incr_steps`` samples."""
     s = settings
     if s.wd_incr_style == "constant" or samples > s.wd_incr_steps:
         return s.end_wd

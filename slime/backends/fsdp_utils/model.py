@@ -19,9 +19,9 @@ from slime.models import FAMILIES, read_shape
 from slime.models.chosen_keys import choose_first_of_equals
 from slime.models.hf_config import HfConfig
 from slime.models.indexer import is_of_indexer
-from slime.models.place import Place
 from slime.models.quantization import KEYS
 from slime.models.rules import WeightMap
+from slime.models.weight_prefix import WeightPrefix
 
 _EXPERT_BIAS = re.compile(r"(e_score_correction|expert)_bias$")
 
@@ -64,20 +64,22 @@ def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrained
         for conversion in get_model_conversion_mapping(model, add_legacy=False)
         if not (as_stored or isinstance(conversion, PrefixChange))
     ]
-    model._checkpoint_place = weights.place if weights is not None else Place()
+    model._weight_prefix = weights.prefix if weights is not None else WeightPrefix()
     return model
 
 
 def _weight_map(path: str | Path) -> WeightMap | None:
-    """That of the model's family, if it is of one."""
+    """Returns the weight map of the model's family, if it has one."""
     family = FAMILIES.get(HfConfig.read(path).get("model_type"))
     return None if family is None else family.weights
 
 
 def plain_config(path: str | Path, trust_remote_code: bool = False) -> PretrainedConfig:
-    """That of a directory's language model, for weights that are not quantised, and without dropout."""
+    """Returns the config of a directory's language model, for weights that are not quantised, and without
+    dropout.
+    """
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    if (weights := _weight_map(path)) is not None and weights.place != Place():
+    if (weights := _weight_map(path)) is not None and weights.prefix != WeightPrefix():
         config = config.get_text_config()
         config.tie_word_embeddings = not read_shape(path).untie_embeddings_and_output_weights
     for name in KEYS:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """That of ``--optimizer``; norms and biases do not decay.
+    """Builds the optimizer of ``--optimizer``; norms and biases do not decay.
 
     The schedule multiplies a group's decay by its ``wd_mult``.
     """

@@ -61,7 +61,8 @@ def first_line(error: Exception) -> str:
 
 @torch.no_grad()
 def small_probe(model: PreTrainedModel, device: torch.device, multiple: int = 1) -> Probe | str:
-    """Of the architecture of ``model``; or why there is none. Lengths of rows are multiples of a number.
+    """Makes a small model of ``model``'s architecture, or says why there is none. Lengths of rows are
+    multiples of a number.
 
     Raises:
         NotReproducible: it is not causal, or computes a sequence otherwise after another one.
@@ -79,7 +80,7 @@ def small_probe(model: PreTrainedModel, device: torch.device, multiple: int = 1)
 
 
 def _architecture(model: PreTrainedModel) -> type[PreTrainedModel]:
-    """Its class without what FSDP makes of it."""
+    """Returns the class of a model without what FSDP makes of it."""
     return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
 
 

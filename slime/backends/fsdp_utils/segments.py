@@ -1,4 +1,4 @@
-"""Where the sequences of a packed row lie."""
+"""The boundaries of the sequences in a packed row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Segments:
         return torch.cat([values.flatten(0, 1) for values in groups]).index_select(0, self._order)
 
     def packed_whole(self, values: torch.Tensor) -> torch.Tensor:
-        """The same for the values of ``whole``."""
+        """Packs the values of ``whole``."""
         return values.flatten(0, 1).index_select(0, self._whole_order)
 
     def _padded(self, groups: Sequence[Sequence[int]]) -> tuple[list[Padded], torch.Tensor]:

@@ -204,7 +204,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
 def load_model_only(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites the live weights with those in the checkpoint directory ``path``.
 
-    Layers for further tokens stay as they are if it has none.
+    MTP layers stay as they are if it has none.
     """
     template = without_absent_mtp(without_foreign_head(model_state(state, layer_naming(path)), path), path)
     tensors, restore = split_objects(template)

@@ -61,7 +61,7 @@ def layer_naming(path: str | Path) -> dict[str, Any]:
 
 
 def numbers_layers_of_optimizer(path: str | Path) -> bool:
-    """The same of what a checkpoint has of the optimizer."""
+    """Tells whether a checkpoint numbers layers in its optimizer state."""
     names = dist_checkpointing.load_tensors_metadata(str(path))
     return any(name.startswith("optimizer.") and _NUMBERED_LAYER.search(name) for name in names)
 

@@ -128,7 +128,9 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's, but moments go to where they are kept, in the format that they are kept in."""
+        """Loads a state like torch's optimizers, but moments go to where they are kept, in the format that
+        they are kept in.
+        """
         saved_groups = state_dict["param_groups"]
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             for param, index in zip(group["params"], saved["params"], strict=True):

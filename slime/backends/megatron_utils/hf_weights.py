@@ -20,8 +20,8 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
-from slime.models.fill import Cut, fill
 from slime.models.hf_config import read_hf_config
+from slime.models.load_shard import ShardSpec, load_shard
 from slime.models.rules import Rule
 from slime.models.safetensors_dir import SafetensorReader
 from slime.models.weights_dir import WeightsReader
@@ -229,7 +229,7 @@ def load_hf_weights(
     """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
     A rank reads its own part of each tensor, and some megabytes at once. Quantised weights are dequantised.
-    Without ``with_mtp`` layers for further tokens stay as they are: of a reference nothing reads them.
+    Without ``with_mtp`` MTP layers stay as they are: of a reference nothing reads them.
 
     The caller copies the new values into the optimizer's float32 weights (``reload_model_params``).
 
@@ -256,8 +256,8 @@ def fill_param(
         # The last pipeline stage's copy of the tied embedding.
         name = "embedding.word_embeddings.weight"
     dim, group = partition_dim(name, like), shard_group(name)
-    cut = Cut() if dim is None else Cut(dim, group.rank(), group.size())
-    fill(target, weights.rule_for(name, args.num_layers), reader, args, cut, f"for {name}")
+    shard = ShardSpec() if dim is None else ShardSpec(dim, group.rank(), group.size())
+    load_shard(target, weights.rule_for(name, args.num_layers), reader, args, shard, f"for {name}")
 
 
 def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
@@ -268,7 +268,7 @@ def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
     names, wanted = set(reader.names()), weights.hf_names(args)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
     if not args.untie_embeddings_and_output_weights:
-        ignored.add(weights.place.outer("lm_head.weight"))
+        ignored.add(weights.prefix.outer("lm_head.weight"))
     leftovers = sorted(
         name for name in names - wanted - ignored if not weights.untrained(name, args.num_layers)
     )

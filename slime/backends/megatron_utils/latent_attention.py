@@ -80,7 +80,8 @@ class LatentAttention(MultiLatentAttention):
         inference_context: Any = None,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
-        """Of hidden states [length, batch, hidden], which sequence parallelism splits along the length.
+        """Computes queries, keys and values of hidden states [length, batch, hidden], which sequence
+        parallelism splits along the length.
 
         Returns query, key and value [..., heads, features], ... being the tokens of a packed batch, else
         length and batch. The features that are to be rotated are the last ones of queries and keys. Next

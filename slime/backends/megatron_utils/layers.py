@@ -187,7 +187,7 @@ class PackedAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints, which hold the sinks of all heads."""
+        """Returns the state for megatron-core's checkpoints, which hold the sinks of all heads."""
         groups = {
             "tp_group": mpu.get_tensor_model_parallel_group(),
             "dp_cp_group": (metadata or {}).get("dp_cp_group"),
@@ -228,7 +228,9 @@ class PackedAttention(MegatronModule):
         return apply_rope(x, cos, sin, self._rotated_from, self._rope.interleaved)
 
     def _gather(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of all context-parallel ranks, one rank's after the other: [tokens * cp, groups, dim]."""
+        """Gathers the tokens of all context-parallel ranks, one rank's after the other: [tokens * cp, groups,
+        dim].
+        """
         both = gather_from_sequence_parallel_region(torch.cat([key, value], dim=-1), group=self._cp_group)
         return both[..., : key.size(-1)], both[..., key.size(-1) :]
 

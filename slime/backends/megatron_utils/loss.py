@@ -1,4 +1,4 @@
-"""Where plug-ins import losses from."""
+"""Plug-ins import losses from here."""
 
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.estimators.distillation import apply_opd_kl_to_advantages

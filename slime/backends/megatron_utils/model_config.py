@@ -1,4 +1,4 @@
-"""From the flat ``args`` to megatron-core's TransformerConfig."""
+"""Makes megatron-core's TransformerConfig of the flat ``args``."""
 
 from argparse import Namespace
 from dataclasses import fields

@@ -56,7 +56,8 @@ def get_model(
 
 
 def _let_gradients_pass(chunks: Sequence[torch.nn.Module]) -> None:
-    """To the embedding, even a frozen one: what is recomputed trains only if its input has a gradient.
+    """Lets gradients pass to the embedding, even a frozen one: what is recomputed trains only if its input
+    has a gradient.
 
     Without one megatron-core gives their parameters none, or fails where it computes norms again.
     """
@@ -89,7 +90,7 @@ def build_gpt(
     """One pipeline stage, or one of its virtual stages.
 
     ``pre_process`` adds the embedding, ``post_process`` the final norm, the head and, as ``model.mtp``, the
-    ``mtp_layers`` layers that predict further tokens.
+    ``mtp_layers`` MTP layers.
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """

@@ -46,7 +46,8 @@ class GroupLimitedChoice:
 
 
 class Router(TopKRouter):
-    """Its losses are means over the real tokens of a micro-batch, all tensor-parallel ranks together.
+    """A router whose losses are means over the real tokens of a micro-batch, all tensor-parallel ranks
+    together.
 
     Their gradients enter a step as the mean over its micro-batches, see `router_losses`.
 
@@ -205,7 +206,9 @@ def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tens
 
 
 def padding_of_rank(config: TransformerConfig, mask: torch.Tensor) -> torch.Tensor | None:
-    """The same for a layer, of a mask [1, T]: with sequence parallelism a rank routes a part of the row."""
+    """Returns a layer's padding of a mask [1, T]: with sequence parallelism a rank routes a part of the
+    row.
+    """
     if not config.num_moe_experts:
         return None
     if not config.sequence_parallel:

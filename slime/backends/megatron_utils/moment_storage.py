@@ -1,4 +1,4 @@
-"""Where an optimizer keeps its moments, and in which number format; and steps of what lies on the host."""
+"""The device and number format of an optimizer's moments, and steps of what lies on the host."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

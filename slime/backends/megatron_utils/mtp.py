@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP), trained beside the policy without touching it.
+"""Multi-token prediction (MTP) layers, trained beside the policy without touching it.
 
 The parameters are those of megatron-core's multi-token prediction, under its names. The forward pass is ours.
 megatron-core's sends a message between context-parallel ranks for each sample of a packed row, knows no
@@ -83,7 +83,7 @@ class MtpLayer(MultiTokenPredictionLayer):
 
 
 class MtpLayers(MultiTokenPredictionBlock):
-    """Those of a model, on its last pipeline stage, as ``model.mtp``.
+    """The MTP layers of a model, on its last pipeline stage, as ``model.mtp``.
 
     Attributes:
         hidden: what the decoder gave last in training, its gradient cut off.
@@ -172,7 +172,7 @@ def _uncounted(batch: Mapping[str, Any], depth: int, shifted: ShiftedRows) -> to
 
 
 def _head_of(model: GPTModel) -> torch.Tensor:
-    """Of the last pipeline stage."""
+    """Returns the output head, on the last pipeline stage."""
     if model.share_embeddings_and_output_weights:
         return model.shared_embedding_or_output_weight()
     weight: torch.Tensor = model.output_layer.weight

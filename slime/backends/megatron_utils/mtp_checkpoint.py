@@ -1,4 +1,4 @@
-"""Layers for further tokens in checkpoints, which not all checkpoints of a model have."""
+"""MTP layers in checkpoints, which not all checkpoints of a model have."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,11 +23,10 @@ def require_mtp(template: Mapping[str, Any], path: str | Path) -> None:
         return
     if missing == wanted:
         raise ValueError(
-            f"checkpoint {path}: has no layers for further tokens (wanted: another one, or no "
-            "--enable-mtp-training)"
+            f"checkpoint {path}: has no MTP layers (wanted: another one, or no --enable-mtp-training)"
         )
     raise ValueError(
-        f"checkpoint {path}: has {len(wanted - missing)} layers for further tokens (wanted: another one, or "
+        f"checkpoint {path}: has {len(wanted - missing)} MTP layers (wanted: another one, or "
         f"--mtp-num-layers {len(wanted - missing)})"
     )
 
@@ -52,7 +51,7 @@ def _of_chunks(template: Mapping[str, Any]) -> bool:
 
 
 def _mtp_layers(template: Mapping[str, Any]) -> set[int]:
-    """Their numbers, in one chunk or several."""
+    """Returns the numbers of the MTP layers, in one chunk or several."""
     if _of_chunks(template):
         return set().union(*(_mtp_layers(chunk) for chunk in template.values()))
     return _numbers(template)

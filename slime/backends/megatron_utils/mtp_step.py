@@ -1,4 +1,4 @@
-"""The loss of layers for further tokens (MTP) as a part of optimizer steps."""
+"""The loss of multi-token prediction (MTP) layers as a part of optimizer steps."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ ScaledLoss = Callable[..., tuple[torch.Tensor, torch.Tensor, dict[str, Any]]]
 
 
 class MtpTraining:
-    """On every rank of the actor, also on those without such layers.
+    """Trains the MTP layers, on every rank of the actor, also on those without such layers.
 
     The loss added to a step's is factor / D * sum over depths k of L_k (DeepSeek-V3, eqs 24 and 25). L_k is
     the mean of -log p over the predictions of depth k that count in the step, those of all ranks: it does not
@@ -105,7 +105,8 @@ class MtpTraining:
         return both
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step: the mean of each depth, and of these, not yet times the factor.
+        """Returns the losses of the last step: the mean of each depth, and of these, not yet times the
+        factor.
 
         Collective over the ranks of the last pipeline stage; empty on others.
         """

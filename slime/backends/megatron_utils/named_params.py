@@ -43,7 +43,7 @@ def _global_name(name: str, first_layer: int, num_experts: int | None) -> str:
     match = _IN_LAYER.fullmatch(name)
     if match is None:
         return name
-    # Layers for further tokens are all on one stage.
+    # Multi-token prediction (MTP) are all on one stage.
     number = int(match[2]) + (first_layer if match[1] == "decoder" else 0)
     return f"{match[1]}.layers.{number}.{match[3] or ''}{_with_global_expert(match[4], num_experts)}"
 
@@ -75,7 +75,7 @@ def is_expert(name: str) -> bool:
 
 
 def is_of_mtp(name: str) -> bool:
-    """Whether a parameter belongs to a layer for further tokens."""
+    """Whether a parameter belongs to a MTP layer."""
     return name.startswith("mtp.")
 
 

@@ -103,7 +103,9 @@ def update_rule(args: Namespace) -> UpdateRule:
 
 
 def moment_storage(args: Namespace) -> MomentStorage:
-    """Where and how moments are kept (``--optimizer-cpu-offload``, ``--exp-avg-dtype`` and their kin)."""
+    """Returns where and how moments are kept (``--optimizer-cpu-offload``, ``--exp-avg-dtype`` and their
+    kin).
+    """
     formats = {}
     if getattr(args, "use_precision_aware_optimizer", False):
         names = ("exp_avg", "exp_avg_sq")

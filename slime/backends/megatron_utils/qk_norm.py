@@ -32,7 +32,7 @@ class NormOverHeads(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints, which hold the whole weight."""
+        """Returns the state for megatron-core's checkpoints, which hold the whole weight."""
         groups = {"tp_group": self._group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         values = self.state_dict(prefix="", keep_vars=True)
         return make_sharded_tensors_for_checkpoint(values, prefix, {"weight": 0}, sharded_offsets, **groups)

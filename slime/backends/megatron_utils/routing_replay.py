@@ -81,7 +81,7 @@ class ReplayedChoice:
 
 
 class RoutingReplay:
-    """Of all routers of a rank.
+    """Replays the routes of all routers of a rank.
 
     Args:
         from_engine: R3; else R2.
@@ -94,7 +94,7 @@ class RoutingReplay:
         self._choices: dict[int, list[ReplayedChoice]] = {}
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
         for chunk in model:
-            # Layers for further tokens choose for themselves: engines return no routes of theirs.
+            # Multi-token prediction (MTP) choose for themselves: engines return no routes of theirs.
             routers = [m for m in chunk.modules() if isinstance(m, Router) and m.layer_number is not None]
             self._choices[id(chunk)] = [self._of_router(router) for router in routers]
 
@@ -127,7 +127,7 @@ class RoutingReplay:
                 self._recorded[choice.layer, number] = choice.chosen.to("cpu", torch.int16)
 
     def _of_engine(self, chunk: torch.nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
-        """For each router of the chunk the routes of the tokens that this rank computes."""
+        """Returns for each router of the chunk the routes of the tokens that this rank computes."""
         params = batch["packed_seq_params"]
         rows = packed_routes(batch["rollout_routed_experts"], batch["segment_lengths"], params.row_split)
         if get_model_config(chunk).sequence_parallel:
@@ -136,11 +136,11 @@ class RoutingReplay:
         return [rows[:, choice.layer] for choice in self._choices[id(chunk)]]
 
     def forget_step(self) -> None:
-        """After an optimizer step."""
+        """Forgets the routes of an optimizer step."""
         for choices in self._choices.values():
             for choice in choices:
                 choice.forget()
 
     def forget_rollout(self) -> None:
-        """After the last optimizer step of a rollout."""
+        """Forgets the routes of a rollout, after its last optimizer step."""
         self._recorded.clear()

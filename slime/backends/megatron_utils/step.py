@@ -49,7 +49,7 @@ from slime.utils.misc import load_function
 class TrainState:
     """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule.
 
-    ``replay`` is None where routers choose experts anew in each pass, ``mtp`` where layers for further tokens
+    ``replay`` is None where routers choose experts anew in each pass, ``mtp`` where MTP layers
     do not train.
     """
 

@@ -223,7 +223,8 @@ class StoredHfWeights(HfWeights):
 
 
 def _of_full_rank(tensor: ShardedTensor) -> ShardedTensor:
-    """The same data with an axis of size 1 for each that the checkpoint has before those of the parameter.
+    """Returns the same data with an axis of size 1 for each that the checkpoint has before those of the
+    parameter.
 
     In megatron-core's older form, with such axes apart, one process cannot load a part of a tensor.
     """

@@ -146,7 +146,7 @@ class EngineClient:
         return self._status("/ready", left()) == 503 and self._status("/server_info", left()) == 200
 
     def _status(self, path: str, timeout: float) -> int | None:
-        """Of the answer; None without one."""
+        """Returns the status of the answer; None without one."""
         try:
             self.request("GET", path, timeout=timeout)
         except EngineError as error:

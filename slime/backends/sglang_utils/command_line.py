@@ -1,4 +1,4 @@
-"""From values to a command line, the inverse of ``argparse``.
+"""Makes a command line of values, the inverse of ``argparse``.
 
 Servers are started as commands. Their own parsers say which options this version of them has and how
 each is written, so nothing here lists options and a new release brings its own along.

@@ -106,7 +106,7 @@ def _read(url: str, api_key: str | None, info: Mapping[str, Any]) -> ExternalEng
 
 
 def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
-    """Where an engine was started with other options than the run asks for, one line each."""
+    """Yields the options with which an engine was started and the run asks otherwise, one line each."""
     where = f"--rollout-external-engine-addrs {info.url}"
     if info.worker_type == "encoder":
         yield f"{where}: only encodes images (wanted: an engine that generates)"

@@ -13,7 +13,7 @@ _SILENT_LOOKS = 3
 
 
 class _Elsewhere:
-    """In place of a process: of one on another machine nothing is known but what it answers."""
+    """Stands for a process: of one on another machine nothing is known but what it answers."""
 
     def is_alive(self) -> bool:
         return True

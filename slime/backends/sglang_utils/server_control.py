@@ -66,5 +66,5 @@ async def _abort_once(url: str) -> int:
 async def abort_servers_until_idle(
     urls: Iterable[str], retry_interval: float = 3.0, timeout: float = IDLE_TIMEOUT_S
 ) -> None:
-    """The same for several engines at once."""
+    """Aborts the requests of several engines at once, until they are idle."""
     await asyncio.gather(*(abort_server_until_idle(url, retry_interval, timeout) for url in urls))

@@ -36,7 +36,7 @@ class EngineStartError(RuntimeError):
 
 @dataclass(frozen=True)
 class EnginePlacement:
-    """Where an engine, or one node's part of one, runs.
+    """The place where an engine, or one node's part of one, runs.
 
     Attributes:
         rank: index of this process among all engine processes of the run.
@@ -155,7 +155,7 @@ class ServerEngine(ABC):
 
     @cached_property
     def endpoint(self) -> EngineEndpoint:
-        """Where it serves; known before the launch."""
+        """The address at which the engine serves; known before the launch."""
         placement = self.placement
         url = http_url(placement.host, placement.port)
         shares = placement.gpu_offset
@@ -165,7 +165,7 @@ class ServerEngine(ABC):
 
     @cached_property
     def client(self) -> EngineClient:
-        """Its control plane."""
+        """The client of the engine's control plane."""
         return EngineClient(self.endpoint)
 
     @property

@@ -61,7 +61,10 @@ class SGLangEngine(ServerEngine):
         }
 
     def _disaggregation(self) -> dict[str, Any]:
-        """Of an engine that does one half of the work; options that a release has not are left out."""
+        """Yields the options of an engine that does one half of the work.
+
+        Those that a release has not are left out.
+        """
         kind = self.placement.worker_type
         if kind == "prefill":
             return {

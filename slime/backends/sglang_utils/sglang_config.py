@@ -1,4 +1,4 @@
-"""Where plug-ins import the models of ``--sglang-config`` from."""
+"""Plug-ins import the models of ``--sglang-config`` from here."""
 
 from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 

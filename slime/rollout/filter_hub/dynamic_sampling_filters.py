@@ -21,7 +21,9 @@ def check_reward_nonzero_std(args: RolloutView, samples: list[Any], **kwargs: An
 def check_reward_nonzero_std_with_fallback(
     args: RolloutView, samples: list[Any], **kwargs: Any
 ) -> DynamicFilterOutput:
-    """The same, but rather a group of equal rewards than one more round of generation."""
+    """Checks the spread of rewards, but rather takes a group of equal rewards than one more round of
+    generation.
+    """
     return replace(check_reward_nonzero_std(args, samples, **kwargs), keep_when_insufficient=True)
 
 

@@ -38,7 +38,7 @@ async def grade_in_process(function: str, *args: Any, remember: bool = False) ->
 
 
 def grade_and_wait(function: str, *args: Any) -> Any:
-    """The same from plain code. Blocks."""
+    """Grades from plain code, which it blocks."""
     return _pool().call(function, *args)
 
 
@@ -69,7 +69,7 @@ class GradingPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run."""
+        """The process ids of the graders that run."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def call(self, function: str, *args: Any, remember: bool = False) -> Any:

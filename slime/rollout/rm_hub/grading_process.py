@@ -50,7 +50,7 @@ class GradingProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The process id, if there is a process."""
         return None if self._process is None else self._process.pid
 
     def call(self, function: str, *args: Any) -> Any:

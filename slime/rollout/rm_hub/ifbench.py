@@ -24,7 +24,7 @@ async def grade_instructions(response: str, metadata: Mapping[str, Any] | None) 
 
 
 def compute_ifbench_reward(response: str, label: Any, metadata: Mapping[str, Any] | None = None) -> float:
-    """The same for plain code, which it keeps waiting. The label says nothing."""
+    """Computes the reward for plain code, which it keeps waiting. The label says nothing."""
     return float(grade_and_wait(_FOLLOWS_ALL, *_arguments(response, metadata)))
 
 

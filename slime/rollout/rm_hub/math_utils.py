@@ -32,7 +32,8 @@ _ARE_EQUAL = "slime.utils.grading.sympy_equal.are_equal_under_sympy"
 
 
 def grade_answer_sympy(given_answer: str, ground_truth: str | None) -> bool:
-    """By the rules of PRM800K; their last resort is sympy, with a limit of ten seconds for each element.
+    """Grades by the rules of PRM800K; their last resort is sympy, with a limit of ten seconds for each
+    element.
 
     Raises:
         GradingFailed: sympy came to no verdict.

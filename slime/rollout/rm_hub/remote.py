@@ -42,7 +42,9 @@ def _raise_for_status(answer: httpx.Response, url: str) -> None:
 async def post_to_reward_model(
     args: RolloutView, sample: Sample, response: str, max_retries: int = 10
 ) -> Any:
-    """The same for a response that differs from the sample's, its boxed answer for instance."""
+    """Asks the reward model about a response that differs from the sample's, its boxed answer for
+    instance.
+    """
     if args.rm_url is None:
         raise ValueError("--rm-url: not given, expected the address that remote_rm asks")
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}

@@ -92,7 +92,7 @@ class StringRadixTrie:
         return self.insert_run(run, weight_version)
 
     def insert_run(self, run: TokenRun, weight_version: int | None = None) -> bool:
-        """The same with a trajectory whose text has been parted already; it has at least one token."""
+        """Inserts a trajectory whose text has been parted already; it has at least one token."""
         if len(run) > self.max_cache_size:
             return False
         with self._lock:
@@ -134,7 +134,7 @@ class StringRadixTrie:
         return run.ids, run.logp if return_logprob else None, run.loss_mask
 
     def whole(self, text: str) -> TokenRun:
-        """As ``retrieve_from_text``, as a run."""
+        """Retrieves like ``retrieve_from_text``, as a run."""
         run = self.known(text)
         if len(run.text) < len(text):
             run = joined([run, self.tokenize(text[len(run.text) :])])

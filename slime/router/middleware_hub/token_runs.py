@@ -54,12 +54,12 @@ class TokenRun:
 
     @property
     def ends(self) -> np.ndarray:
-        """Where in the text each token ends, int64 [n]."""
+        """The position in the text where each token ends, int64 [n]."""
         return np.cumsum(self.rows[:, SPAN] >> _LENGTH_SHIFT)
 
     @property
     def closed(self) -> np.ndarray:
-        """After which tokens the run may be parted, bool [n]."""
+        """Whether the run may be split after each token, bool [n]."""
         return (self.rows[:, SPAN] & _CLOSED) != 0
 
     @property

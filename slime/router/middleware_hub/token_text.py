@@ -19,7 +19,8 @@ WINDOW = 8
 
 
 def token_spans(text: str, ids: Sequence[int], tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """For each token the characters it adds, int32 [n], and whether a character ends with it, bool [n].
+    """Returns for each token the characters it adds, int32 [n], and whether a character ends with it, bool
+    [n].
 
     The lengths add up to that of the text, and the last token is always an end. Tokens whose text cannot be
     told apart, all of them without a tokenizer, are one piece: their text is counted at its last token.
@@ -62,7 +63,7 @@ def _ends_by_bytes(text: str, ids: Sequence[int], table: "_ByteTable") -> Iterat
 
 
 def _ends_by_decoding(text: str, ids: Sequence[int], tokenizer: Any) -> Iterator[tuple[int, int]]:
-    """For any tokenizer, by decoding each token behind those before it."""
+    """Finds the ends for any tokenizer, by decoding each token behind those before it."""
     start = read = position = 0
     for index in range(len(ids)):
         before = tokenizer.decode(ids[start:read], skip_special_tokens=False)

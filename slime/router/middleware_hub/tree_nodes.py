@@ -158,7 +158,7 @@ def common_length(label: str, text: str, position: int) -> int:
 
 
 class Grown(NamedTuple):
-    """Where a run has been put: its last node, and how many of its tokens were there before."""
+    """The place where a run has been put: its last node, and how many of its tokens were there before."""
 
     node: Node
     shared: int

@@ -27,7 +27,7 @@ def get_advantages_and_returns(
     gamma: float,
     lambd: float,
 ) -> Pair:
-    """Those of a single response; values, rewards: [R].
+    """Computes advantages and returns of a single response; values, rewards: [R].
 
     Args:
         total_len: tokens of prompt and response, for the sake of callers that pass it.
@@ -87,7 +87,7 @@ def vanilla_gae(rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd
 def chunked_gae(
     rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = 32
 ) -> Pair:
-    """The same by `chunked_discounted_returns`: as many steps as there are chunks of chunks."""
+    """Computes GAE by `chunked_discounted_returns`: as many steps as there are chunks of chunks."""
     advantages, returns = rewards.new_empty(rewards.shape), rewards.new_empty(rewards.shape)
     rows = max(1, _BLOCK_ELEMENTS // max(rewards.size(1), 1))
     blocks = zip(*(x.split(rows) for x in (rewards, values, advantages, returns)), strict=True)
@@ -106,7 +106,7 @@ def chunked_discounted_returns(rewards: torch.Tensor, discount: float, chunk_siz
 
 
 def _discount(x: torch.Tensor, discount: float, size: int, out: torch.Tensor) -> torch.Tensor:
-    """The same into ``out``; ``x`` is written over.
+    """Discounts into ``out``; ``x`` is written over.
 
     The first value of a chunk follows from the sum of its own x and from the first value of the next, which
     is the same recursion over chunks, with the discount of a whole one. What comes from the next chunk is

@@ -75,7 +75,9 @@ def policy_loss_function(
 
 
 def _trained_alone(tensors: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> Tensors:
-    """The same values, with a gradient only where the mask is 1: elsewhere it may be 0 times infinity."""
+    """Returns the same values, with a gradient only where the mask is 1: elsewhere it may be 0 times
+    infinity.
+    """
     return [
         torch.where(mask != 0, values, values.detach()) for values, mask in zip(tensors, masks, strict=True)
     ]

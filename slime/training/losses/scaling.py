@@ -12,7 +12,7 @@ from slime.training.parallel import ParallelContext
 
 
 def checked(function: LossFunction) -> LossFunction:
-    """The same loss; what is no loss is refused by the name of its function.
+    """Checks and returns the loss; what is no loss is refused by the name of its function.
 
     Raises:
         TypeError: in the call, if the result is not (scalar tensor, metrics).

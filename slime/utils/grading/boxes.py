@@ -35,7 +35,7 @@ def extract_boxed_answer(solution: str) -> str | None:
 
 
 def extract_answer(passage: str) -> str | None:
-    """The same, for whole responses; None where there is no box."""
+    """Extracts the answer of a whole response; None where there is no box."""
     return extract_boxed_answer(passage) if "\\boxed" in passage else None
 
 

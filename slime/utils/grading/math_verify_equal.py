@@ -41,5 +41,5 @@ def _parse(answer: str) -> list[Any]:
 
 @lru_cache(_LABELS)
 def _parse_label(gold: str) -> list[Any]:
-    """Of every label once: the answers of a group have it in common."""
+    """Parses every label once: the answers of a group have it in common."""
     return _parse(gold)

@@ -33,7 +33,7 @@ def nothing_evaluated() -> Iterator[None]:
 
 
 def _read(code: str | CodeType, names: Mapping[str, Any], more_names: Mapping[str, Any]) -> sympy.Expr:
-    """In place of ``eval``, of the line of Python that sympy has made of a text."""
+    """Reads, in place of ``eval``, the line of Python that sympy has made of a text."""
     if not isinstance(code, str):
         raise FormulaError("a compiled expression (wanted: its text)")
     return build_formula(ast.parse(code, mode="eval").body)

@@ -1,4 +1,4 @@
-"""Layers for further tokens: loss and gradients are the reference's, and the policy does not notice them."""
+"""MTP layers: loss and gradients are the reference's, and the policy does not notice them."""
 
 import shutil
 from functools import cache
@@ -251,7 +251,7 @@ def test_a_checkpoint_without_the_layers_is_refused_and_does_as_a_reference(refe
     flags = {"save": str(tmp_path), "force_sync": True}
     saved = run_ranks(_save, 1, _args(path, 0, **flags), rollout)[0]
     assert not stored.keys() & saved.keys()
-    with pytest.raises(RuntimeError, match="has no layers for further tokens"):
+    with pytest.raises(RuntimeError, match="has no MTP layers"):
         run_ranks(_load, 1, _args(path, depths, load=str(tmp_path)))
     started = run_ranks(_load, 1, _args(path, depths, ref_load=str(tmp_path)))[0]
     for name, weight in (saved | stored).items():
@@ -263,7 +263,7 @@ def test_a_checkpoint_with_fewer_of_the_layers_is_refused_and_does_as_a_referenc
 ):
     path, depths, stored, *_ = references("mimo")
     run_ranks(_save, 1, _args(path, 1, save=str(tmp_path), force_sync=True), rollout)
-    with pytest.raises(RuntimeError, match=r"has 1 layers for further tokens .*, or --mtp-num-layers 1"):
+    with pytest.raises(RuntimeError, match=r"has 1 MTP layers .*, or --mtp-num-layers 1"):
         run_ranks(_load, 1, _args(path, depths, load=str(tmp_path)))
     started = run_ranks(_load, 1, _args(path, depths, ref_load=str(tmp_path)))[0]
     assert all(torch.equal(started[name], tensor) for name, tensor in stored.items())

@@ -61,7 +61,7 @@ def engine_args(checkpoint: Path) -> Namespace:
 
 
 def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
-    """As a keeper does it."""
+    """As an engine actor does it."""
     placement = EnginePlacement(rank=0, host="127.0.0.1", port=free_port(), gpu_offset=0, api_key=api_key)
     engine = ENGINES[args.rollout_engine](args, placement, log_dir)
     engine.launch()

@@ -1,4 +1,4 @@
-"""The embedded engine, started and stopped as its keeper does it, behind the router."""
+"""The embedded engine, started and stopped as its engine actor does it, behind the router."""
 
 import contextlib
 import os

@@ -99,7 +99,9 @@ def fit_to_context(
 
 
 def _fitted(params: SamplingParams, length: int, context: int, limit: int) -> SamplingParams:
-    """As SGLang has it: it keeps some tokens free, and ends a response before the last two of the context."""
+    """Fits a response into the context as SGLang does: it keeps some tokens free, and ends a response before
+    the last two of the context.
+    """
     if length >= limit - _KEPT_FREE:
         raise BadRequest(
             f"{length} prompt tokens: too many for a context of {limit} tokens, of which {_KEPT_FREE} stay "
@@ -182,7 +184,9 @@ def _params(state: ServerState, body: GenerateBody, count: int) -> list[Sampling
 
 
 def _check_samples(body: GenerateBody, counts: set[int]) -> None:
-    """As in SGLang, a batch has one ``n``, and options of single prompts go with an ``n`` of 1."""
+    """Checks that, as in SGLang, a batch has one ``n``, and options of single prompts go with an ``n``
+    of 1.
+    """
     if len(counts) > 1:
         raise BadRequest(f"sampling_params: n is {' and '.join(map(str, sorted(counts)))} (wanted: one n)")
     if counts == {1}:

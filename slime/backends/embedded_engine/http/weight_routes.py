@@ -101,7 +101,7 @@ async def update_weights_from_distributed(request: Request) -> Response:
 
 @router.post("/update_weights_from_disk")
 async def update_weights_from_disk(request: Request) -> Response:
-    """Also renames the served model, as SGLang does."""
+    """Loads weights from a directory, and renames the served model as SGLang does."""
     body = await read_body(request, UpdateFromDiskBody)
     state = state_of(request)
 
@@ -175,7 +175,7 @@ async def weights_checker(request: Request) -> Response:
 
 
 async def _in_daemon_thread(function: Callable[[], None]) -> None:
-    """Like ``asyncio.to_thread``, but the server can end while the function still blocks."""
+    """Runs a function like ``asyncio.to_thread``, but the server can end while the function still blocks."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -96,7 +96,7 @@ def _sentence_balance(response: str) -> bool:
 
 
 def _overlap(response: str, reference_text: str, percentage: float) -> bool:
-    """Of the trigrams of characters in the response, this share is in the reference."""
+    """Computes which share of the trigrams of characters in the response is in the reference."""
     own, other = _trigrams(response), _trigrams(reference_text)
     return bool(own) and abs(100 * len(own & other) / len(own) - percentage) <= _TOLERANCE
 

@@ -66,7 +66,7 @@ def _newline(response: str) -> bool:
 
 
 def _emoji(response: str) -> bool:
-    """After each sentence: before its mark, or behind it."""
+    """Tells whether an emoji follows each sentence, before or behind its mark."""
     found = re.split(r"(?<=[.!?])(?=\s+[^\s])", " ".join(response.split()))
     found = [piece.strip() for piece in found if piece.strip()]
     for here, after in pairwise([*found, ""]):

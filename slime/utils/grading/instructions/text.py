@@ -44,7 +44,7 @@ def is_emoji(character: str) -> bool:
 
 
 def syllables(word: str) -> int:
-    """As many as it has groups of vowels, a silent e at its end left out; at least 1."""
+    """Counts the syllables of a word as its groups of vowels, a silent e at its end left out; at least 1."""
     word = re.sub(r"(?<=[^aeiouyl])e$|(?<=[aeiouy]l)e$", "", word.lower())
     word = re.sub(r"(?<=[^aeiouydt])ed$|(?<=[^aeiouyscxgz])es$", "", word)
     return max(1, len(_VOWEL_GROUP.findall(word)))

@@ -1,4 +1,4 @@
-"""Engines that we start ourselves: each has a keeper, a Ray actor on its node that owns its process."""
+"""Engines that this run starts: an engine actor, a Ray actor on the engine's node, owns each process."""
 
 import logging
 from argparse import Namespace
@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from slime.arguments.views import FleetView, view
-from slime.ray.keeper_actor import EngineKeeper, EngineShape
+from slime.ray.engine_actor import EngineActor, EngineShape
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
@@ -16,39 +16,39 @@ from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT = 30.0  # seconds that a keeper may take to answer
+ANSWER_TIMEOUT = 30.0  # seconds that an engine actor may take to answer
 CALLS_AT_ONCE = 4  # one that waits for a slow start must not keep others from looking at it or ending it
 
 
 class SpawnedEngine:
-    """An engine as its keepers tell of it: one on each of its nodes, that of part 0 first."""
+    """An engine as its actors tell of it: one on each of its nodes, that of part 0 first."""
 
-    def __init__(self, rank: int, keepers: Sequence[Any]) -> None:
-        self.rank, self.keepers = rank, list(keepers)
+    def __init__(self, rank: int, actors: Sequence[Any]) -> None:
+        self.rank, self.actors = rank, list(actors)
 
     def failure_reason(self) -> str | None:
-        refs = [keeper.failure_reason.remote() for keeper in self.keepers]
+        refs = [actor.failure_reason.remote() for actor in self.actors]
         for part, ref in enumerate(refs):
             try:
                 reason = wait_one(ref, f"life of engine {self.rank}", ANSWER_TIMEOUT)
             except (ProcessDied, DeadlineExceeded) as error:
-                reason = f"its keeper is gone: {error}"
+                reason = f"its engine actor is gone: {error}"
             if reason is not None:
                 return reason if len(refs) == 1 else f"its part on node {part}: {reason}"
         return None
 
     def updated(self, version: str) -> None:
-        """Its process cannot become another one unseen."""
+        """Tells whether the engine was updated: its process cannot become another one unseen."""
 
     def end(self) -> None:
-        refs = [keeper.shutdown.remote() for keeper in self.keepers]
+        refs = [actor.shutdown.remote() for actor in self.actors]
         for ref in refs:
             try:
                 wait_one(ref, f"end of engine {self.rank}", ANSWER_TIMEOUT)
             except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied) as error:
                 logger.warning("engine %d did not shut down by itself: %s", self.rank, error)
-        for keeper in self.keepers:
-            ray.kill(keeper)
+        for actor in self.actors:
+            ray.kill(actor)
 
 
 class SpawnedEngines:
@@ -69,27 +69,27 @@ class SpawnedEngines:
         self._first_slot, self._trainer_gpus = first_slot, trainer_gpus
 
     def can_fill(self, place: int) -> bool:
-        """Its GPUs are free again once an engine is gone."""
+        """Tells whether a place can be filled: its GPUs are free again once an engine is gone."""
         return True
 
     def __len__(self) -> int:
         return len(self._slots) // self._shape.num_gpus
 
     def launch(self, place: int, rank: int) -> SpawnedEngine:
-        """Starts a keeper beside the engine's first GPU on each node; each launches its server at once."""
+        """Starts an engine actor beside the engine's first GPU on each node, which launches its server."""
         first, per_node = place * self._shape.num_gpus, self._args.num_gpus_per_node
         parts = max(1, self._shape.num_gpus // per_node)
-        keepers: list[Any] = []
+        actors: list[Any] = []
         for part in range(parts):
             # Ray starts the others once the first has answered.
-            options = {"meeting_point": keepers[0].meeting_point.remote()} if part else {}
-            keepers.append(self._keep(rank, first + part * per_node, first, part, parts, **options))
-        return SpawnedEngine(rank, keepers)
+            options = {"meeting_point": actors[0].meeting_point.remote()} if part else {}
+            actors.append(self._keep(rank, first + part * per_node, first, part, parts, **options))
+        return SpawnedEngine(rank, actors)
 
     def _keep(self, rank: int, slot: int, first: int, part: int, parts: int, **options: Any) -> Any:
         offset = self._first_slot + first
         return (
-            ray.remote(EngineKeeper)
+            ray.remote(EngineActor)
             .options(
                 num_gpus=0.2,
                 num_cpus=0.2,
@@ -110,8 +110,8 @@ class SpawnedEngines:
         )
 
     def wait_ready(self, handles: Sequence[SpawnedEngine], timeout: float) -> list[EngineEndpoint]:
-        """Where the engines serve; all their parts have started then."""
-        parts = [[keeper.wait_ready.remote(timeout) for keeper in handle.keepers] for handle in handles]
+        """Waits until the engines serve with all their parts, and returns where."""
+        parts = [[actor.wait_ready.remote(timeout) for actor in handle.actors] for handle in handles]
         refs = [ref for own in parts for ref in own]
         answers = wait_all(refs, "start of the rollout engines", timeout + ANSWER_TIMEOUT)
         return [answers[refs.index(own[0])] for own in parts]

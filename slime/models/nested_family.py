@@ -8,20 +8,22 @@ from dataclasses import replace
 
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
-from slime.models.place import Place
 from slime.models.shape import ModelShape
+from slime.models.weight_prefix import WeightPrefix
 
 
-def inside(text: Family, place: Place, kept: Sequence[str], *, tied: bool = False) -> Family:
+def nested_family(
+    text: Family, prefix: WeightPrefix, passthrough: Sequence[str], *, tied: bool = False
+) -> Family:
     """The family of checkpoints whose ``text_config`` describes a model of the family ``text``.
 
     Args:
         text: of the language model.
-        place: where its tensors are.
-        kept: prefixes of the tensors of the other parts.
+        prefix: of its tensors.
+        passthrough: prefixes of the tensors of the other parts, which are carried over unchanged.
         tied: whether the head is the embedding where config.json does not say so of the whole model.
     """
-    others, untrained = tuple(kept), text.weights.untrained
+    others, untrained = tuple(passthrough), text.weights.untrained
 
     def shape(config: HfConfig) -> ModelShape:
         if config.get("text_config") is None:
@@ -30,7 +32,7 @@ def inside(text: Family, place: Place, kept: Sequence[str], *, tied: bool = Fals
         whole = config.filled(tie_word_embeddings=tied)
         return replace(text.shape(whole.text), model_type=config.get("model_type"))
 
-    def is_kept(name: str, num_layers: int) -> bool:
-        return name.startswith(others) or untrained(place.inner(name), num_layers)
+    def is_passthrough(name: str, num_layers: int) -> bool:
+        return name.startswith(others) or untrained(prefix.inner(name), num_layers)
 
-    return replace(text, shape=shape, weights=replace(text.weights, place=place, untrained=is_kept))
+    return replace(text, shape=shape, weights=replace(text.weights, prefix=prefix, untrained=is_passthrough))

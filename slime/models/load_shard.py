@@ -10,8 +10,8 @@ from slime.models.safetensors_dir import SafetensorReader
 from slime.models.shape import ShapeArgs
 
 
-class Cut(NamedTuple):
-    """Which part of a parameter: that of tensor-parallel rank ``rank`` of ``size``, cut along ``dim``."""
+class ShardSpec(NamedTuple):
+    """The part of a parameter that tensor-parallel rank ``rank`` of ``size`` holds, split along ``dim``."""
 
     dim: int = 0
     rank: int = 0
@@ -27,8 +27,8 @@ class _Copy(NamedTuple):
     target: int
 
 
-def fill(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, cut: Cut, what: str
+def load_shard(
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, shard: ShardSpec, what: str
 ) -> None:
     """Fills ``param`` with its part of the tensors that ``rule`` names, in its own format.
 
@@ -37,18 +37,18 @@ def fill(
     """
     shapes = [reader.shape(name) for name in rule.hf_names]
     if type(rule).merge is not Rule.merge:
-        _fill_merged(param, rule, reader, shape, cut, what)
+        _load_merged(param, rule, reader, shape, shard, what)
         return
     if any(len(size) != param.dim() or size[1:] != shapes[0][1:] for size in shapes):
         raise _misfit(reader, rule, [], param, what)
     layout = rule.layout([size[0] for size in shapes], shape)
     full = [sum(part.count for part in layout), *shapes[0][1:]]
     part = list(full)
-    part[cut.dim] = -(-full[cut.dim] // cut.size)
-    if part != list(param.shape) or full[cut.dim] % cut.size:
+    part[shard.dim] = -(-full[shard.dim] // shard.size)
+    if part != list(param.shape) or full[shard.dim] % shard.size:
         raise _misfit(reader, rule, part, param, what)
-    columns = _columns(full, cut)
-    for copy in _copies(layout, rule, full[0], cut):
+    columns = _columns(full, shard)
+    for copy in _copies(layout, rule, full[0], shard):
         _copy(param, reader, rule.hf_names, copy, columns)
 
 
@@ -60,18 +60,18 @@ def _misfit(
     return ValueError(f"{reader.path}: {tensors} {given} {what}, wanted {list(param.shape)}")
 
 
-def _columns(full: list[int], cut: Cut) -> list[slice]:
+def _columns(full: list[int], shard: ShardSpec) -> list[slice]:
     """What a rank holds of all dimensions but the first."""
     columns = [slice(None)] * (len(full) - 1)
-    if cut.dim > 0:
-        part = full[cut.dim] // cut.size
-        columns[cut.dim - 1] = slice(cut.rank * part, (cut.rank + 1) * part)
+    if shard.dim > 0:
+        part = full[shard.dim] // shard.size
+        columns[shard.dim - 1] = slice(shard.rank * part, (shard.rank + 1) * part)
     return columns
 
 
-def _copies(layout: list[Segment], rule: Rule, rows: int, cut: Cut) -> Iterator[_Copy]:
-    """Where the rows of a rank's part come from."""
-    ranges = rule.ranges(rows, cut.rank, cut.size) if cut.dim == 0 else [range(rows)]
+def _copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> Iterator[_Copy]:
+    """Yields where the rows of a rank's part come from."""
+    ranges = rule.ranges(rows, shard.rank, shard.size) if shard.dim == 0 else [range(rows)]
     target = 0
     for held in ranges:
         first = 0
@@ -94,16 +94,16 @@ def _copy(
     reader.copy_rows(part, names[copy.source], rows, columns)
 
 
-def _fill_merged(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, cut: Cut, what: str
+def _load_merged(
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, shard: ShardSpec, what: str
 ) -> None:
-    """The same by whole tensors, for rules whose rows are in no simple order."""
+    """Loads whole tensors, for rules whose rows are in no simple order."""
     full = rule.merge([_read(reader, name, rule.expert) for name in rule.hf_names], shape)
-    if cut.dim == 0:
-        ranges = rule.ranges(len(full), cut.rank, cut.size)
+    if shard.dim == 0:
+        ranges = rule.ranges(len(full), shard.rank, shard.size)
         part = torch.cat([full[held.start : held.stop] for held in ranges])
     else:
-        part = full.chunk(cut.size, cut.dim)[cut.rank]
+        part = full.chunk(shard.size, shard.dim)[shard.rank]
     if part.shape != param.shape:
         raise _misfit(reader, rule, list(part.shape), param, what)
     param.copy_(part)

@@ -1,26 +1,26 @@
-"""Where a checkpoint has its language model."""
+"""The prefixes under which a checkpoint stores its language model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a checkpoint has the tensors of its language model.
+class WeightPrefix:
+    """The prefixes of a language model's tensors in a checkpoint that may hold more, such as a vision tower.
 
     Attributes:
-        trunk, head: what stands for the ``model.`` and the ``lm_head.`` of a checkpoint of nothing else.
+        trunk, head: what the checkpoint has in place of ``model.`` and ``lm_head.``.
     """
 
     trunk: str = "model."
     head: str = "lm_head."
 
     def outer(self, name: str) -> str:
-        """How the checkpoint calls a tensor that has this name in one of nothing else."""
+        """The name in this checkpoint of a tensor of the language model alone."""
         return _moved(name, {"model.": self.trunk, "lm_head.": self.head})
 
     def inner(self, name: str) -> str:
-        """The reverse; other tensors keep their names."""
+        """Reverses `outer`; other tensors keep their names."""
         return _moved(name, {self.trunk: "model.", self.head: "lm_head."})
 
 
@@ -29,5 +29,5 @@ def _moved(name: str, prefixes: Mapping[str, str]) -> str:
     return name if found is None else prefixes[found] + name.removeprefix(found)
 
 
-ALONE = Place()
-"""In a checkpoint of nothing else."""
+TEXT_ONLY = WeightPrefix()
+"""Of a checkpoint that holds a language model alone."""

@@ -33,7 +33,7 @@ class EngineShape:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-class EngineKeeper:
+class EngineActor:
     """Launches one HTTP server process, or one node's part of one, and answers for its life.
 
     Args:
@@ -77,11 +77,11 @@ class EngineKeeper:
         self._engine.launch()
 
     def meeting_point(self) -> str | None:
-        """Where the other parts of this engine find this one; None if it has no others."""
+        """Returns where the other parts of this engine find this one; None if it has no others."""
         return self._engine.placement.dist_init_addr
 
     def wait_ready(self, timeout: float) -> EngineEndpoint:
-        """Where it serves, once it does; ``timeout`` in seconds."""
+        """Waits until the engine serves, and returns where; ``timeout`` in seconds."""
         self._engine.wait_ready(timeout)
         return self._engine.endpoint
 

@@ -1,8 +1,8 @@
-"""A concern: its flags, what follows from them, which of them cannot be, and what they point to.
+"""A config group: its flags, what follows from them, which of them cannot be, and what they point to.
 
-    CONCERN = Concern({"loss": LossArgs}, derived=DerivedLoss, derive=derive)
+    CONFIG_GROUP = ConfigGroup({"loss": LossArgs}, derived=DerivedLoss, derive=derive)
 
-The module of a concern ends with such a line, and ``registry`` lists them.
+The module of a config group ends with such a line, and ``registry`` lists them.
 """
 
 from argparse import Namespace
@@ -24,8 +24,8 @@ def _find_nothing(args: Namespace) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Concern:
-    """What there is to know about one concern of a run before it starts.
+class ConfigGroup:
+    """What there is to know about one config group of a run before it starts.
 
     Attributes:
         flags: the dataclasses that declare them, by the heading they have in ``--help``.
@@ -47,6 +47,6 @@ class Concern:
     unusable: Rule = _find_nothing
 
     def specs(self) -> Iterator[Flag]:
-        """Its flags, in order."""
+        """Yields the flags of the group, in order."""
         for declaration in self.flags.values():
             yield from flags_of(declaration)

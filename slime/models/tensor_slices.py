@@ -14,7 +14,7 @@ from slime.models.tensor_bytes import bytes_of
 _MAPPED_BYTES = 4 * 1024**2
 
 
-class StoredRows:
+class TensorSlices:
     """A file, which has been opened as safetensors before, so that its header is known to be sound."""
 
     def __init__(self, path: Path) -> None:

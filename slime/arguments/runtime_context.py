@@ -1,7 +1,7 @@
 """What becomes known only when a run starts: addresses, ranks, the length of the data.
 
-``args`` is never written after it was parsed. A process that learns a fact makes a copy that has it, and
-hands that to users' hooks, which read facts like flags.
+``args`` is never written after it was parsed. A process that learns such a value makes a copy of
+``args`` with it, which users' hooks read like a flag.
 """
 
 from dataclasses import dataclass, fields
@@ -13,8 +13,8 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The names and types of all facts.
+class RuntimeContext:
+    """The values of ``args`` that are known only at run time.
 
     Attributes:
         rank: of this trainer process; 0 elsewhere.
@@ -36,15 +36,17 @@ class Facts:
     wandb_run_id: str | None
 
 
-_NAMES = frozenset(field.name for field in fields(Facts))
+_NAMES = frozenset(field.name for field in fields(RuntimeContext))
 
 
-def with_facts(args: V, **facts: Any) -> V:
-    """A copy of ``args`` that has these facts.
+def with_context(args: V, **values: Any) -> V:
+    """A copy of ``args`` that has these values of the runtime context.
 
     Raises:
-        TypeError: a name that is no fact.
+        TypeError: a name that `RuntimeContext` does not have.
     """
-    if unknown := facts.keys() - _NAMES:
-        raise TypeError(f"no facts: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})")
-    return copied(args, **facts)
+    if unknown := values.keys() - _NAMES:
+        raise TypeError(
+            f"not in the runtime context: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})"
+        )
+    return copied(args, **values)

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config
 from slime.models.hf_config import HfConfig, read_stop_ids
-from slime.models.inside import inside
-from slime.models.kept import kept_names
-from slime.models.place import Place
+from slime.models.nested_family import nested_family
+from slime.models.passthrough import passthrough_names
 from slime.models.safetensors_dir import SafetensorReader
+from slime.models.weight_prefix import WeightPrefix
 from tests.families import WITH_IMAGES, save_tiny_config
 from tests.models.public_configs import CONFIGS
 
@@ -95,7 +95,7 @@ def test_names_are_those_of_published_checkpoints(family, own, kept, tmp_path):
     assert own in weights.hf_names(Namespace(**shape))
     save_file({name: torch.zeros(1) for name in (own, kept)}, path / "model.safetensors")
     with SafetensorReader(path) as reader:
-        assert kept_names(path, reader) == [kept]
+        assert passthrough_names(path, reader) == [kept]
 
 
 def test_layers_that_config_json_does_not_count_are_not_kept(tmp_path):
@@ -103,7 +103,7 @@ def test_layers_that_config_json_does_not_count_are_not_kept(tmp_path):
     names = [f"model.layers.{number}.input_layernorm.weight" for number in (3, 4, 5)]
     save_file({name: torch.zeros(1) for name in names}, path / "model.safetensors")
     with SafetensorReader(path) as reader:
-        assert kept_names(path, reader) == names[1:2]
+        assert passthrough_names(path, reader) == names[1:2]
 
 
 def test_a_model_that_only_another_trainer_computes_has_them_too(tmp_path):
@@ -113,22 +113,22 @@ def test_a_model_that_only_another_trainer_computes_has_them_too(tmp_path):
         read_shape(path)
     save_file({"model.layers.4.enorm.weight": torch.zeros(1)}, path / "model.safetensors")
     with SafetensorReader(path) as reader:
-        assert kept_names(path, reader) == ["model.layers.4.enorm.weight"]
+        assert passthrough_names(path, reader) == ["model.layers.4.enorm.weight"]
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
 def test_a_place_leads_there_and_back(name):
-    place = Place("language_model.model.", "language_model.lm_head.")
+    place = WeightPrefix("language_model.model.", "language_model.lm_head.")
     assert place.outer(name) == f"language_model.{name}"
     assert place.inner(place.outer(name)) == name
 
 
 def test_layers_behind_the_last_one_are_kept_within_a_larger_checkpoint(tmp_path, monkeypatch):
-    nested = inside(FAMILIES["deepseek_v3"], Place("text.model."), ("tower.",))
+    nested = nested_family(FAMILIES["deepseek_v3"], WeightPrefix("text.model."), ("tower.",))
     monkeypatch.setitem(FAMILIES, "nested", nested)
     text = json.loads(save_tiny_config("deepseek_v3", tmp_path).joinpath("config.json").read_text())
     write(tmp_path, {"model_type": "nested", "text_config": text | {"num_nextn_predict_layers": 1}})
     names = ["tower.bias", *(f"text.model.layers.{number}.enorm.weight" for number in (3, 4, 5))]
     save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
     with SafetensorReader(tmp_path) as reader:
-        assert sorted(kept_names(tmp_path, reader)) == [names[2], names[0]]
+        assert sorted(passthrough_names(tmp_path, reader)) == [names[2], names[0]]

@@ -1,4 +1,4 @@
-"""What the keepers of a group are told."""
+"""What the actors of a group are told."""
 
 import threading
 from argparse import Namespace
@@ -9,9 +9,9 @@ import pytest
 import ray
 import torch
 
-from slime.ray import engine_keeper
-from slime.ray.engine_keeper import EngineKeeper, EngineShape, SpawnedEngine, SpawnedEngines
+from slime.ray import spawned_engines
 from slime.ray.local_start import start_ray
+from slime.ray.spawned_engines import EngineActor, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ class Slots:
 
 
 class Asked:
-    """In place of a keeper: which method was asked for."""
+    """In place of an engine actor: which method was asked for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,12 +50,12 @@ class Asked:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What Ray was asked for, an entry for each keeper."""
+    """What Ray was asked for, an entry for each actor."""
     asked: list[dict[str, Any]] = []
 
     class Remote:
         def __init__(self, cls: type) -> None:
-            assert cls is EngineKeeper
+            assert cls is EngineActor
 
         def options(self, **options: Any) -> "Remote":
             asked.append({"strategy": options["scheduling_strategy"]})
@@ -63,9 +63,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         def remote(self, args: Namespace, rank: int, shape: EngineShape, **arguments: Any) -> Asked:
             asked[-1] |= {"args": args, "rank": rank, "shape": shape, **arguments}
-            return Asked(f"keeper {rank}.{arguments['part']}")
+            return Asked(f"actor {rank}.{arguments['part']}")
 
-    monkeypatch.setattr(engine_keeper.ray, "remote", Remote)
+    monkeypatch.setattr(spawned_engines.ray, "remote", Remote)
     return asked
 
 
@@ -95,8 +95,8 @@ def test_each_engine_is_kept_beside_its_first_gpu(
     slots: Any = Slots()
     source = SpawnedEngines(args, slots, shape, first_slot, trainer_gpus)
     assert len(source) == 2
-    keepers = [source.launch(place, 10 + place).keepers for place in range(2)]
-    assert keepers == [[Asked("keeper 10.0")], [Asked("keeper 11.0")]]
+    actors = [source.launch(place, 10 + place).actors for place in range(2)]
+    assert actors == [[Asked("actor 10.0")], [Asked("actor 11.0")]]
     assert launched == [
         {
             "args": args,
@@ -112,7 +112,7 @@ def test_each_engine_is_kept_beside_its_first_gpu(
     ]
 
 
-def test_an_engine_over_two_nodes_has_a_keeper_on_each_and_the_first_says_where_they_meet(
+def test_an_engine_over_two_nodes_has_an_actor_on_each_and_the_first_says_where_they_meet(
     launched: list[dict[str, Any]],
 ) -> None:
     args: Any = flags(num_gpus_per_node=2)
@@ -120,13 +120,13 @@ def test_an_engine_over_two_nodes_has_a_keeper_on_each_and_the_first_says_where_
     source = SpawnedEngines(args, slots, EngineShape(4))
     assert len(source) == 1
     engine = source.launch(0, 3)
-    assert engine.keepers == [Asked("keeper 3.0"), Asked("keeper 3.1")]
+    assert engine.actors == [Asked("actor 3.0"), Asked("actor 3.1")]
     first, second = launched
     assert (first["strategy"], second["strategy"]) == ("bundle 0", "bundle 2")
     assert (first["base_gpu_id"], second["base_gpu_id"]) == (4, 6)
     assert (first["part"], second["part"], second["parts"]) == (0, 1, 2)
     assert "meeting_point" not in first
-    assert second["meeting_point"] == Asked("keeper 3.0.meeting_point")
+    assert second["meeting_point"] == Asked("actor 3.0.meeting_point")
 
 
 def test_an_option_of_the_server_is_never_left_out(launched: list[dict[str, Any]]) -> None:
@@ -136,7 +136,7 @@ def test_an_option_of_the_server_is_never_left_out(launched: list[dict[str, Any]
     assert launched[0]["args"] == flags(sglang_download_dir=Path("models"), sglang_stages={2, 1})
 
 
-def test_a_keeper_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
+def test_an_engine_actor_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
     plain: Any = flags(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
     heavy: Any = flags(**vars(plain), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()})
     slots: Any = Slots()
@@ -146,7 +146,7 @@ def test_a_keeper_imports_no_torch_by_what_it_is_told(launched: list[dict[str, A
 
 def test_the_death_of_any_part_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {"a.failure_reason": None, "b.failure_reason": "killed by SIGKILL"}
-    monkeypatch.setattr(engine_keeper, "wait_one", lambda ref, *_: reasons[ref.name])
+    monkeypatch.setattr(spawned_engines, "wait_one", lambda ref, *_: reasons[ref.name])
     engine = SpawnedEngine(0, [Asked("a"), Asked("b")])
     assert engine.failure_reason() == "its part on node 1: killed by SIGKILL"
     reasons["b.failure_reason"] = None
@@ -161,7 +161,7 @@ def test_all_parts_are_waited_for_and_the_first_one_serves(monkeypatch: pytest.M
         waited.extend(ref.name for ref in refs)
         return [f"endpoint of {ref.name[0]}" for ref in refs]
 
-    monkeypatch.setattr(engine_keeper, "wait_all", wait_all)
+    monkeypatch.setattr(spawned_engines, "wait_all", wait_all)
     source = SpawnedEngines(flags(), Slots(), EngineShape(4))  # type: ignore[arg-type]
     engines = [SpawnedEngine(0, [Asked("a"), Asked("b")]), SpawnedEngine(1, [Asked("c"), Asked("d")])]
     assert source.wait_ready(engines, 5) == ["endpoint of a", "endpoint of c"]
@@ -189,15 +189,15 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
         def strategy(self, slot: int) -> str:
             return "DEFAULT"
 
-    monkeypatch.setattr(engine_keeper, "EngineKeeper", Starting)
-    monkeypatch.setattr(engine_keeper, "ANSWER_TIMEOUT", 120.0)
+    monkeypatch.setattr(spawned_engines, "EngineActor", Starting)
+    monkeypatch.setattr(spawned_engines, "ANSWER_TIMEOUT", 120.0)
     options = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "log_to_driver": False}
     start_ray(300.0, lambda: ray.init(address="local", **options))
     try:
         engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
-        started = engine.keepers[0].wait_ready.remote(300)
+        started = engine.actors[0].wait_ready.remote(300)
         assert engine.failure_reason() is None
-        engine.keepers[0].shutdown.remote()
+        engine.actors[0].shutdown.remote()
         assert wait_one(started, "its start", 120)
         engine.end()
     finally:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that no trainer changes: towers for images, layers for further tokens."""
+"""Tensors of a checkpoint that no trainer changes: towers for images, MTP layers."""
 
 from pathlib import Path
 
@@ -8,8 +8,9 @@ from slime.models.rules import behind_last_layer
 from slime.models.safetensors_dir import SafetensorReader
 
 
-def kept_names(path: str | Path, reader: SafetensorReader) -> list[str]:
-    """Their names in the directory ``path``, which ``reader`` reads; none of a model without a family.
+def passthrough_names(path: str | Path, reader: SafetensorReader) -> list[str]:
+    """Returns the names of passthrough tensors in the directory ``path``, which ``reader`` reads; none of a
+    model without a family.
 
     Layers that config.json does not count, as where it was changed to make a smaller model, are left out.
     """
@@ -23,5 +24,5 @@ def kept_names(path: str | Path, reader: SafetensorReader) -> list[str]:
     return [
         name
         for name in reader.names()
-        if weights.untrained(name, layers) and not behind_last_layer(weights.place.inner(name), counted)
+        if weights.untrained(name, layers) and not behind_last_layer(weights.prefix.inner(name), counted)
     ]
