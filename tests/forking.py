@@ -23,6 +23,7 @@ _PRELOAD = [
     "tests.megatron_harness",
     "tests.golden.trainer",
     "megatron.core.dist_checkpointing.strategies.torch",
+    "httpcore",
     "multiprocessing.managers",
     "pytest",  # by the modules whose functions are called
     "sglang_router.router_args",
@@ -49,6 +50,7 @@ _PRELOAD = [
     "slime.weight_sync.update",
     "tests.engines.forked",
     "tests.families",
+    "tests.first_calls",
     "tests.trainer_batches",
     "torch._dynamo",
     "torch.utils.serialization.config",

@@ -85,7 +85,7 @@ def _build_options(engine: str, add_custom_arguments: AddArguments | None = None
 
 
 @cache
-def _shared_options(engine: str, server: type | None) -> _Options:
+def shared_options(engine: str, server: type | None) -> _Options:
     """Without options of a user's own they are the same each time; building them takes longer than parsing.
 
     Args:
@@ -97,7 +97,7 @@ def _shared_options(engine: str, server: type | None) -> _Options:
 def _options(engine: str, add_custom_arguments: AddArguments | None) -> _Options:
     if add_custom_arguments is not None:
         return _build_options(engine, add_custom_arguments)
-    return _shared_options(engine, sglang_server_args() if engine == "sglang" else None)
+    return shared_options(engine, sglang_server_args() if engine == "sglang" else None)
 
 
 def parse(
