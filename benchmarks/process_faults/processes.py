@@ -99,7 +99,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "the parts of an engine on two nodes do not know where to meet": Fault(
         "slime/ray/spawned_engines.py",
-        'options = {"meeting_point": keepers[0].meeting_point.remote()} if part else {}',
+        'options = {"meeting_point": actors[0].meeting_point.remote()} if part else {}',
         "options: dict[str, Any] = {}",
         ("tests/ray/test_placement_on_nodes.py",),
         "test_an_engine_over_two_nodes",

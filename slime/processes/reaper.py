@@ -44,11 +44,12 @@ def start_run_reaper() -> subprocess.Popen[bytes]:
 def start_memory_reaper() -> None:
     """Starts what removes this process's shared memory of torch once it has died, however it went.
 
-    Torch's own manager does that too, unless it is killed with the process.
+    Torch's own manager does that too, but it is a child: Ray kills those of a worker that ends. So this one
+    is nobody's child.
     """
     command = [sys.executable, "-I", "-S", __file__, _MEMORY, str(os.getpid())]
     nothing = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=True)
 
 
 def sweep_after(pid: int) -> None:
@@ -133,6 +134,8 @@ def sweep(pids: set[int]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == _MEMORY:
+        if os.fork():
+            os._exit(0)
         sweep_after(int(sys.argv[2]))
     else:
         left, seen = watch(int(sys.argv[1]))

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from benchmarks import sampled_mutants
 from benchmarks.mutation import RESULTS, ROOT, TESTS, mutants, named
+from benchmarks.sampled_modules import EQUIVALENT, SAMPLED
 
 
 def changes(source):
@@ -51,3 +53,26 @@ def test_nine_in_ten_mutants_and_all_that_have_a_name_are_killed():
     assert results["modules"].keys() == TESTS.keys()
     assert results["killed"] == sum(module["killed"] for module in results["modules"].values())
     assert results["killed"] / results["mutants"] >= 0.9
+
+
+def test_what_is_drawn_is_the_same_each_time_and_has_tests_that_are_there():
+    sample = sampled_mutants.drawn("weight_sync", 5, seed=1)
+    assert len(sample) == 5
+    assert sample == sampled_mutants.drawn("weight_sync", 5, seed=1)
+    assert sample != sampled_mutants.drawn("weight_sync", 5, seed=2)
+    for path in {*SAMPLED, *(mutant.path for mutant in sample)}:
+        files = sampled_mutants.test_files(path)
+        assert (ROOT / path).is_file() and files
+        assert all((ROOT / file).is_file() for file in files), files
+
+
+def test_nine_in_ten_of_the_mutants_that_were_drawn_are_killed():
+    seeds = json.loads(sampled_mutants.RESULTS.read_text())["seeds"]
+    judged = {
+        name: row["outcome"]
+        for seed in seeds.values()
+        for name, row in seed["mutants"].items()
+        if row["outcome"] != sampled_mutants.NOT_JUDGED and name not in EQUIVALENT
+    }
+    killed = [name for name, outcome in judged.items() if outcome == sampled_mutants.KILLED]
+    assert judged and len(killed) / len(judged) >= 0.9
