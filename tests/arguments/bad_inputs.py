@@ -121,7 +121,7 @@ def _custom_config(flag: str, about: str, key: str, value: str) -> BadInput:
     return BadInput(
         flag,
         f"custom config: {about}",
-        f"--custom-config-path {path}: ",
+        f"--custom-config-path {path}:1: ",
         named=key,
         words=("--custom-config-path", path),
         files={"config.yaml": f"{key}: {value}\n".encode()},
