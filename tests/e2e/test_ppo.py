@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.test_resume import REPEATABLE, WAITING, numbers
+from tests.e2e.test_resume import WAITING, numbers
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +35,7 @@ def test_colocated_ppo_warms_its_critic_up_and_a_killed_run_resumes(
         saving = ["--save", save, "--load", save, "--save-hf", save / "hf-{rollout_id}", "--num-rollout", 4]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
         layout = ["--colocate", "--num-critic-only-steps", 1, "--rollout-shuffle"]
-        return [*rl_flags, *PPO, *saving, *evaluating, *layout, *WAITING, *REPEATABLE]
+        return [*rl_flags, *PPO, *saving, *evaluating, *layout, *WAITING]
 
     last_rollout = gate(48)
     last_rollout.touch()

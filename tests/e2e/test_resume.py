@@ -13,8 +13,6 @@ LAYOUTS = {
     ],
 }
 WAITING = ["--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
-# Else the last bits of log-probs depend on which requests meet in a batch, and with that on the clock.
-REPEATABLE = ["--sglang-enable-deterministic-inference"]
 VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens")
 
 
@@ -34,7 +32,7 @@ def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
         layout_flags = [*LAYOUTS[layout], "--colocate", "--rollout-shuffle"]
         saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
-        return [*rl_flags, *layout_flags, *saving, *evaluating, *WAITING, *REPEATABLE]
+        return [*rl_flags, *layout_flags, *saving, *evaluating, *WAITING]
 
     last_rollout = gate(48)
     last_rollout.touch()

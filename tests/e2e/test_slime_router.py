@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_recovery import VICTIM
-from tests.e2e.test_resume import REPEATABLE
 
 pytestmark = pytest.mark.e2e
 
-TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 4, *REPEATABLE]
+TWO_ENGINES = ["--rollout-num-gpus", 2, "--num-rollout", 4]
 THROUGH_TEXT = [
     "--use-slime-router",
     "--slime-router-middleware-paths",
