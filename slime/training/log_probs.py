@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LogitsConfig
 from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
@@ -16,7 +16,7 @@ _NEVER = -1e30
 
 
 def response_log_probs(
-    args: TrainingView,
+    config: LogitsConfig,
     logits: torch.Tensor,
     batch: Mapping[str, Any],
     context: ParallelContext | None = None,
@@ -44,10 +44,10 @@ def response_log_probs(
         context.tp_group,
         entropy_gradient=entropy_gradient,
         rows=responses.local,
-        temperature=args.rollout_temperature if temperature is None else temperature,
+        temperature=config.rollout_temperature if temperature is None else temperature,
         # The engine's vocabulary has no padding rows, so they must not take part in the softmax.
-        vocab_size=args.vocab_size,
-        chunk_size=args.log_probs_chunk_size,
+        vocab_size=config.vocab_size,
+        chunk_size=config.log_probs_chunk_size,
     )
     return responses.gather(log_probs), responses.gather(entropies)
 
