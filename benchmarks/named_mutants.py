@@ -12,22 +12,22 @@ _GROUPS = "slime/utils/distributed_utils.py"
 NAMED: dict[str, tuple[str, str, str]] = {
     "entropy bonus with the wrong sign": (
         _POLICY,
-        "pg_loss - args.entropy_coef * entropy",
-        "pg_loss + args.entropy_coef * entropy",
+        "pg_loss - config.loss.entropy_coef * entropy",
+        "pg_loss + config.loss.entropy_coef * entropy",
     ),
     "dual clip not forwarded": (
         f"{_SURROGATES}ppo.py",
-        "args.eps_clip_high, args.eps_clip_c",
-        "args.eps_clip_high",
+        "config.eps_clip_high, config.eps_clip_c",
+        "config.eps_clip_high",
     ),
     "GSPO with the ratio of each token": (
         f"{_SURROGATES}gspo.py",
-        "clipped(args, tokens, compute_gspo_kl(tokens.new, tokens.old, tokens.new, tokens.masks))",
-        "clipped(args, tokens, torch.cat([*tokens.old]) - torch.cat([*tokens.new]))",
+        "clipped(config, tokens, compute_gspo_kl(tokens.new, tokens.old, tokens.new, tokens.masks))",
+        "clipped(config, tokens, torch.cat([*tokens.old]) - torch.cat([*tokens.new]))",
     ),
     "CISPO with the gradient of its ratio": (f"{_SURROGATES}cispo.py", "-clipped.detach()", "-clipped"),
     "OPSM mask not applied": (_POLICY, "torch.where(dropped, 0.0, loss)", "loss"),
-    "unbiased KL ignored": (_POLICY, "if args.use_unbiased_kl else", "if False else"),
+    "unbiased KL ignored": (_POLICY, "if config.kl.use_unbiased_kl else", "if False else"),
     "unbiased KL inverted": (
         _POLICY,
         "ratio_of(policy - torch.cat(old))",
@@ -67,10 +67,14 @@ NAMED: dict[str, tuple[str, str, str]] = {
     ),
     "kl_coef ignored by REINFORCE++": (_REINFORCE, "-kl_coef * kl, 0.0)", "-kl, 0.0)"),
     "kl_coef ignored by the baseline": (_REINFORCE, "- kl_coef * penalty", "- penalty"),
-    "no KL in the reward": (_ADVANTAGES, "args.kl_coef == 0 or policy is None", "True"),
-    "gamma ignored": (_REINFORCE, "args.kl_coef, args.gamma", "args.kl_coef, 1.0"),
+    "no KL in the reward": (_ADVANTAGES, "config.kl.kl_coef == 0 or policy is None", "True"),
+    "gamma ignored": (_REINFORCE, "None, None, kl_coef, gamma", "None, None, kl_coef, 1.0"),
     "MIS with its gradient kept": (_MIS, "(train - rollout).detach() for", "(train - rollout) for"),
-    "mean weight of a micro-batch": (_POLICY, "if args.tis_needs_mean else {}", "if False else {}"),
+    "mean weight of a micro-batch": (
+        _POLICY,
+        "if config.off_policy.tis_needs_mean else {}",
+        "if False else {}",
+    ),
     "a masked token in the mean of a sequence": (
         _MIS,
         "difference = torch.where(mask != 0, difference, 0.0)",

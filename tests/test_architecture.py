@@ -19,9 +19,11 @@ Tree = dict[str, str]
 
 ROOMS = (
     *("ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
-    *("check", "arguments", "models", "processes", "utils"),
+    *("check", "arguments", "models", "processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
+CLOSURES = {"slime.training.losses.policy": 20}
+"""How many files of ours one may depend on: itself and what it imports, for types too."""
 FACES = frozenset(
     {
         "slime/backends/megatron_utils/actor.py",
@@ -173,6 +175,17 @@ def nobody_of_us_uses_a_face(tree: Tree) -> Iterator[str]:
         yield from (f"{path} imports {module}" for module in imports(source) if module in faces)
 
 
+def closures_are_small(tree: Tree) -> Iterator[str]:
+    files = {module_of(path): source for path, source in tree.items()}
+    for name, most in CLOSURES.items():
+        found, waiting = set[str](), {name}
+        while waiting:
+            found |= waiting
+            waiting = set().union(*(imported_files(files[one], files.keys()) for one in waiting)) - found
+        if len(found) > most:
+            yield f"{name} depends on {len(found)} files: {', '.join(sorted(found))}"
+
+
 def trainers_are_asked_what_they_can(tree: Tree) -> Iterator[str]:
     """The name of the trainer is no reason for anything: `slime.arguments.trainers` says what one can do."""
     for path, source in tree.items():
@@ -208,6 +221,7 @@ RULES = (
     files_form_no_circle,
     faces_are_faces,
     nobody_of_us_uses_a_face,
+    closures_are_small,
     trainers_are_asked_what_they_can,
     files_are_short,
     docstrings_can_be_read_alone,
@@ -237,11 +251,17 @@ def test_the_house_keeps_the_rule(rule) -> None:
         (sample_makers_do_not_train, "slime/rollout/new.py", "from slime.training import losses"),
         (sample_makers_do_not_train, "slime/router/new.py", "import torch.distributed as dist"),
         (arrows_run_down, "slime/utils/new.py", "from slime.arguments import parse_args"),
+        (arrows_run_down, "slime/config/new.py", "from slime.utils.misc import load_function"),
         (arrows_run_down, "slime/training/new.py", "from slime.rollout import ledger"),
         (arrows_run_down, "slime/weight_sync/new.py", "import slime.backends.sglang_utils.router"),
         (files_form_no_circle, "slime/utils/types.py", "from slime.utils import data"),
         (faces_are_faces, "slime/utils/ppo_utils.py", '"""A face."""\n__all__ = []\nVALUE = 1'),
         (nobody_of_us_uses_a_face, "slime/training/new.py", "from slime.utils.ppo_utils import KL_TYPES"),
+        (
+            closures_are_small,
+            "slime/training/losses/policy.py",
+            "if TYPE_CHECKING:\n    from slime.arguments.view_types import TrainingView",
+        ),
         (trainers_are_asked_what_they_can, "slime/ray/new.py", "def f(a):\n    return a.train_backend"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
@@ -285,6 +305,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "agent",
         "router",
         "utils",
+        "config",
     )
     modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
     modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]

@@ -5,32 +5,17 @@ from pathlib import Path
 
 import torch
 
-from slime.arguments import loss
 from slime.arguments.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
+from tests.run_args import with_groups
 
 _FLAGS = {
     **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
-    **dict(data_pad_size_multiplier=4, log_probs_chunk_size=-1, recompute_loss_function=False),
-    **dict(loss_type="policy_loss", custom_loss_function_path=None, advantage_estimator="grpo"),
-    **dict(surrogate=None, eps_clip=0.2, eps_clip_high=0.28, eps_clip_c=None, entropy_coef=0.0, gamma=1.0),
-    **dict(lambd=1.0, value_clip=0.2),
-    **dict(use_kl_loss=False, kl_loss_coef=0.0, kl_loss_type="k3", use_unbiased_kl=False, kl_coef=0.0),
-    **dict(use_rollout_logprobs=False, use_rollout_entropy=False, get_mismatch_metrics=False),
-    **dict(use_tis=False, tis_clip=2.0, tis_clip_low=0.0, custom_tis_function_path=None),
-    **dict(tis_function_path="slime.training.losses.corrections.vanilla_tis_function", tis_needs_mean=False),
-    **dict(use_rs=False, rs_veto_threshold=None, tis_batch_normalize=False, pg_loss_denominator=None),
-    **dict(overlong_buffer_len=None, use_opd=False, opd_type=None, opd_kl_coef=1.0, keep_old_actor=False),
-    **dict(use_routing_replay=False, use_rollout_routing_replay=False, records_routes=False),
-    **dict(replays_nucleus=False),
-    **dict(ref_ckpt_step=None, opd_teacher_load=None, opd_teacher_ckpt_step=None),
-    **dict(use_opsm=False, opsm_delta=1e-4, normalize_advantages=False, reset_optimizer_states=False),
-    **dict(custom_pg_loss_reducer_function_path=None, custom_advantage_function_path=None),
+    **dict(data_pad_size_multiplier=4, eps_clip_high=0.28, kl_loss_type="k3", overlong_buffer_len=None),
     **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),
     **dict(custom_megatron_before_train_step_hook_path=None, save_debug_train_data=None),
-    **dict(compute_advantages_and_returns=True, ref_update_interval=None, rollout_temperature=1.0),
-    **dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1),
+    **dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1, rollout_temperature=1.0),
     **dict(ci_test=False, ci_disable_kl_checker=False, ci_train_rollout_logprob_abs_diff_threshold=0.1),
     **dict(balance_data=False, balance_by_flops=False),
     **dict(optimizer="adam", lr=1e-3, min_lr=0.0, weight_decay=0.1, clip_grad=0.5),
@@ -41,13 +26,7 @@ _FLAGS = {
 
 def trainer_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
     """The ``args`` of a float32 trainer on one GRPO step per rollout; override any of them."""
-    return with_surrogate(make_args(hf_checkpoint, **{**_FLAGS, **overrides}))
-
-
-def with_surrogate(args: Namespace) -> Namespace:
-    """``args`` with what follows from the flags of the loss."""
-    loss.derive(args)
-    return args
+    return with_groups(vars(make_args(hf_checkpoint, **{**_FLAGS, **overrides})))
 
 
 def critic_args(hf_checkpoint: Path | str, **overrides) -> Namespace:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.checkpoint_files import (
     CHECKPOINT_MARKER,
     bad_checkpoint,
@@ -17,6 +16,7 @@ from slime.arguments.config_group import ConfigGroup
 from slime.arguments.flags import flag, flags_of, option_string
 from slime.arguments.outputs import bad_output
 from slime.arguments.run_args import copied
+from slime.config.advantages import ESTIMATORS
 
 V = TypeVar("V")
 OWN_FLAGS = {

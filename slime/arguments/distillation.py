@@ -2,29 +2,14 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from slime.arguments.checkpoint_files import bad_checkpoint, unusable_weights
 from slime.arguments.config_group import ConfigGroup
-from slime.arguments.flags import flag
+from slime.config.distillation import DistillationConfig
 
 TEACHER_MODEL = "teacher"
 """The name by which a teacher among the served models is found."""
 TEACHER_REWARD = "slime.rollout.on_policy_distillation.reward_func"
-
-
-@dataclass(frozen=True)
-class DistillationArgs:
-    """On-policy distillation: the KL to a teacher, taken off the advantages."""
-
-    use_opd: bool = flag(False, help="take the KL to a teacher off the advantages")
-    opd_type: Literal["sglang", "megatron"] | None = flag(
-        help="where the teacher is: behind an engine at --rm-url, or in the trainer"
-    )
-    opd_kl_coef: float = flag(1.0, at_least=0, help="weight of the KL to the teacher")
-    opd_teacher_load: str | None = flag(place=True, help="checkpoint of a teacher in the trainer")
-    opd_teacher_ckpt_step: int | None = flag(at_least=0, help="iteration of --opd-teacher-load")
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -77,7 +62,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"on-policy distillation": DistillationArgs},
+    {"on-policy distillation": DistillationConfig},
     notes=notes,
     contradictions=contradictions,
     missing=missing,

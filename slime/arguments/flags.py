@@ -19,7 +19,22 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from slime.arguments.foreign import LEAVE_OUT, field_reason
+from slime.arguments.foreign import field_reason
+from slime.config.flag import LEAVE_OUT, flag, path_flag, place_flag, refused
+
+__all__ = [
+    "Flag",
+    "add_flags",
+    "argparse_keywords",
+    "flag",
+    "flags_of",
+    "json_object",
+    "option_string",
+    "path_flag",
+    "place_flag",
+    "refused",
+    "without_none",
+]
 
 
 @dataclass(frozen=True)
@@ -67,37 +82,6 @@ class Flag:
     const: Any = None
 
 
-def flag(default: Any = None, *, help: str, names: Sequence[str] = (), **options: Any) -> Any:
-    """A dataclass field that is also a flag; ``options`` are fields of :class:`Flag`.
-
-    Without ``names`` the option string is ``--`` and the field name with dashes.
-    """
-    metadata = {"flag": {"help": help, "names": tuple(names), **options}}
-    if options.get("required"):
-        return dataclasses.field(metadata=metadata)
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def path_flag(help: str, default: str | None = None, **options: Any) -> Any:
-    """A flag that takes the dotted path of a Python object."""
-    return flag(default, help=help, dotted_path=True, **options)
-
-
-def place_flag(help: str, **options: Any) -> Any:
-    """A flag that names a file or a directory."""
-    return flag(options.pop("default", None), help=help, place=True, **options)
-
-
-def refused(default: Any = None, *, help: str, wanted: str = LEAVE_OUT, **options: Any) -> Any:
-    """A known flag that this version refuses unless it has its default value.
-
-    Without ``wanted`` the tables of foreign options may know the reason.
-    """
-    return flag(default, help=help, supported=(default,), wanted=wanted, **options)
-
-
 def option_string(dest: str, prefix: str = "") -> str:
     """``--sglang-dtype`` for dest ``dtype`` and prefix ``sglang``."""
     return "--" + "-".join(part for part in (prefix, dest.replace("_", "-")) if part)
@@ -111,7 +95,8 @@ def flags_of(cls: type, prefix: str = "") -> tuple[Flag, ...]:
 @cache
 def _declared(cls: type, prefix: str) -> tuple[Flag, ...]:
     hints = get_type_hints(cls)
-    return tuple(_of_field(field, hints[field.name], prefix) for field in dataclasses.fields(cls))
+    fields = [field for field in dataclasses.fields(cls) if "flag" in field.metadata]
+    return tuple(_of_field(field, hints[field.name], prefix) for field in fields)
 
 
 def _of_field(field: dataclasses.Field[Any], hint: Any, prefix: str) -> Flag:
@@ -125,6 +110,8 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, prefix: str) -> Flag:
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
     dest = f"{prefix}_{field.name}" if prefix else field.name
+    if default is None and not options.get("required") and hint is not Any:
+        hint = hint | None  # a field that is never None once the values of its group are complete
     return Flag(dest=dest, names=names, type=hint, default=default, **options)
 
 

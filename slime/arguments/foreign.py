@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slime.arguments.errors import UsageError
+from slime.config.flag import LEAVE_OUT
 
 TABLES = ("megatron_lm_flags.txt", "earlier_flags.txt")
-LEAVE_OUT = "leave it out"
 _GIVEN = "foreign_options"
 _WORDS: dict[str, int | str] = {"switch": 0, "value": 1, "values": "*"}
 

@@ -2,12 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from slime.arguments.checkpoint_files import bad_checkpoint, is_conversion, unusable_weights
 from slime.arguments.config_group import ConfigGroup
-from slime.arguments.flags import flag
+from slime.config.kl import KlConfig
 
 LOSS_ESTIMATORS = frozenset(
     {("k2", False), ("k3", False), ("low_var_kl", False), ("k1", True), ("k3", True), ("low_var_kl", True)}
@@ -15,24 +13,6 @@ LOSS_ESTIMATORS = frozenset(
 """``--kl-loss-type`` and ``--use-unbiased-kl`` that, in the loss, have the gradient of a KL."""
 REWARD_ESTIMATORS = frozenset({"k1"})
 """``--kl-loss-type`` that, in the reward, has the gradient of a KL. Why: docs/algorithms/index.md."""
-
-
-@dataclass(frozen=True)
-class KlArgs:
-    """The KL to the reference model, in the loss or in the reward."""
-
-    use_kl_loss: bool = flag(False, help="add the KL to the reference model to the loss")
-    kl_loss_coef: float = flag(0.0, at_least=0, help="weight of the KL in the loss")
-    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = flag(
-        "k1", help="estimator of the KL; as a loss k1 has a gradient only with --use-unbiased-kl"
-    )
-    use_unbiased_kl: bool = flag(False, help="weight the KL with the importance ratio")
-    kl_coef: float = flag(0.0, at_least=0, help="weight of the KL in the reward")
-    ref_load: str | None = flag(place=True, help="checkpoint of the reference model; default --hf-checkpoint")
-    ref_ckpt_step: int | None = flag(at_least=0, help="iteration of --ref-load")
-    ref_update_interval: int | None = flag(
-        above=0, help="rollouts after which the reference becomes the actor"
-    )
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -101,7 +81,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"reference model": KlArgs},
+    {"reference model": KlConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

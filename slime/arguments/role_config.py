@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.critic import OWN_FLAGS, SHARED
 from slime.arguments.custom_config import value_of
 from slime.arguments.errors import UsageError
@@ -22,6 +21,7 @@ from slime.arguments.flags import Flag
 from slime.arguments.run_args import copied
 from slime.arguments.values import why_no_place
 from slime.arguments.yaml_file import place_in, read_yaml
+from slime.config.advantages import ESTIMATORS
 
 _ROLES = ("actor", "critic")
 _PLACES = ("num_nodes", "num_gpus_per_node")

@@ -1,23 +1,18 @@
 """The views of ``args``, made of the dataclasses of the config groups that a room reads of."""
 
-from slime.arguments.advantages import AdvantageArgs, DerivedAdvantages
 from slime.arguments.batches import BatchArgs, DerivedBatches
 from slime.arguments.checkpoints import CheckpointArgs
 from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
 from slime.arguments.critic import CriticArgs, DerivedCritic
 from slime.arguments.data import DataArgs, DerivedData
 from slime.arguments.debug import CiArgs, DebugArgs
-from slime.arguments.distillation import DistillationArgs
 from slime.arguments.engines import DerivedEngines, EngineArgs
 from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
 from slime.arguments.hf_checkpoint import HfCheckpointArgs
 from slime.arguments.hooks import HookArgs
-from slime.arguments.kl import KlArgs
-from slime.arguments.loss import DerivedLoss, LossArgs
 from slime.arguments.megatron import MegatronNames
 from slime.arguments.model_shape import DerivedModelShape
 from slime.arguments.nucleus import DerivedNucleus, NucleusArgs
-from slime.arguments.off_policy import DerivedOffPolicy, OffPolicyArgs
 from slime.arguments.precision import DerivedPrecision, PrecisionArgs
 from slime.arguments.rejection import RejectionArgs
 from slime.arguments.rewards import RewardArgs
@@ -28,6 +23,11 @@ from slime.arguments.slime_router import SlimeRouterArgs
 from slime.arguments.tracking import DerivedTracking, TrackingArgs
 from slime.arguments.trainer import TrainerArgs
 from slime.arguments.weight_sync import WeightSyncArgs
+from slime.config.advantages import AdvantageConfig
+from slime.config.distillation import DistillationConfig
+from slime.config.kl import KlConfig
+from slime.config.loss import LogitsConfig, LossConfig
+from slime.config.off_policy import OffPolicyConfig
 
 
 class ModelView(DerivedModelShape):
@@ -47,14 +47,12 @@ class TrainingView(
     RewardArgs,
     DerivedBatches,
     BatchArgs,
-    DerivedLoss,
-    LossArgs,
-    KlArgs,
-    DerivedAdvantages,
-    AdvantageArgs,
-    DerivedOffPolicy,
-    OffPolicyArgs,
-    DistillationArgs,
+    LogitsConfig,
+    LossConfig,
+    KlConfig,
+    AdvantageConfig,
+    OffPolicyConfig,
+    DistillationConfig,
     HookArgs,
     DebugArgs,
     CiArgs,
@@ -88,8 +86,8 @@ class TrackingView(
     DataArgs,
     DerivedBatches,
     BatchArgs,
-    LossArgs,
-    AdvantageArgs,
+    LossConfig,
+    AdvantageConfig,
     CheckpointArgs,
     DebugArgs,
     DerivedCluster,
@@ -113,7 +111,7 @@ class RolloutView(
     BatchArgs,
     HfCheckpointArgs,
     CheckpointArgs,
-    OffPolicyArgs,
+    OffPolicyConfig,
     DebugArgs,
     DerivedCluster,
     ClusterArgs,
@@ -138,7 +136,7 @@ class FleetView(
     EngineArgs,
     DerivedPrecision,
     PrecisionArgs,
-    KlArgs,
+    KlConfig,
     TrainerArgs,
     WeightSyncArgs,
 ):

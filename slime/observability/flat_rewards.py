@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
+from slime.config.advantages import ESTIMATORS
 from slime.utils.misc import is_finite_number, plain_number
 from slime.utils.types import Sample
 

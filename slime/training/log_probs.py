@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LogitsConfig
 from slime.training.context_parallel import response_rows
 from slime.training.nuclei import nuclei_of_rows
 from slime.training.parallel import ParallelContext
@@ -17,7 +17,7 @@ _NEVER = -1e30
 
 
 def response_log_probs(
-    args: TrainingView,
+    config: LogitsConfig,
     logits: torch.Tensor,
     batch: Mapping[str, Any],
     context: ParallelContext | None = None,
@@ -47,18 +47,18 @@ def response_log_probs(
     """
     context = context or ParallelContext.current()
     responses = response_rows(batch, context, logits.device)
-    replays = args.replays_nucleus and not whole_vocabulary
+    replays = config.replays_nucleus and not whole_vocabulary
     log_probs, entropies = vocab_parallel_log_prob_entropy(
         logits[0],
         responses.targets,
         context.tp_group,
         entropy_gradient=entropy_gradient,
         rows=responses.local,
-        temperature=args.rollout_temperature if temperature is None else temperature,
+        temperature=config.rollout_temperature if temperature is None else temperature,
         # The engine's vocabulary has no padding rows, so they must not take part in the softmax.
-        vocab_size=args.vocab_size,
-        chunk_size=args.log_probs_chunk_size,
-        nuclei=nuclei_of_rows(batch, responses, args.vocab_size) if replays else None,
+        vocab_size=config.vocab_size,
+        chunk_size=config.log_probs_chunk_size,
+        nuclei=nuclei_of_rows(batch, responses, config.vocab_size) if replays else None,
     )
     return responses.gather(log_probs), responses.gather(entropies)
 

@@ -3,7 +3,8 @@
 Our own losses hand a whole micro-batch to `response_log_probs` and `response_values`; these take its parts.
 """
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,16 @@ import torch
 import torch.distributed as dist
 
 from slime.arguments.views import TrainingView
+from slime.config.run import run_config
+from slime.training import advantages
 from slime.training.context_parallel import RowSplit, segment_multiple
 from slime.training.log_probs import response_log_probs
+from slime.training.losses import policy, sft, value
+from slime.training.losses.reducers import LossOutput, Reducer
 from slime.training.nuclei import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
 from slime.training.values import response_values
+from slime.utils.types import RolloutBatch
 
 Tensors = list[torch.Tensor]
 
@@ -83,7 +89,33 @@ def get_values(
         with_entropy, non_loss_data: have no effect.
     """
     batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths)
-    return Results({"values": response_values(args, logits, batch)})
+    return Results({"values": response_values(logits, batch)})
+
+
+def policy_loss_function(
+    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> LossOutput:
+    """Returns the policy loss of a micro-batch, for a loss of the user's that adds to it."""
+    return policy.policy_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+
+
+def sft_loss_function(
+    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> LossOutput:
+    """Returns the loss of supervised fine-tuning of a micro-batch."""
+    return sft.sft_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+
+
+def value_loss_function(
+    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+) -> LossOutput:
+    """Returns the loss of a critic on a micro-batch."""
+    return value.value_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+
+
+def compute_advantages_and_returns(args: Namespace, rollout_data: RolloutBatch) -> None:
+    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``."""
+    advantages.compute_advantages_and_returns(run_config(args), rollout_data)
 
 
 def build_topp_keep_mask(

@@ -6,13 +6,13 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import TrainingView
+from slime.config.off_policy import OffPolicyConfig
 from slime.training.losses.mis import bounded, mean_of, weight_of, weight_sums
 from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 
 
-def add_mean_weights(args: TrainingView, batch: RolloutBatch, context: ParallelContext) -> None:
+def add_mean_weights(config: OffPolicyConfig, batch: RolloutBatch, context: ParallelContext) -> None:
     """Adds ``mean_weight``: per sample the mean over the trained tokens (or sequences) of its optimizer step.
 
     Over the whole step and all ranks, so that the loss does not hang on how a step is cut into micro-batches.
@@ -25,12 +25,12 @@ def add_mean_weights(args: TrainingView, batch: RolloutBatch, context: ParallelC
     weights = []
     samples = zip(batch["log_probs"], batch["rollout_log_probs"], batch["loss_masks"], strict=True)
     for train, rollout, mask in samples:
-        weight = weight_of(train - rollout, mask, args.tis_level)
-        weights.append(bounded(weight, args.tis_mode, args.tis_lower_bound, args.tis_upper_bound))
+        weight = weight_of(train - rollout, mask, config.tis_level)
+        weights.append(bounded(weight, config.tis_mode, config.tis_lower_bound, config.tis_upper_bound))
     steps = list(_steps(batch))
     sums = torch.tensor(
         [
-            weight_sums([weights[i] for i in step], [batch["loss_masks"][i] for i in step], args.tis_level)
+            weight_sums([weights[i] for i in step], [batch["loss_masks"][i] for i in step], config.tis_level)
             for step in steps
         ],
         dtype=torch.float64,

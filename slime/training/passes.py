@@ -53,7 +53,7 @@ def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mappi
 
 def values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``values`` of the responses, by a critic."""
-    return {"values": response_values(args, outputs, batch)}
+    return {"values": response_values(outputs, batch)}
 
 
 def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:

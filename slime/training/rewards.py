@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from slime.arguments.advantages import ESTIMATORS
 from slime.arguments.views import TrainingView
+from slime.config.advantages import ESTIMATORS
 from slime.training.batch import BatchError
 from slime.training.overlong import soft_overlong_punishment
 from slime.utils.misc import is_finite_number, load_function

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from slime.arguments.loss import LOSSES
 from slime.arguments.views import TrainingView
+from slime.config.loss import LOSSES
+from slime.config.run import RunConfig, run_config
 from slime.observability.logging_utils import take_logged
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
@@ -13,8 +15,8 @@ from slime.training.backend import Outputs, TrainBackend
 from slime.training.batch import loss_fields
 from slime.training.dumps import dump_batch, to_host
 from slime.training.invariants import check_invariants
-from slime.training.losses import LossFunction
 from slime.training.losses.policy import OWN_LOG_PROBS
+from slime.training.losses.reducers import LossFunction
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
 from slime.training.passes import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED, Pass
@@ -49,12 +51,12 @@ def policy_before_step(steps: list[dict[str, Any]]) -> dict[str, float]:
     return {"rollout/log_probs": own[0], "rollout/entropy": steps[0]["train/entropy_loss"]}
 
 
-def select_loss(args: TrainingView, role: Role = ACTOR) -> LossFunction:
+def select_loss(config: RunConfig, role: Role = ACTOR) -> LossFunction:
     """The loss of a role: its own, else that of ``--loss-type``."""
-    loss_type = role.loss_type or args.loss_type
-    if loss_type == "custom_loss" and args.custom_loss_function_path:
-        return load_function(args.custom_loss_function_path)
-    return load_function(LOSSES[loss_type])
+    loss_type = role.loss_type or config.loss.loss_type
+    if loss_type == "custom_loss" and config.loss.custom_loss_function_path:
+        return partial(load_function(config.loss.custom_loss_function_path), config.flat)
+    return partial(load_function(LOSSES[loss_type]), config)
 
 
 class Trainer:
@@ -62,7 +64,8 @@ class Trainer:
 
     def __init__(self, args: TrainingView, role: Role, backend: TrainBackend, timer: Timer) -> None:
         self._args, self._role, self._backend, self._timer = args, role, backend, timer
-        self._loss = select_loss(args, role)
+        self._config = run_config(args)
+        self._loss = select_loss(self._config, role)
 
     def train(self, rollout_id: int, batch: RolloutBatch, inputs: Mapping[str, Any] | None = None) -> Trained:
         """One rollout.
@@ -79,14 +82,14 @@ class Trainer:
                 self._run(forward_pass, batch, data)
             outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
-                compute_advantages_and_returns(args, batch)
+                compute_advantages_and_returns(self._config, batch)
         else:
             outputs = {}
         if args.rollout_data_postprocess_path:
             load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
         # Of what is trained: the hook may have changed masks and log-probs.
         if args.compute_advantages_and_returns and args.tis_needs_mean and context.is_last_stage:
-            add_mean_weights(args, batch, context)
+            add_mean_weights(self._config.off_policy, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         policy = policy_before_step(steps)

@@ -5,14 +5,11 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
 from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 
 
-def response_values(
-    args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]
-) -> list[torch.Tensor]:
+def response_values(outputs: torch.Tensor, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     """The value of the state before each response token: what is expected of it and those after it.
 
     Args:

@@ -3,7 +3,7 @@
 import pytest
 
 from slime.arguments import validated_args
-from slime.arguments.loss import SURROGATES
+from slime.config.loss import SURROGATES
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def names_of(cls):
 
 
 def derived_names():
-    return {name for group in CONFIG_GROUPS if group.derived for name in names_of(group.derived)}
+    declared = [cls for group in CONFIG_GROUPS for cls in group.flags.values()]
+    unset = {field.name for cls in declared for field in dataclasses.fields(cls) if not field.metadata}
+    return unset | {name for group in CONFIG_GROUPS if group.derived for name in names_of(group.derived)}
 
 
 def test_every_name_that_is_read_is_declared():

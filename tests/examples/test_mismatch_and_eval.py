@@ -12,8 +12,8 @@ from examples.eval_multi_task import make_data
 from examples.train_infer_mismatch_helper.mis import compute_mis_weights_with_cp
 from slime.arguments.eval_datasets import EvalDatasetConfig, build_eval_dataset_configs, read_eval_config
 from slime.arguments.flags import flags_of
-from slime.arguments.off_policy import OffPolicyArgs
 from slime.arguments.user_code import why_unusable
+from slime.config.off_policy import OffPolicyConfig
 from slime.rollout.evaluation import eval_rollout
 from slime.utils.ppo_utils import mis_function
 
@@ -69,7 +69,7 @@ def test_it_is_the_built_in_correction(level, mode):
 
 def test_the_settings_are_flags_and_the_function_can_be_named():
     settings = yaml.safe_load((EXAMPLES / "train_infer_mismatch_helper/mis.yaml").read_text())
-    assert settings.keys() <= {spec.dest for spec in flags_of(OffPolicyArgs)}
+    assert settings.keys() <= {spec.dest for spec in flags_of(OffPolicyConfig)}
     assert why_unusable(MIS) is None
 
 

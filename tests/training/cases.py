@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 import torch
 
-from slime.arguments.advantages import ESTIMATORS
-from slime.arguments.loss import SURROGATES
+from slime.config.advantages import ESTIMATORS
+from slime.config.loss import SURROGATES
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training import parallel
@@ -30,9 +30,10 @@ from slime.training.parallel import ParallelContext
 from slime.training.roles import ACTOR, Role
 from slime.training.trainer import Trainer
 from slime.utils.types import Sample
-from tests.trainer_batches import _FLAGS, with_surrogate
+from tests.run_args import run_args
+from tests.trainer_batches import _FLAGS
 from tests.training.reference import Case, Step
-from tests.training.reference_corrections import ICEPOP, MIS, TIS
+from tests.training.reference_corrections import ICEPOP
 
 VOCAB, PADDING = 7, 2
 PAD_MULTIPLE = 4
@@ -42,12 +43,8 @@ _SHAPE |= dict(num_query_groups=1, kv_channels=4, padded_vocab_size=VOCAB + PADD
 
 def flags(**overrides: Any) -> Namespace:
     """Flags of a trainer with logits of ``VOCAB`` tokens; override any of them."""
-    more = {
-        **dict(vocab_size=VOCAB, calculate_per_token_loss=False, rewards_normalization=True),
-        **dict(grpo_std_normalization=True, reward_key=None, custom_reward_post_process_path=None),
-        **dict(custom_convert_samples_to_train_data_path=None, max_tokens_per_gpu=16, lr=None),
-    }
-    return with_surrogate(Namespace(**{**_FLAGS, **_SHAPE, **more, **overrides}))
+    more = dict(vocab_size=VOCAB, max_tokens_per_gpu=16, lr=None)
+    return run_args(**{**_FLAGS, **_SHAPE, **more, **overrides})
 
 
 def random_case(seed: int) -> Case:
@@ -123,8 +120,11 @@ def _loss_flags(pick: random.Random) -> dict[str, Any]:
     sft = pick.random() < 0.05
     return {
         **dict(advantage_estimator=estimator, loss_type="sft_loss" if sft else "policy_loss"),
-        **dict(compute_advantages_and_returns=not sft, normalize_advantages=reinforce or pick.random() < 0.3),
-        **dict(rewards_normalization=pick.random() < 0.8, grpo_std_normalization=pick.random() < 0.6),
+        **dict(
+            disable_compute_advantages_and_returns=sft, normalize_advantages=reinforce or pick.random() < 0.3
+        ),
+        **dict(disable_rewards_normalization=pick.random() >= 0.8),
+        **dict(disable_grpo_std_normalization=pick.random() >= 0.6),
         **dict(kl_coef=pick.choice([0.0, 0.2]) if reinforce else 0.0, gamma=pick.choice([1.0, 0.8, 0.0])),
         **dict(use_kl_loss=pick.random() < 0.6, kl_loss_coef=pick.choice([0.0, 0.3])),
         **dict(kl_loss_type=pick.choice(["k1", "k2", "k3", "low_var_kl"])),
@@ -145,15 +145,14 @@ def _engine_flags(pick: random.Random) -> dict[str, Any]:
     modes = ["none", "none", "old", "tis", "icepop", "mis", "mis", "mismatch", "old and mismatch"]
     mode = pick.choice([*modes, "mis mismatch"])
     custom = ICEPOP if mode in ("icepop", "mismatch", "old and mismatch") else None
-    built_in = MIS if "mis" in mode.split() else TIS
     use_tis = mode in ("tis", "icepop", "mis")
     mean = pick.random() < 0.4
     return {
         **dict(use_rollout_logprobs="old" in mode, get_mismatch_metrics="mismatch" in mode),
         **dict(use_tis=use_tis, tis_clip=pick.uniform(1.0, 1.5)),
         **dict(tis_clip_low=pick.choice([0.0, 0.7, 0.9])),
-        **dict(custom_tis_function_path=custom, tis_function_path=custom or built_in),
-        **dict(tis_batch_normalize=mean and mode == "mis", tis_needs_mean=mean and mode == "mis"),
+        **dict(custom_tis_function_path=custom, tis_type="mis" if "mis" in mode.split() else None),
+        **dict(tis_batch_normalize=mean and mode == "mis"),
         **_mis_flags(pick),
     }
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.conversion import samples_to_train_data, split_train_data_by_dp
@@ -100,13 +101,13 @@ def test_a_teacher_that_was_asked_before_needs_no_pass():
     due = [p.tag for p in ACTOR_PASSES if p.when(args, 1)]
     assert due == [TRAINED]
     batch = opd_batch()
-    compute_advantages_and_returns(args, batch)
+    compute_advantages_and_returns(run_config(args), batch)
     torch.testing.assert_close(batch["advantages"][0], torch.tensor([2 - 0.1 * 2, 2 + 0.1 * 1]))
 
 
 def test_the_engines_log_probs_stand_for_the_student_where_they_are_the_old_policy():
     batch = opd_batch(rollout_log_probs=[torch.tensor([-3.0, -1.5])])
-    compute_advantages_and_returns(opd_args(use_rollout_logprobs=True), batch)
+    compute_advantages_and_returns(run_config(opd_args(use_rollout_logprobs=True)), batch)
     assert batch["opd_reverse_kl"][0].tolist() == [0.0, -0.5]
 
 
@@ -117,7 +118,7 @@ def own_advantages(args, rollout_data):
 def test_advantages_of_ones_own_are_distilled_too():
     batch = opd_batch()
     compute_advantages_and_returns(
-        opd_args(custom_advantage_function_path=f"{__name__}.own_advantages"), batch
+        run_config(opd_args(custom_advantage_function_path=f"{__name__}.own_advantages")), batch
     )
     assert batch["advantages"][0].tolist() == [5.0, 8.0] and batch["returns"][0].tolist() == [7.0, 7.0]
 
@@ -126,8 +127,8 @@ def test_log_probs_that_are_missing_are_named():
     batch = opd_batch()
     del batch["teacher_log_probs"]
     with pytest.raises(ValueError, match="--use-opd --opd-type sglang: the rollout has no teacher_log_probs"):
-        compute_advantages_and_returns(opd_args(opd_type="sglang"), batch)
+        compute_advantages_and_returns(run_config(opd_args(opd_type="sglang")), batch)
     batch = opd_batch()
     del batch["log_probs"]
     with pytest.raises(ValueError, match="no log-probs of the student"):
-        compute_advantages_and_returns(opd_args(), batch)
+        compute_advantages_and_returns(run_config(opd_args()), batch)

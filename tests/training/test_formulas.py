@@ -1,12 +1,13 @@
 """Formulas against values worked out by hand or by brute force."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.utils import ppo_utils as ppo
+from tests.run_args import run_args
 
 NEW, OLD = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
 
@@ -89,7 +90,11 @@ def test_opsm_drops_drifted_sequences_with_negative_advantages():
     bad, good = torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 1.0])
     masks = [torch.tensor([1, 0]), mask, mask]
     kept, share = ppo.compute_opsm_mask(
-        Namespace(opsm_delta=0.1), [drifted, drifted, near], [old] * 3, [bad, good, bad], masks
+        run_config(run_args(opsm_delta=0.1)).off_policy,
+        [drifted, drifted, near],
+        [old] * 3,
+        [bad, good, bad],
+        masks,
     )
     assert kept.tolist() == [0, 0, 1, 1, 1, 1] and share.item() == 1
 
@@ -97,7 +102,7 @@ def test_opsm_drops_drifted_sequences_with_negative_advantages():
 def test_opsm_keeps_a_sequence_at_its_bound():
     old, new, bad, mask = torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([-1.0]), torch.tensor([1])
     for delta, kept in ((0.25, 1), (0.2, 0)):
-        args = Namespace(opsm_delta=delta)
+        args = run_config(run_args(opsm_delta=delta)).off_policy
         assert ppo.compute_opsm_mask(args, [new], [old], [bad], [mask])[0].tolist() == [kept]
 
 
@@ -124,7 +129,7 @@ def _correction(weights, low=0.5, high=2.0):
     """Arguments of a correction whose weights are ``weights``, on losses of 1."""
     count = len(weights)
     return {
-        "args": Namespace(tis_clip=high, tis_clip_low=low),
+        "args": run_config(run_args(tis_clip=high, tis_clip_low=low)).off_policy,
         "pg_loss": torch.ones(count),
         "train_log_probs": [torch.tensor(weights).log().requires_grad_()],
         "rollout_log_probs": [torch.zeros(count)],

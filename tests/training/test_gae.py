@@ -1,11 +1,11 @@
 """Generalised advantage estimation against the sum that it is defined as, in float64."""
 
 import random
-from argparse import Namespace
 
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.training.advantages import compute_advantages_and_returns
 from slime.utils.ppo_utils import (
     chunked_discounted_returns,
@@ -14,6 +14,7 @@ from slime.utils.ppo_utils import (
     get_advantages_and_returns_batch,
     vanilla_gae,
 )
+from tests.run_args import run_args
 
 DISCOUNTS = [(1.0, 1.0), (0.99, 0.95), (1.0, 0.0), (0.0, 1.0), (0.9, 0.5)]
 
@@ -105,9 +106,8 @@ def test_nothing_is_differentiated():
 @pytest.mark.parametrize("seed", range(30))
 def test_ppo_takes_the_trained_tokens_for_steps_and_rewards_the_last_of_them(seed):
     pick = random.Random(seed)
-    args = Namespace(advantage_estimator="ppo", gamma=pick.choice([1.0, 0.9]), lambd=pick.choice([1.0, 0.7]))
-    vars(args).update(kl_coef=pick.choice([0.0, 0.3]), kl_loss_type="k1", use_rollout_logprobs=False)
-    vars(args).update(custom_advantage_function_path=None, normalize_advantages=False, use_opd=False)
+    gamma, lambd = pick.choice([1.0, 0.9]), pick.choice([1.0, 0.7])
+    args = run_args(advantage_estimator="ppo", gamma=gamma, lambd=lambd, kl_coef=pick.choice([0.0, 0.3]))
     lengths = [pick.randint(0, 9) for _ in range(5)]
     shard = {name: [noise(n, dtype=torch.float32, seed=seed + n + i) for n in lengths]
              for i, name in enumerate(("values", "log_probs", "ref_log_probs"))}  # fmt: skip
@@ -118,7 +118,7 @@ def test_ppo_takes_the_trained_tokens_for_steps_and_rewards_the_last_of_them(see
     for name in ("values", "log_probs"):
         for row, mask in zip(shard[name], shard["loss_masks"], strict=True):
             row[mask == 0] = float("nan")
-    compute_advantages_and_returns(args, shard)
+    compute_advantages_and_returns(run_config(args), shard)
     for i, mask in enumerate(masks):
         steps = [t for t, trained in enumerate(mask) if trained]
         kl = shard["log_probs"][i].double() - shard["ref_log_probs"][i].double()

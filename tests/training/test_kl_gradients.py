@@ -4,7 +4,6 @@ A response of one token, once for every token of the vocabulary, weighted with i
 is the expectation itself, not an estimate of it.
 """
 
-from argparse import Namespace
 from itertools import product
 from typing import get_args
 
@@ -12,12 +11,15 @@ import pytest
 import torch
 
 from slime.arguments.flags import flags_of
-from slime.arguments.kl import CONFIG_GROUP, LOSS_ESTIMATORS, REWARD_ESTIMATORS, KlArgs
+from slime.arguments.kl import CONFIG_GROUP, LOSS_ESTIMATORS, REWARD_ESTIMATORS
+from slime.config.kl import KlConfig
+from slime.config.run import run_config
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.kl import KL_TYPES
-from slime.training.losses import policy_loss_function
+from slime.training.losses.policy import policy_loss_function
 from slime.training.parallel import ParallelContext
-from tests.trainer_batches import _FLAGS, with_surrogate
+from tests.run_args import run_args
+from tests.trainer_batches import _FLAGS
 
 POLICY = torch.tensor([0.3, -0.7, 1.1, 0.0, -0.4], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.2, 0.5, 0.6, -1.0, 0.3], dtype=torch.float64)
@@ -26,8 +28,7 @@ COMBINATIONS = [*product(KL_TYPES, (False, True))]
 
 
 def _args(**overrides):
-    flags = {**_FLAGS, "vocab_size": VOCAB, "calculate_per_token_loss": False}
-    return with_surrogate(Namespace(**{**flags, **overrides}))
+    return run_args(**{**_FLAGS, "vocab_size": VOCAB, **overrides})
 
 
 def _kl_gradient(forwards):
@@ -54,10 +55,10 @@ def _expected_gradient(args):
         "ref_log_probs": [*reference[:, None]],
         "log_probs": [*own[:, None]],
     }
-    compute_advantages_and_returns(args, batch, ParallelContext())
+    compute_advantages_and_returns(run_config(args), batch, ParallelContext())
     rows = logits.expand(2 * VOCAB, -1)[None]
     expectation = lambda values: (values * probabilities).sum()
-    policy_loss_function(args, batch, rows, expectation, ParallelContext())[0].backward()
+    policy_loss_function(run_config(args), batch, rows, expectation, ParallelContext())[0].backward()
     return logits.grad.double()
 
 
@@ -101,5 +102,5 @@ def test_a_kl_in_the_reward_runs_without_a_note_if_its_gradient_is_that_of_the_k
 
 
 def test_every_estimator_that_can_be_named_was_tried():
-    (flag,) = [flag for flag in flags_of(KlArgs) if flag.dest == "kl_loss_type"]
+    (flag,) = [flag for flag in flags_of(KlConfig) if flag.dest == "kl_loss_type"]
     assert get_args(flag.type) == KL_TYPES

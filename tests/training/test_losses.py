@@ -1,32 +1,32 @@
 """Losses, reducers, advantages and packing as functions of tensors, in one process."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 
+from slime.backends.megatron_utils import loss as face
 from slime.backends.megatron_utils.data import DataIterator, get_batch
+from slime.config.run import run_config
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.log_probs import response_log_probs
-from slime.training.losses import policy_loss_function, sft_loss_function
-from slime.training.losses.policy import OWN_LOG_PROBS
+from slime.training.losses.policy import OWN_LOG_PROBS, policy_loss_function
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
+from slime.training.losses.sft import sft_loss_function
 from slime.training.micro_batches import tensorize
 from slime.training.parallel import ParallelContext
 from slime.training.passes import needs_own_log_probs
 from slime.training.trainer import select_loss
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
-from tests.trainer_batches import _FLAGS, random_rollout, split, with_surrogate
+from tests.run_args import run_args
+from tests.trainer_batches import _FLAGS, random_rollout, split
 
 VOCAB = 32
 ALONE = ParallelContext()
 
 
 def _args(**overrides):
-    args = {**_FLAGS, "vocab_size": VOCAB, "calculate_per_token_loss": False, **overrides}
-    return with_surrogate(Namespace(**args))
+    return run_args(**{**_FLAGS, "vocab_size": VOCAB, **overrides})
 
 
 def _micro_batch(keys=(), pad_multiple=8, **extra):
@@ -126,14 +126,16 @@ def _losses_of_user_code(rank, checkpoint, logits):
     init(make_args(checkpoint, tensor_model_parallel_size=2))
     _, micro_batch = _micro_batch(keys=("rollout_log_probs",))
     local = logits.chunk(2, -1)[rank].clone().requires_grad_()
-    loss, _ = sft_loss_function(_args(), micro_batch, local, lambda values: values.mean())
+    loss, _ = sft_loss_function(run_config(_args()), micro_batch, local, lambda values: values.mean())
     loss.backward()
     return loss.detach(), local.grad
 
 
 def test_a_loss_without_a_context_knows_the_other_ranks(tmp_path):
     logits = _logits(_micro_batch()[1]).requires_grad_()
-    loss, _ = sft_loss_function(_args(), _micro_batch()[1], logits, lambda values: values.mean(), ALONE)
+    loss, _ = sft_loss_function(
+        run_config(_args()), _micro_batch()[1], logits, lambda values: values.mean(), ALONE
+    )
     loss.backward()
     halves = run_ranks(_losses_of_user_code, 2, save_tiny_hf(tmp_path, "qwen3"), logits.detach())
     for found, _ in halves:
@@ -172,7 +174,7 @@ def test_sample_mean_divides_by_the_mask_total_of_the_whole_rollout():
 @pytest.mark.parametrize("estimator", ["grpo", "gspo", "cispo"])
 def test_group_estimators_broadcast_the_reward(estimator):
     batch, _ = _micro_batch()
-    compute_advantages_and_returns(_args(advantage_estimator=estimator), batch, ALONE)
+    compute_advantages_and_returns(run_config(_args(advantage_estimator=estimator)), batch, ALONE)
     for reward, advantages, length in zip(
         batch["rewards"], batch["advantages"], batch["response_lengths"], strict=True
     ):
@@ -184,14 +186,14 @@ def test_kl_in_the_reward_lowers_baseline_advantages():
     batch["log_probs"] = [torch.full_like(x, -1.0) for x in batch["rollout_log_probs"]]
     batch["ref_log_probs"] = [torch.full_like(x, -1.5) for x in batch["rollout_log_probs"]]
     args = _args(advantage_estimator="reinforce_plus_plus_baseline", kl_coef=0.1, kl_loss_type="k1")
-    compute_advantages_and_returns(args, batch, ALONE)
+    compute_advantages_and_returns(run_config(args), batch, ALONE)
     assert batch["kl"][0][0] == 0.5
     assert batch["advantages"][0][0].item() == pytest.approx(batch["rewards"][0] - 0.05)
 
 
 def test_whitened_advantages_have_mean_zero_and_variance_one_where_trained():
     batch, _ = _micro_batch()
-    compute_advantages_and_returns(_args(normalize_advantages=True), batch, ALONE)
+    compute_advantages_and_returns(run_config(_args(normalize_advantages=True)), batch, ALONE)
     trained = torch.cat(batch["advantages"])[torch.cat(batch["loss_masks"]).bool()]
     assert trained.mean().item() == pytest.approx(0, abs=1e-5)
     assert trained.var().item() == pytest.approx(1, abs=1e-4)
@@ -208,24 +210,24 @@ def forgetful_advantages(args, rollout_data):
 def test_custom_advantages_replace_the_estimator():
     batch, _ = _micro_batch()
     compute_advantages_and_returns(
-        _args(custom_advantage_function_path=f"{__name__}.custom_advantages"), batch, ALONE
+        run_config(_args(custom_advantage_function_path=f"{__name__}.custom_advantages")), batch, ALONE
     )
     assert set(torch.cat(batch["advantages"]).tolist()) == {3.0}
     batch, _ = _micro_batch()
     with pytest.raises(ValueError, match="did not set advantages"):
         path = f"{__name__}.forgetful_advantages"
-        compute_advantages_and_returns(_args(custom_advantage_function_path=path), batch, ALONE)
+        compute_advantages_and_returns(run_config(_args(custom_advantage_function_path=path)), batch, ALONE)
 
 
 def _loss(args, num_microbatches=1, keys=("advantages", "rollout_log_probs", "rollout_mask_sums"), **extra):
     batch, _ = _micro_batch()
-    compute_advantages_and_returns(_args(), batch, ALONE)
+    compute_advantages_and_returns(run_config(_args()), batch, ALONE)
     batch |= extra
     iterator = DataIterator(batch, batch["micro_batch_indices"])
     micro_batch = get_batch(iterator, [*keys, *extra], 8)
     logits = _logits(micro_batch).requires_grad_()
     loss, normaliser, report = loss_function(
-        args, micro_batch, num_microbatches, 8, select_loss(args), logits, ALONE
+        args, micro_batch, num_microbatches, 8, select_loss(run_config(args)), logits, ALONE
     )
     metrics = dict(zip(report["keys"], report["values"][1:].tolist(), strict=True))
     return loss, normaliser, metrics, micro_batch, logits
@@ -307,7 +309,7 @@ def test_a_correction_that_gives_back_a_part_is_refused_by_name():
 def _trainable():
     """A micro-batch with advantages, and logits."""
     batch, _ = _micro_batch()
-    compute_advantages_and_returns(_args(), batch, ALONE)
+    compute_advantages_and_returns(run_config(_args()), batch, ALONE)
     keys = ("advantages", "rollout_log_probs", "rollout_mask_sums")
     micro_batch = get_batch(DataIterator(batch, batch["micro_batch_indices"]), keys, 8)
     return micro_batch, _logits(micro_batch).requires_grad_()
@@ -316,7 +318,7 @@ def _trainable():
 @pytest.mark.parametrize("function", [policy_loss_function, sft_loss_function])
 def test_metrics_keep_no_graph(function):
     micro_batch, logits = _trainable()
-    loss, metrics = function(_args(), micro_batch, logits, torch.sum, ALONE)
+    loss, metrics = function(run_config(_args()), micro_batch, logits, torch.sum, ALONE)
     assert loss.requires_grad and not any(value.requires_grad for value in metrics.values())
     attached = lambda *_: (loss, {"loss": loss})
     report = loss_function(_args(), micro_batch, 1, 1, attached, logits, ALONE)[2]
@@ -338,7 +340,7 @@ def test_a_loss_is_computed_again_in_the_backward_pass_where_that_is_asked_for(r
     micro_batch, logits = _trainable()
     seen = []
 
-    def counted(args, batch, logits, reducer):
+    def counted(batch, logits, reducer):
         seen.append(torch.is_grad_enabled())
         return logits.exp().sum(), {}
 
@@ -433,3 +435,23 @@ def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides
 )
 def test_log_probs_are_computed_only_where_something_reads_them(overrides, steps, needed):
     assert needs_own_log_probs(_args(**overrides), steps) is needed
+
+
+def seen_by_a_hook(args, *, pg_loss, loss_masks, **_):
+    return pg_loss * args.n_samples_per_prompt, loss_masks, {}
+
+
+def test_faces_and_hooks_take_the_flat_args():
+    """What a plug-in calls with ``args``, the trainer calls with the configuration."""
+    _, micro_batch = _micro_batch(keys=("rollout_log_probs",))
+    path = f"{__name__}.{seen_by_a_hook.__name__}"
+    once, thrice = (
+        _args(use_tis=True, custom_tis_function_path=path, n_samples_per_prompt=count) for count in (1, 3)
+    )
+    batch = micro_batch | {"rewards": [1.0] * len(micro_batch["loss_masks"])}
+    face.compute_advantages_and_returns(once, batch)
+    logits = _logits(batch)
+    found = face.policy_loss_function(thrice, batch, logits, torch.sum)[1]
+    wanted = policy_loss_function(run_config(once), batch, logits, torch.sum, ALONE)[1]
+    assert found["entropy_loss"] == wanted["entropy_loss"] and wanted["pg_loss"] != 0
+    torch.testing.assert_close(found["pg_loss"], 3 * wanted["pg_loss"])

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.training.conversion import convert_samples_to_train_data
 from slime.training.estimators.reinforce_plus_plus import baseline_returns, reinforce_plus_plus_returns
 from slime.training.kl import compute_approx_kl, ratio_of, sequence_kl
@@ -101,7 +102,7 @@ def test_a_metric_of_a_rollout_does_not_see_masked_tokens():
 
 def test_a_baseline_return_is_wrong_only_where_its_kl_is():
     shard = {"rewards": [1.0], "kl": [torch.tensor([math.nan, 2.0])]}
-    (returns,) = baseline_returns(flags(kl_coef=0.5), shard)
+    (returns,) = baseline_returns(run_config(flags(kl_coef=0.5)), shard)
     assert returns[1] == 0
 
 

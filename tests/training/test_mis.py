@@ -1,23 +1,22 @@
 """MIS against values worked out by hand; ``test_reference`` has the whole loss with random bounds."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.losses.corrections import icepop_function, vanilla_tis_function
 from slime.training.losses.reducers import get_sum_of_sample_mean
 from slime.training.losses.scaling import loss_function
+from slime.training.parallel import ParallelContext
 from slime.utils import ppo_utils as ppo
+from tests.run_args import run_args
 
 
 def mis_args(**overrides):
-    args = dict(tis_level="token", tis_mode="truncate", tis_lower_bound=0.5, tis_upper_bound=2.0)
-    args |= dict(use_rs=False, rs_level="token", rs_lower_bound=0.5, rs_upper_bound=2.0)
-    args |= dict(rs_veto_threshold=None, tis_batch_normalize=False, tis_clip=2.0, tis_clip_low=0.5)
-    return Namespace(**{**args, **overrides})
+    return run_config(run_args(**{"tis_clip_low": 0.5, **overrides})).off_policy
 
 
 def weigh(*ratios, masks=None, **overrides):
@@ -123,14 +122,13 @@ def test_perplexities_are_finite_beyond_what_float32_holds(per_token):
     masks = [torch.ones(3)] * 2
     reduce = get_sum_of_sample_mean([4, 4], [3, 3], masks)
 
-    def loss(args, batch, logits, reducer):
+    def loss(batch, logits, reducer):
         found = ppo.gap_metrics(train, rollout, masks)
         return logits.sum(), {name: reduce(torch.cat(values)) for name, values in found.items()}
 
     batch = {"total_lengths": [4, 4], "response_lengths": [3, 3], "loss_masks": masks}
-    args = Namespace(calculate_per_token_loss=False, recompute_loss_function=False)
-    one_rank = Namespace(dp_size=1, cp_size=1)
-    report = loss_function(args, batch, 1, 2, loss, torch.zeros(1, 1, 1), one_rank)[2]
+    config = run_config(run_args()).loss
+    report = loss_function(config, batch, 1, 2, loss, torch.zeros(1, 1, 1), ParallelContext())[2]
     found = reduce_train_step_metrics(
         [report], calculate_per_token_loss=False, step_global_batch_size=2, cp_size=1, dp_with_cp_group=None
     )

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from slime.arguments.loss import SURROGATES
+from slime.config.loss import SURROGATES
+from slime.config.run import run_config
 from slime.training.losses.surrogates.tokens import PolicyTokens
 from slime.utils.misc import load_function
 from tests.training.cases import flags
@@ -22,7 +23,7 @@ def _tokens(old_minus_new: float) -> PolicyTokens:
 def test_on_policy_a_sequence_gets_the_gradient_of_reinforce(name) -> None:
     """The gradient with respect to a trained log-prob is -A where all ratios are 1."""
     tokens = _tokens(0.0)
-    found = load_function(SURROGATES[name])(flags(surrogate=name), tokens)
+    found = load_function(SURROGATES[name])(run_config(flags(surrogate=name)).loss, tokens)
     assert found.loss.shape == found.log_ratio.shape == found.clipped.shape == (6,)
     assert not found.clipped.any() and not found.log_ratio.any()
     (found.loss * torch.cat(MASKS)).sum().backward()
@@ -34,7 +35,7 @@ def test_on_policy_a_sequence_gets_the_gradient_of_reinforce(name) -> None:
 @pytest.mark.parametrize("name", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("distance", [-3.0, 3.0])
 def test_far_from_the_old_policy_the_ratio_is_clipped(name, distance) -> None:
-    found = load_function(SURROGATES[name])(flags(surrogate=name), _tokens(distance))
+    found = load_function(SURROGATES[name])(run_config(flags(surrogate=name)).loss, _tokens(distance))
     trained = torch.cat(MASKS) != 0
     gains = torch.cat(ADVANTAGES) > 0
     # PPO bounds what a ratio can gain, CISPO the ratio.

@@ -19,7 +19,7 @@ from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, loca
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.finite import gradients_not_finite
-from slime.training.losses import LossFunction
+from slime.training.losses.reducers import LossFunction
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import DataIterator, packed_micro_batch
 from slime.training.parallel import ParallelContext

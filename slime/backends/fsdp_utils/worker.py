@@ -23,7 +23,7 @@ from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import save_hf_model_to_path
-from slime.training.losses import LossFunction
+from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.optimizer_schedule import schedule_settings

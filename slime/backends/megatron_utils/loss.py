@@ -1,11 +1,16 @@
 """Plug-ins import losses from here."""
 
-from slime.training.advantages import compute_advantages_and_returns
 from slime.training.estimators.distillation import apply_opd_kl_to_advantages
 from slime.training.log_probs import response_log_probs
 from slime.training.loss_plugins import build_topp_keep_mask as _build_topp_keep_mask
-from slime.training.loss_plugins import get_log_probs_and_entropy, get_values
-from slime.training.losses import policy_loss_function, sft_loss_function, value_loss_function
+from slime.training.loss_plugins import (
+    compute_advantages_and_returns,
+    get_log_probs_and_entropy,
+    get_values,
+    policy_loss_function,
+    sft_loss_function,
+    value_loss_function,
+)
 from slime.training.losses.corrections import icepop_function, vanilla_tis_function
 from slime.training.losses.scaling import loss_function
 

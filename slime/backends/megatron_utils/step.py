@@ -38,7 +38,7 @@ from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
-from slime.training.losses import LossFunction
+from slime.training.losses.reducers import LossFunction
 from slime.training.losses.scaling import counted_tokens, loss_function
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext

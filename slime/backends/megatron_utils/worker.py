@@ -31,7 +31,7 @@ from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import save_hf_model_to_path
-from slime.training.losses import LossFunction
+from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.training.passes import TRAINED

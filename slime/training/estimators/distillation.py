@@ -2,12 +2,12 @@
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.distillation import DistillationConfig
 from slime.utils.types import RolloutBatch
 
 
 def apply_opd_kl_to_advantages(
-    args: TrainingView,
+    config: DistillationConfig,
     rollout_data: RolloutBatch,
     advantages: list[torch.Tensor],
     student_log_probs: list[torch.Tensor] | None,
@@ -23,7 +23,7 @@ def apply_opd_kl_to_advantages(
     teacher = rollout_data.get("teacher_log_probs")
     if teacher is None:
         raise ValueError(
-            f"--use-opd --opd-type {args.opd_type}: the rollout has no teacher_log_probs "
+            f"--use-opd --opd-type {config.opd_type}: the rollout has no teacher_log_probs "
             "(docs/algorithms/distillation.md says which functions make them)"
         )
     if student_log_probs is None:
@@ -31,4 +31,4 @@ def apply_opd_kl_to_advantages(
     reverse_kl = [own - other for own, other in zip(student_log_probs, teacher, strict=True)]
     rollout_data["opd_reverse_kl"] = reverse_kl
     for i, difference in enumerate(reverse_kl):
-        advantages[i] = advantages[i] - args.opd_kl_coef * difference
+        advantages[i] = advantages[i] - config.opd_kl_coef * difference

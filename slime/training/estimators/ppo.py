@@ -2,13 +2,13 @@
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.training import TrainingConfig
 from slime.training.estimators.gae import get_advantages_and_returns_batch
 from slime.training.estimators.result import Estimates
 from slime.utils.types import RolloutBatch
 
 
-def gae(args: TrainingView, shard: RolloutBatch) -> Estimates:
+def gae(config: TrainingConfig, shard: RolloutBatch) -> Estimates:
     """Advantages and returns from the critic's ``values``, the KL penalties and the rewards.
 
     The steps of the decision process are the trained tokens: what the loss mask leaves out, as a tool's
@@ -17,11 +17,11 @@ def gae(args: TrainingView, shard: RolloutBatch) -> Estimates:
     """
     masks = [mask != 0 for mask in shard["loss_masks"]]
     samples = zip(shard["rewards"], shard["kl"], masks, strict=True)
-    rewards = [token_rewards(reward, kl[mask], args.kl_coef) for reward, kl, mask in samples]
+    rewards = [token_rewards(reward, kl[mask], config.kl.kl_coef) for reward, kl, mask in samples]
     values = [value[mask] for value, mask in zip(shard["values"], masks, strict=True)]
     lengths = [len(value) for value in values]
     advantages, returns = get_advantages_and_returns_batch(
-        shard["total_lengths"], lengths, values, rewards, args.gamma, args.lambd
+        shard["total_lengths"], lengths, values, rewards, config.advantages.gamma, config.advantages.lambd
     )
     return Estimates(_spread(advantages, masks), _spread(returns, masks))
 

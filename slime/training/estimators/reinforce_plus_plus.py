@@ -5,20 +5,21 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.training import TrainingConfig
 from slime.utils.types import RolloutBatch
 
 
-def token_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
+def token_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Tensor]:
     """Discounted returns of the KL penalties and of the reward at the last trained token."""
+    kl_coef, gamma = config.kl.kl_coef, config.advantages.gamma
     return get_reinforce_plus_plus_returns(
-        shard["rewards"], shard["kl"], shard["loss_masks"], None, None, args.kl_coef, args.gamma
+        shard["rewards"], shard["kl"], shard["loss_masks"], None, None, kl_coef, gamma
     )
 
 
-def baseline_returns(args: TrainingView, shard: RolloutBatch) -> list[torch.Tensor]:
+def baseline_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Tensor]:
     """The centred reward less the KL penalty of each token."""
-    return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], None, args.kl_coef)
+    return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], None, config.kl.kl_coef)
 
 
 def get_reinforce_plus_plus_returns(

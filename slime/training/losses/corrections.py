@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.off_policy import OffPolicyConfig
 from slime.training.kl import ratio_of, sequence_kl
 
 Corrected = tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]
@@ -48,7 +48,7 @@ def compute_opsm_mask(
 
 
 def vanilla_tis_function(
-    args: TrainingView,
+    args: OffPolicyConfig,
     *,
     pg_loss: torch.Tensor,
     train_log_probs: Sequence[torch.Tensor],
@@ -63,7 +63,7 @@ def vanilla_tis_function(
 
 
 def icepop_function(
-    args: TrainingView,
+    args: OffPolicyConfig,
     *,
     pg_loss: torch.Tensor,
     train_log_probs: Sequence[torch.Tensor],

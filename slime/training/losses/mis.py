@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.off_policy import OffPolicyConfig
 from slime.training.kl import MAX_LOG_RATIO
 from slime.training.losses.corrections import Corrected
 
@@ -22,7 +22,7 @@ _MAX_LOG_PPL = 700.0
 
 
 def mis_function(
-    args: TrainingView,
+    args: OffPolicyConfig,
     *,
     pg_loss: torch.Tensor,
     train_log_probs: Sequence[torch.Tensor],
@@ -44,7 +44,7 @@ def mis_function(
 
 
 def compute_mis_weights(
-    args: TrainingView,
+    args: OffPolicyConfig,
     *,
     train_log_probs: Sequence[torch.Tensor],
     rollout_log_probs: Sequence[torch.Tensor],
@@ -106,7 +106,7 @@ def bounded(weight: torch.Tensor, mode: str, low: float, high: float) -> torch.T
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 
-def _kept(args: TrainingView, difference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _kept(args: OffPolicyConfig, difference: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Where ``--use-rs`` leaves the loss mask as it is: bool [R]."""
     if not args.use_rs:
         return torch.ones_like(difference, dtype=torch.bool)

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 from slime.utils.misc import load_function
 
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 LossOutput = tuple[torch.Tensor, dict[str, torch.Tensor]]
-LossFunction = Callable[[TrainingView, Mapping[str, Any], torch.Tensor, Reducer], LossOutput]
+LossFunction = Callable[[Mapping[str, Any], torch.Tensor, Reducer], LossOutput]
+"""A loss of a micro-batch and its logits, to which the run's configuration is bound."""
 
 
 def get_sum_of_sample_mean(
@@ -43,7 +44,7 @@ def get_sum_of_sample_mean(
 
 
 def reducer_of(
-    args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor] | None = None
+    config: LossConfig, batch: Mapping[str, Any], masks: Sequence[torch.Tensor] | None = None
 ) -> Reducer:
     """The reducer of a micro-batch; other ``masks`` change what is summed, not the denominators."""
     return get_sum_of_sample_mean(
@@ -51,25 +52,25 @@ def reducer_of(
         batch["response_lengths"],
         batch["loss_masks"] if masks is None else masks,
         batch.get("rollout_mask_sums"),
-        args.calculate_per_token_loss,
+        config.calculate_per_token_loss,
     )
 
 
 def pg_reducer_of(
-    args: TrainingView, batch: Mapping[str, Any], masks: Sequence[torch.Tensor], default: Reducer
+    config: LossConfig, batch: Mapping[str, Any], masks: Sequence[torch.Tensor], default: Reducer
 ) -> Reducer:
     """The reducer of the policy-gradient term alone, under the masks that a correction has left.
 
     ``--pg-loss-denominator`` N divides sums over a rollout by N, whatever
     its length (Dr. GRPO, arXiv 2503.20783, sec. 3.2); a function of the user's decides for itself.
     """
-    if args.custom_pg_loss_reducer_function_path:
-        custom = load_function(args.custom_pg_loss_reducer_function_path)
+    if config.custom_pg_loss_reducer_function_path:
+        custom = load_function(config.custom_pg_loss_reducer_function_path)
         lengths = batch["total_lengths"], batch["response_lengths"]
-        reduce = custom(*lengths, masks, args.calculate_per_token_loss)
+        reduce = custom(*lengths, masks, config.calculate_per_token_loss)
         trained = torch.cat(list(masks)) != 0
         return lambda values: reduce(torch.where(trained, values, 0.0))
-    if args.pg_loss_denominator is not None:
-        denominators = [args.pg_loss_denominator] * len(masks)
+    if config.pg_loss_denominator is not None:
+        denominators = [config.pg_loss_denominator] * len(masks)
         return get_sum_of_sample_mean(batch["total_lengths"], batch["response_lengths"], masks, denominators)
     return default

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 from slime.training.losses.reducers import LossFunction, LossOutput, reducer_of
 from slime.training.parallel import ParallelContext
 
@@ -24,7 +24,8 @@ def checked(function: LossFunction) -> LossFunction:
             case (torch.Tensor() as loss, Mapping() as metrics) if loss.numel() == 1:
                 if all(isinstance(value, torch.Tensor) and value.numel() == 1 for value in metrics.values()):
                     return output
-        name = f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+        called = getattr(function, "func", function)  # of a `functools.partial`
+        name = f"{called.__module__}.{getattr(called, '__qualname__', called)}"
         raise TypeError(
             f"loss function {name}: returned {_described(output)} (wanted: a scalar tensor and a dict of "
             "metric names to scalar tensors)"
@@ -47,7 +48,7 @@ def counted_tokens(loss_masks: Sequence[torch.Tensor]) -> int:
 
 
 def loss_function(
-    args: TrainingView,
+    config: LossConfig,
     batch: Mapping[str, Any],
     num_microbatches: int,
     step_global_batch_size: int,
@@ -71,12 +72,12 @@ def loss_function(
         The scaled loss, the normaliser (int tensor), and {"keys": metric names, "values": [1 + metrics]
         float64}, whose first value is the number of tokens (per-token loss) or 0.
     """
-    per_token = args.calculate_per_token_loss
-    reducer = reducer_of(args, batch)
-    if args.recompute_loss_function:
-        loss, metrics = checkpoint(checked(function), args, batch, logits, reducer, use_reentrant=False)
+    per_token = config.calculate_per_token_loss
+    reducer = reducer_of(config, batch)
+    if config.recompute_loss_function:
+        loss, metrics = checkpoint(checked(function), batch, logits, reducer, use_reentrant=False)
     else:
-        loss, metrics = checked(function)(args, batch, logits, reducer)
+        loss, metrics = checked(function)(batch, logits, reducer)
     tokens = counted_tokens(batch["loss_masks"])
     context = context or ParallelContext.current()
     if not per_token:

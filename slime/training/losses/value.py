@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.policy import PolicyConfig
 from slime.training.losses.reducers import LossOutput, Reducer
 from slime.training.parallel import ParallelContext
 from slime.training.values import response_values
 
 
 def value_loss_function(
-    args: TrainingView,
+    config: PolicyConfig,
     batch: Mapping[str, Any],
     logits: torch.Tensor,
     sum_of_sample_mean: Reducer,
@@ -28,11 +28,11 @@ def value_loss_function(
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
     """
     masks = torch.cat(batch["loss_masks"])
-    new = torch.cat(response_values(args, logits, batch))
+    new = torch.cat(response_values(logits, batch))
     # What is not trained has no gradient: elsewhere it may be 0 times infinity.
     new = torch.where(masks != 0, new, new.detach())
     errors, clipped = compute_value_loss(
-        new, torch.cat(batch["values"]), torch.cat(batch["returns"]), args.value_clip
+        new, torch.cat(batch["values"]), torch.cat(batch["returns"]), config.loss.value_clip
     )
     loss = sum_of_sample_mean(errors)
     metrics = {"value_loss": loss, "value_clipfrac": sum_of_sample_mean(clipped)}

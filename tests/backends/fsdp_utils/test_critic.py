@@ -55,7 +55,7 @@ def _run(rank, args, role, rollouts, save_after):
         shard = split(args, rollouts[rollout_id], worker.parallel_config())
         report, trained = worker.train_shard(rollout_id, shard)
         steps += report.get("train", [])
-        gives = dict(zip(shard["sample_indices"], trained.gives.get("values", []), strict=False))
+        gives = dict(zip(shard["sample_indices"], trained.outputs.get("values", []), strict=False))
         if rollout_id == save_after:
             worker.save_model(rollout_id, force_sync=True)
     return {"start": start, "before": before, "steps": steps, "gives": gives, "after": weights_of(worker)}

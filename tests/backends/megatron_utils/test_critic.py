@@ -56,7 +56,7 @@ def _critic_steps(rank, args, rollout):
     return {
         "report": report,
         "weights": {name: p for name, p in params.items() if name.startswith(("output", "decoder.final"))},
-        "gives": dict(zip(shard["sample_indices"], trained.gives.get("values", []), strict=False)),
+        "gives": dict(zip(shard["sample_indices"], trained.outputs.get("values", []), strict=False)),
     }
 
 

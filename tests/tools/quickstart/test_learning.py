@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slime.arguments.advantages import ESTIMATORS
+from slime.config.advantages import ESTIMATORS
 from slime.observability.jsonl import JsonlWriter
 from slime.utils.types import Sample
 from tools.quickstart import learning, learning_curves

@@ -2,16 +2,16 @@
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 from slime.training.kl import ratio_of
 from slime.training.losses.surrogates.tokens import PolicyTokens, Surrogate
 
 
-def weighted_surrogate(args: TrainingView, tokens: PolicyTokens) -> Surrogate:
+def weighted_surrogate(config: LossConfig, tokens: PolicyTokens) -> Surrogate:
     """`compute_cispo_loss` with the bounds of the run."""
     new, advantages = torch.cat(list(tokens.new)), torch.cat(list(tokens.advantages))
     log_ratio = torch.cat(list(tokens.old)) - new
-    loss, share = compute_cispo_loss(log_ratio, new, advantages, args.eps_clip, args.eps_clip_high)
+    loss, share = compute_cispo_loss(log_ratio, new, advantages, config.eps_clip, config.eps_clip_high)
     return Surrogate(loss, log_ratio, share)
 
 

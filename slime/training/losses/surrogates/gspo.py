@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 from slime.training.kl import sequence_kl
 from slime.training.losses.surrogates.ppo import clipped
 from slime.training.losses.surrogates.tokens import PolicyTokens, Surrogate, with_trained_gradient
 
 
-def sequence_surrogate(args: TrainingView, tokens: PolicyTokens) -> Surrogate:
+def sequence_surrogate(config: LossConfig, tokens: PolicyTokens) -> Surrogate:
     """The clipped surrogate of the ratio that `compute_gspo_kl` gives."""
-    return clipped(args, tokens, compute_gspo_kl(tokens.new, tokens.old, tokens.new, tokens.masks))
+    return clipped(config, tokens, compute_gspo_kl(tokens.new, tokens.old, tokens.new, tokens.masks))
 
 
 def compute_gspo_kl(

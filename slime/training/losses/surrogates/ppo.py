@@ -2,21 +2,21 @@
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 from slime.training.kl import ratio_of
 from slime.training.losses.surrogates.tokens import PolicyTokens, Surrogate
 
 
-def clipped_surrogate(args: TrainingView, tokens: PolicyTokens) -> Surrogate:
+def clipped_surrogate(config: LossConfig, tokens: PolicyTokens) -> Surrogate:
     """`compute_policy_loss` of each token's own ratio."""
-    return clipped(args, tokens, torch.cat(list(tokens.old)) - torch.cat(list(tokens.new)))
+    return clipped(config, tokens, torch.cat(list(tokens.old)) - torch.cat(list(tokens.new)))
 
 
-def clipped(args: TrainingView, tokens: PolicyTokens, log_ratio: torch.Tensor) -> Surrogate:
+def clipped(config: LossConfig, tokens: PolicyTokens, log_ratio: torch.Tensor) -> Surrogate:
     """`compute_policy_loss` with the bounds of the run, of ratios e^-log_ratio."""
     advantages = torch.cat(list(tokens.advantages))
     loss, share = compute_policy_loss(
-        log_ratio, advantages, args.eps_clip, args.eps_clip_high, args.eps_clip_c
+        log_ratio, advantages, config.eps_clip, config.eps_clip_high, config.eps_clip_c
     )
     return Surrogate(loss, log_ratio, share)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LossConfig
 
 Tensors = Sequence[torch.Tensor]
 
@@ -41,7 +41,7 @@ class Surrogate(NamedTuple):
     clipped: torch.Tensor
 
 
-SurrogateFunction = Callable[[TrainingView, PolicyTokens], Surrogate]
+SurrogateFunction = Callable[[LossConfig, PolicyTokens], Surrogate]
 
 
 def with_trained_gradient(tensors: Tensors, masks: Tensors) -> list[torch.Tensor]:

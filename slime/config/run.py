@@ -1,0 +1,43 @@
+"""The whole tree, and how it is filled."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_type_hints
+
+from slime.config.training import TrainingConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainingConfig):
+    """Everything that is known of a run when it starts."""
+
+
+def run_config(args: Any) -> RunConfig:
+    """The tree of a parsed command line.
+
+    Args:
+        args: has every value under its flat name, as `slime.arguments.parse_args` returns it.
+
+    Raises:
+        AttributeError: a value is not there.
+    """
+    return filled(RunConfig, args)
+
+
+def filled(kind: type[T], args: Any) -> T:
+    """A group or a slice, with the values that ``args`` has under the names of its fields."""
+    groups, values = _fields_of(cast(Hashable, kind))
+    parts: dict[str, Any] = {name: filled(group, args) for name, group in groups.items()}
+    own = {name: args if name == "flat" else getattr(args, name) for name in values}
+    return kind(**parts, **own)
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[dict[str, type], list[str]]:
+    """The fields that are groups, with their classes, and the names of the others."""
+    hints = get_type_hints(kind)
+    groups = {field.name: hints[field.name] for field in fields(kind) if is_dataclass(hints[field.name])}
+    return groups, [field.name for field in fields(kind) if field.name not in groups]

@@ -1,0 +1,66 @@
+"""``args`` and the configuration of a run, as the real parser makes them.
+
+args = run_args(advantage_estimator="gspo", eps_clip=0.1)     # every flag, and what follows from these
+config = run_config(args)                                     # the same as a tree
+"""
+
+import functools
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from slime.arguments import advantages, distillation, kl, loss, off_policy
+from slime.arguments.parser import parse
+from slime.arguments.registry import derive, derived_names
+from tests.families import save_tiny_config
+
+_MODULES = (loss, kl, advantages, off_policy, distillation)
+_GROUPS = tuple(module.CONFIG_GROUP for module in _MODULES)
+"""The config groups of ``slime.config``: what follows from their flags is derived for each call."""
+_FLAGS = frozenset(spec.dest for group in _GROUPS for spec in group.specs())
+_NAMES = frozenset(field.name for group in _GROUPS for cls in group.flags.values() for field in fields(cls))
+
+
+@functools.cache
+def _parsed() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The flags of a short command line, and these with all that follows from them."""
+    with tempfile.TemporaryDirectory() as directory:
+        model = str(save_tiny_config("qwen3", Path(directory)))
+        line = ["--hf-checkpoint", model, "--rollout-batch-size", "2", "--rollout-num-gpus", "1"]
+        given = parse([*line, "--actor-num-gpus-per-node", "1"], None)
+        complete = copy(given)
+        derive(complete)
+    return vars(given), vars(complete)
+
+
+def run_args(**overrides: Any) -> Namespace:
+    """Every flag as given here, else with its default, and what follows from those of `slime.config`.
+
+    Values of other groups are taken as they are, and so are values that follow from flags.
+
+    Raises:
+        TypeError: a name that ``args`` does not have.
+    """
+    given, complete = _parsed()
+    if unknown := overrides.keys() - complete.keys() - derived_names():
+        raise TypeError(f"no names of args: {', '.join(sorted(unknown))}")
+    return _completed({**complete, **{name: given[name] for name in _FLAGS}}, overrides)
+
+
+def with_groups(values: Mapping[str, Any]) -> Namespace:
+    """``args`` of a test that lists them itself, with the groups of `slime.config` made by `run_args`."""
+    given, complete = _parsed()
+    full = _completed({**complete, **{name: given[name] for name in _FLAGS}}, values)
+    return Namespace(**{**values, **{name: getattr(full, name) for name in _NAMES}})
+
+
+def _completed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Namespace:
+    args = Namespace(**{**defaults, **values})
+    for group in _GROUPS:
+        group.derive(args)
+    vars(args).update({name: value for name, value in values.items() if name not in _FLAGS})
+    return args
