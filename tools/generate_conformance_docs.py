@@ -41,8 +41,8 @@ colocated and disaggregated layouts, fully async, streaming, SlimeRouter with it
 several turns with a tool, distillation from a teacher behind an engine, replayed routes of experts; and it
 kills schedulers during updates. In each kind log-probs of trainer and engine are less than 1e-5 apart as
 long as tokens are those of the weights that a step starts from. `python benchmarks/sglang_runs.py` writes
-the gaps and times to `benchmarks/results/sglang_runs.json`. Quantised engines are not among them: on a CPU
-SGLang's own start ends with the reason that the file names.
+the gaps and times to `benchmarks/results/sglang_runs.json`. Quantised engines are not among them: SGLang
+serves float8 and 4-bit checkpoints in bfloat16 and float16 only, and ends its start by saying so.
 
 ## One script for both
 
