@@ -15,7 +15,7 @@ from typing import Any
 
 from slime.arguments import advantages, distillation, kl, loss, off_policy
 from slime.arguments.parser import parse
-from slime.arguments.registry import derive, derived_names
+from slime.arguments.registry import CONFIG_GROUPS, derived_names
 from tests.families import save_tiny_config
 
 _MODULES = (loss, kl, advantages, off_policy, distillation)
@@ -33,7 +33,8 @@ def _parsed() -> tuple[dict[str, Any], dict[str, Any]]:
         line = ["--hf-checkpoint", model, "--rollout-batch-size", "2", "--rollout-num-gpus", "1"]
         given = parse([*line, "--actor-num-gpus-per-node", "1"], None)
         complete = copy(given)
-        derive(complete)
+        for group in CONFIG_GROUPS:
+            group.derive(complete)
     return vars(given), vars(complete)
 
 

@@ -16,6 +16,7 @@ _FLAGS = {
     **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),
     **dict(custom_megatron_before_train_step_hook_path=None, save_debug_train_data=None),
     **dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1, rollout_temperature=1.0),
+    **dict(replays_nucleus=False),
     **dict(ci_test=False, ci_disable_kl_checker=False, ci_train_rollout_logprob_abs_diff_threshold=0.1),
     **dict(balance_data=False, balance_by_flops=False),
     **dict(optimizer="adam", lr=1e-3, min_lr=0.0, weight_decay=0.1, clip_grad=0.5),

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from slime.config.loss import LogitsConfig
 from slime.training.context_parallel import response_rows
-from slime.training.nuclei import nuclei_of_rows
+from slime.training.nucleus_rows import nuclei_of_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 

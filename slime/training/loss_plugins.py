@@ -18,7 +18,7 @@ from slime.training.context_parallel import RowSplit, segment_multiple
 from slime.training.log_probs import response_log_probs
 from slime.training.losses import policy, sft, value
 from slime.training.losses.reducers import LossOutput, Reducer
-from slime.training.nuclei import IDS, OFFSETS
+from slime.training.nucleus_rows import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
 from slime.training.values import response_values
 from slime.utils.types import RolloutBatch

@@ -7,7 +7,7 @@ import torch
 
 from slime.training.batch import FIELDS, Axis, field_of, take
 from slime.training.context_parallel import RowSplit, row_multiple, segment_multiple
-from slime.training.nuclei import IDS, OFFSETS
+from slime.training.nucleus_rows import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from slime.training.nuclei import Nuclei, NucleusLogProbs
+from slime.training.nucleus_rows import Nuclei, NucleusLogProbs
 from slime.utils.accelerator import chunk_elements
 
 # Logit of a padding row of the vocabulary: its probability is exactly 0.

@@ -8,6 +8,7 @@ import pytest
 
 from slime.arguments.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
+from slime.backends.embedded_engine.http.answers import Reading
 from slime.backends.embedded_engine.http.openai_routes import ChatDialect, _events
 from slime.backends.embedded_engine.http.prompts import Generation
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, final_text
@@ -109,7 +110,7 @@ async def test_a_stream_shows_no_stop_token_and_ends_once(state, stopping, distu
 async def test_a_stream_of_chunks_shows_no_stop_token_and_ends_once(state, stopping, disturb, monkeypatch):
     disturb(state, monkeypatch)
     state.engine.start(asyncio.get_running_loop())
-    dialect = ChatDialect(state.tokenizer, logprobs=True)
+    dialect = ChatDialect(state.tokenizer, Reading({}), logprobs=True)
     chunks = await events(_events(state, dialect, dialect.head(state, True, None), [stopping], None))
     state.engine.stop()
     choices = [chunk["choices"][0] for chunk in chunks]
