@@ -100,7 +100,7 @@ def _patient(timeout: float) -> Iterator[None]:
 def _without_idle_processes(logs_are_shown: bool) -> Iterator[None]:
     """Within, Ray starts none that a cluster of one machine, which does not grow, can do without."""
     names = ["start_monitor", *([] if logs_are_shown else ["start_log_monitor"])]
-    starts = {name: getattr(Node, name) for name in names if hasattr(Node, name)}  # they are not Ray's interface
+    starts = {name: getattr(Node, name) for name in names if hasattr(Node, name)}
     for name in starts:
         setattr(Node, name, lambda node: None)
     try:

@@ -1,5 +1,6 @@
 """One step of the FSDP trainer is one step of the Megatron trainer."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -188,21 +189,23 @@ def test_sparse_attention_in_padded_rows(tmp_path, rollouts):
 def test_nothing_of_it_loads_megatron_core(checkpoint, tmp_path):
     """In a process of its own: those of the other tests are forked from one that has loaded it."""
     code = """
-import os, sys
+import os, pickle, sys
 from slime.ray.train_worker import TrainWorker
-from tests.backends.fsdp_harness import fsdp_args
 from tests.engines import free_port
 from tests.trainer_batches import random_rollout, split
 
 os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-args = fsdp_args(sys.argv[1], save=sys.argv[2], save_hf=sys.argv[2] + "/hf")
+with open(sys.argv[1], "rb") as file:
+    args = pickle.load(file)
 worker = TrainWorker(args)
 worker.start()
 worker.train_shard(0, split(args, random_rollout(256), worker.parallel_config()))
 worker.save_model(0)
 print([name for name in sys.modules if name.split(".")[0] == "megatron" or "megatron_utils" in name])
 """
-    command = [sys.executable, "-c", code, checkpoint, str(tmp_path)]
+    made = tmp_path / "args.pkl"  # the parser knows megatron-core's options
+    made.write_bytes(pickle.dumps(fsdp_args(checkpoint, save=str(tmp_path), save_hf=f"{tmp_path}/hf")))
+    command = [sys.executable, "-c", code, str(made)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
