@@ -101,6 +101,9 @@ def _become_pytest(arguments: Sequence[str], tree: Path, log: Path) -> NoReturn:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # they may be captured
     # In front of everything, or this checkout would be imported by its installed name.
     os.environ |= {"PYTHONPATH": str(tree), "COLUMNS": "300"}
+    # A change of the same length within a second would be taken for what was compiled before it.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
     sys.path[:] = [
         str(tree),
         *(path for path in sys.path if path and Path(path) not in (ROOT, ROOT / "benchmarks")),

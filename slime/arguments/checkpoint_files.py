@@ -127,8 +127,8 @@ def _has_hf_weights(path: str | None) -> TypeGuard[str]:
 
 def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
     """Why the weights of a Hugging Face directory cannot be used, by their headers and a few values."""
-    yield from unreadable_weights(args, name)
-    yield from unusable_values(args, name)
+    unreadable = list(unreadable_weights(args, name))
+    yield from unreadable or unusable_values(args, name)
 
 
 def unreadable_weights(args: Namespace, name: str) -> Iterator[str]:

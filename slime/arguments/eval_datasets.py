@@ -11,9 +11,9 @@ A dataset's own value wins over ``defaults``, which wins over the flags. An expl
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from slime.arguments.errors import UsageError
 from slime.arguments.flags import flag, flags_of, path_flag, place_flag
@@ -91,7 +91,8 @@ _FROM_ARGS: dict[str, tuple[str, ...]] = {
     "apply_chat_template_kwargs": ("apply_chat_template_kwargs",),
     "custom_rm_path": ("custom_rm_path",),
 }
-_SPECS = {spec.dest: spec for spec in flags_of(EvalDatasetConfig)}
+_TYPES = get_type_hints(EvalDatasetConfig)
+_SPECS = {spec.dest: replace(spec, type=_TYPES[spec.dest]) for spec in flags_of(EvalDatasetConfig)}
 _SECTIONS = ("defaults", "datasets")
 _LONGEST_NAME = 128  # characters
 

@@ -60,8 +60,8 @@ def missing(args: Namespace) -> Iterator[str]:
 
 def unusable(args: Namespace) -> Iterator[str]:
     """Weights and stop ids that cannot be read, a tokenizer that does not load or is another model's."""
-    yield from _unusable_files(args)
-    yield from unusable_values(args, "hf_checkpoint")
+    unreadable = list(_unusable_files(args))
+    yield from unreadable or unusable_values(args, "hf_checkpoint")
 
 
 def _unusable_files(args: Namespace) -> Iterator[str]:

@@ -10,6 +10,7 @@ def test_the_total_is_known_before_the_first_line(tmp_path, capsys, monkeypatch)
     args = Namespace(
         num_rollout=None, num_epoch=3, save=None, load=None, loss_type="policy_loss", use_wandb=False,
         metrics_file=str(tmp_path / "metrics.jsonl"), use_tensorboard=False, rollout_external=False,
+        trace=None,
     )  # fmt: skip
 
     @contextmanager

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set for Ray is no other test's."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("RAY_agent_register_timeout_ms", None)  # of a start in another test
     monkeypatch.setattr(local_start.ray, "shutdown", lambda: None)
 
 

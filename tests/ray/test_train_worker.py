@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import load_file
 
 from slime.observability import logging_utils
+from slime.observability.timer import Timer
 from slime.ray import train_worker
 from slime.ray.train_worker import TrainRayActor, TrainWorker
 from slime.training.trainer import Trained
@@ -335,7 +336,8 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
 
     class Actor(TrainRayActor):
         def __init__(self):
-            self._args, self._role = Namespace(rank=3), Namespace(outputs=())
+            self._args, self._role = Namespace(rank=3, trace=None), Namespace(outputs=())
+            self._timer = Timer()
 
         def parallel_config(self):
             return {"dp_rank": 1}
