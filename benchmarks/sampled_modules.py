@@ -9,31 +9,25 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/flat_buffer.py": ("weight_sync/test_handle",),
     "slime/weight_sync/clients.py": ("weight_sync/test_update",),
     "slime/weight_sync/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
-    "slime/models/int4.py": _FORMATS,
-    "slime/models/fp8.py": _FORMATS,
-    "slime/models/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
-    "slime/models/encoding.py": ("models/test_stored_format", "models/test_mxfp4"),
-    "slime/models/stored_forms.py": ("arguments/test_weight_samples",),
-    "slime/models/tensor_shapes.py": ("arguments/test_weight_samples",),
-    "slime/models/encoded_weights.py": (
+    "slime/models/checkpoint/int4.py": _FORMATS,
+    "slime/models/checkpoint/fp8.py": _FORMATS,
+    "slime/models/checkpoint/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
+    "slime/models/checkpoint/encoding.py": ("models/test_stored_format", "models/test_mxfp4"),
+    "slime/models/checkpoint/stored_forms.py": ("arguments/test_weight_samples",),
+    "slime/models/checkpoint/tensor_shapes.py": ("arguments/test_weight_samples",),
+    "slime/models/checkpoint/encoded_weights.py": (
         "models/test_weights_dir",
         "models/test_mxfp4",
         "tools/test_quantize",
     ),
     "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops"),
+    "slime/models/experts.py": _SHAPES,
+    "slime/models/decoder.py": _SHAPES,
     **{
-        f"slime/models/{name}.py": _SHAPES
+        f"slime/models/families/{name}.py": _SHAPES
         for name in (
-            *(
-                "experts",
-                "deepseek_v2",
-                "deepseek_v3",
-                "deepseek_v32",
-                "glm_moe_dsa",
-                "gemma3_text",
-                "windows",
-            ),
-            *("minimax_m2", "decoder"),
+            *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
+            *("gemma3_text", "minimax_m2"),
         )
     },
     "slime/rollout/attempts.py": _ROLLOUT,

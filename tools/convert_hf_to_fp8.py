@@ -18,9 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime.models import fp8
-from slime.models.encoding import Fp8Encoding
-from slime.models.safetensors_file import Spec
+from slime.models.checkpoint import fp8
+from slime.models.checkpoint.encoding import Fp8Encoding
+from slime.models.checkpoint.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
 _KEPT = ("norm", "embed", "router", "lm_head", "eh_proj", "weights_proj")

@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime.models import int4
-from slime.models.encoding import Int4Encoding
-from slime.models.safetensors_file import Spec
+from slime.models.checkpoint import int4
+from slime.models.checkpoint.encoding import Int4Encoding
+from slime.models.checkpoint.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
 DEFAULT_RULES = (

@@ -16,10 +16,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime.models.encoding import Mxfp4Encoding
+from slime.models.checkpoint.encoding import Mxfp4Encoding
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.checkpoint.safetensors_file import Spec
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import read_quantization
-from slime.models.safetensors_file import Spec
 from tools.rewrite_checkpoint import require_plain, rewrite
 
 _EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")

@@ -17,10 +17,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from slime.models.checkpoint.quantization import KEYS
+from slime.models.checkpoint.safetensors_file import Spec
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
-from slime.models.quantization import KEYS
-from slime.models.safetensors_file import Spec
-from slime.models.weights_dir import WeightsReader
 from tools.rewrite_checkpoint import rewrite
 
 

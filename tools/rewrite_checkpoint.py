@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
-from slime.models.expert_forms import parts_of
+from slime.models.checkpoint.expert_forms import parts_of
+from slime.models.checkpoint.quantization import KEYS
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbytes
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import HfConfig, HfConfigError, read_hf_config
-from slime.models.quantization import KEYS
-from slime.models.safetensors_dir import SafetensorReader
-from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
-from slime.models.weights_dir import WeightsReader
 from slime.training.hf_export import copy_assets
 
 _INDEX = "model.safetensors.index.json"

@@ -12,12 +12,11 @@ from typing import Any, TypeGuard, cast
 from slime.arguments.flags import option_string
 from slime.arguments.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
+from slime.models.checkpoint.inspection import bad_weights, weight_names
+from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
-from slime.models.quantization import read_quantization
 from slime.models.shape import ShapeArgs
-from slime.models.weight_names import weight_names
-from slime.models.weight_samples import bad_weights
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 # What Megatron-LM's converters write into the marker.

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime.arguments.served_models import PLACEHOLDER, ModelConfig
+from slime.models.checkpoint.quantization import KEYS, Quantization, read_quantization
+from slime.models.checkpoint.safetensors_index import SafetensorIndex
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.quantization import KEYS, Quantization, read_quantization
-from slime.models.safetensors_index import SafetensorIndex
 
 _PACKED = "_packed"
 _PLAIN = "an unquantised checkpoint, which tools/fp8_cast_bf16.py makes of it"

@@ -7,8 +7,8 @@ from slime.arguments.served_models import PLACEHOLDER, ModelConfig, ServerGroupC
 from slime.check.activations import longest_sample
 from slime.check.parameters import whole_model
 from slime.models import FAMILIES, read_shape
+from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import read_quantization
 from slime.models.shape import ModelShape
 
 _FRACTION = 0.85

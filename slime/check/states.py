@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
-from slime.models.indexer import is_of_indexer
+from slime.models.families.deepseek_v32 import is_of_indexer
 
 _ALIGNED = 64
 """megatron-core begins each parameter at a multiple of so many elements of its buffer."""

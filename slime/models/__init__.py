@@ -1,6 +1,6 @@
 """Model families: what trainer, weight sync, export and the embedded engine know about an architecture.
 
-A family is one file here and one line in `FAMILIES`.
+A family is one file in `families` and one line in its `FAMILIES`; `checkpoint` reads and writes files.
 """
 
 from argparse import Namespace
@@ -8,32 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from slime.models import (
-    deepseek_v2,
-    deepseek_v3,
-    deepseek_v32,
-    gemma3_text,
-    glm4,
-    glm4_moe,
-    glm4_moe_lite,
-    glm_moe_dsa,
-    gpt_oss,
-    llama,
-    mimo,
-    minimax_m2,
-    mixtral,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_5,
-    qwen3_moe,
-    qwen3_next,
-)
 from slime.models.any_decoder import shape_of_any
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.families import FAMILIES, family_of
 from slime.models.family import Family
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.quantization import read_quantization
 from slime.models.shape import ModelShape, ShapeArgs, trained_shape
 
 __all__ = [
@@ -47,46 +27,6 @@ __all__ = [
     "shape_from_hf_config",
     "shape_of_any",
 ]
-
-FAMILIES: dict[str, Family] = {
-    "llama": llama.FAMILY,
-    "qwen2": qwen2.FAMILY,
-    "qwen3": qwen3.FAMILY,
-    "qwen3_moe": qwen3_moe.FAMILY,
-    "qwen2_moe": qwen2_moe.FAMILY,
-    "glm4": glm4.FAMILY,
-    "mimo": mimo.FAMILY,
-    "gemma3_text": gemma3_text.FAMILY,
-    "gemma3": gemma3_text.WITH_IMAGES,
-    "glm4_moe": glm4_moe.FAMILY,
-    "mixtral": mixtral.FAMILY,
-    "minimax_m2": minimax_m2.FAMILY,
-    "deepseek_v3": deepseek_v3.FAMILY,
-    "kimi_k2": deepseek_v3.KIMI_K2,
-    "deepseek_v32": deepseek_v32.FAMILY,
-    "glm_moe_dsa": glm_moe_dsa.FAMILY,
-    "glm4_moe_lite": glm4_moe_lite.FAMILY,
-    "deepseek_v2": deepseek_v2.FAMILY,
-    "qwen3_next": qwen3_next.FAMILY,
-    "qwen3_5_text": qwen3_5.FAMILY,
-    "qwen3_5_moe_text": qwen3_5.MOE_FAMILY,
-    "qwen3_5": qwen3_5.WITH_IMAGES,
-    "qwen3_5_moe": qwen3_5.MOE_WITH_IMAGES,
-    "gpt_oss": gpt_oss.FAMILY,
-}
-"""By the ``model_type`` of config.json."""
-
-
-def family_of(model_type: Any, origin: str = "config.json") -> Family:
-    """The family of a ``model_type``.
-
-    Raises:
-        HfConfigError: no family has that type.
-    """
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        wanted = ", ".join(FAMILIES)
-        raise HfConfigError(f"{origin}: model_type {model_type!r} is not supported (wanted: {wanted})")
-    return FAMILIES[model_type]
 
 
 def shape_from_hf_config(path: str | Path) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.quantization import read_quantization
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

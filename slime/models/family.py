@@ -1,12 +1,13 @@
-"""What a model family is."""
+"""What a model family is; and one whose language model is inside a larger model."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig
 from slime.models.rules import WeightMap
 from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.weight_prefix import WeightPrefix
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,32 @@ class Family:
     forward_flops: Callable[[Sequence[int], ShapeArgs], float] = decoder_forward_flops
     like_llama: bool = False
     known_to_transformers_as: str | None = None
+
+
+def nested_family(
+    text: Family, prefix: WeightPrefix, passthrough: Sequence[str], *, tied: bool = False
+) -> Family:
+    """The family of checkpoints whose ``text_config`` describes a model of the family ``text``.
+
+    Only the language model is trained and served, as in published checkpoints of models that read images; the
+    tensors of the rest are carried over as they are.
+
+    Args:
+        text: of the language model.
+        prefix: of its tensors.
+        passthrough: prefixes of the tensors of the other parts, which are carried over unchanged.
+        tied: whether the head is the embedding where config.json does not say so of the whole model.
+    """
+    others, untrained = tuple(passthrough), text.weights.untrained
+
+    def shape(config: HfConfig) -> ModelShape:
+        if config.get("text_config") is None:
+            raise config.wrong("text_config", None, "the config of the language model")
+        # What is said of the whole model counts, even if it is said by leaving it out.
+        whole = config.filled(tie_word_embeddings=tied)
+        return replace(text.shape(whole.text), model_type=config.get("model_type"))
+
+    def is_passthrough(name: str, num_layers: int) -> bool:
+        return name.startswith(others) or untrained(prefix.inner(name), num_layers)
+
+    return replace(text, shape=shape, weights=replace(text.weights, prefix=prefix, untrained=is_passthrough))

@@ -13,8 +13,8 @@ from slime.arguments.served_models import ServerGroupConfig
 from slime.arguments.trainers import trainer_of
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
+from slime.models.checkpoint.quantization import KEYS
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import KEYS
 from slime.utils.processing_utils import load_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from slime.models.checkpoint.passthrough import passthrough_names
+from slime.models.checkpoint.quantization import KEYS
+from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbytes
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.mtp import is_copy
-from slime.models.passthrough import passthrough_names
-from slime.models.quantization import KEYS
-from slime.models.safetensors_file import SafetensorFile, Spec, nbytes
-from slime.models.weights_dir import WeightsReader
 from slime.training.backend import HfTensors, NamedTensors
 
 SHARD_BYTES = 5 * 1024**3

@@ -1,8 +1,8 @@
 """Weights in the format of the checkpoint that the engines serve."""
 
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import read_quantization
-from slime.models.stored_format import StoredFormat
 from slime.training.backend import NamedTensors
 
 

@@ -12,7 +12,7 @@ import pytest
 from slime.arguments import parse_args
 from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
 from slime.models import family_of, read_shape, shape_from_hf_config
-from slime.models.tensor_shapes import TensorShapes
+from slime.models.checkpoint.tensor_shapes import TensorShapes
 from tools.make_tiny_model import make_config, make_tokenizer
 
 _LARGEST_FILE = 8 << 30  # bytes; a file is mapped as a whole, and mappings beyond the memory are refused

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.models import family_of, read_shape, shape_from_hf_config
+from slime.models.checkpoint.inspection import bad_headers, bad_weights, read_headers
+from slime.models.checkpoint.quantization import Quantization, read_quantization
+from slime.models.checkpoint.tensor_shapes import TensorShapes
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import Quantization, read_quantization
-from slime.models.tensor_shapes import TensorShapes
-from slime.models.weight_samples import bad_headers, bad_weights, read_headers
 from tests.each import hold_each
 from tests.families import ALL, chat_family, tiny_family
 from tools.convert_hf_to_fp8 import main as to_fp8
@@ -111,7 +111,7 @@ def test_eight_bits_need_a_scale_each_and_word_of_it(tmp_path: Path) -> None:
 
 def test_few_values_are_read_of_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of each file at least, however many there are."""
-    monkeypatch.setattr("slime.models.weight_samples._READS", 2)
+    monkeypatch.setattr("slime.models.checkpoint.inspection._READS", 2)
     for number in range(3):
         tensors = {f"{number}.{n}": torch.zeros(4) for n in range(6)}
         save_file(tensors, tmp_path / f"{number}.safetensors")

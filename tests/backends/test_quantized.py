@@ -14,8 +14,8 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
-from slime.models.stored_format import StoredFormat
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.stored_format import StoredFormat
+from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.backends.fsdp_utils.architectures import load, model_args
 from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from slime.models import HfConfigError, encoding, mxfp4
-from slime.models.encoding import Mxfp4Encoding
-from slime.models.gpt_oss import FAMILY
+from slime.models import HfConfigError
+from slime.models.checkpoint import encoding, mxfp4
+from slime.models.checkpoint.encoding import Mxfp4Encoding
+from slime.models.checkpoint.load_shard import ShardSpec, load_shard
+from slime.models.checkpoint.quantization import Quantization, read_quantization
+from slime.models.checkpoint.stored_format import StoredFormat
+from slime.models.checkpoint.weights_dir import WeightsReader
+from slime.models.families.gpt_oss import FAMILY
 from slime.models.hf_config import HfConfig
-from slime.models.load_shard import ShardSpec, load_shard
-from slime.models.quantization import Quantization, read_quantization
-from slime.models.stored_format import StoredFormat
-from slime.models.weights_dir import WeightsReader
 
 CONFIG = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
 EXPERTS = "model.layers.0.mlp.experts"
@@ -146,7 +147,7 @@ def test_a_rank_reads_its_own_experts_and_no_other(experts, tmp_path, monkeypatc
             load_shard(param, rule, reader, None, ShardSpec(), "for it")
             assert torch.equal(param, wanted)
         assert touched == [1, 1]
-        monkeypatch.setattr("slime.models.weights_dir._BLOCK_BYTES", 1)
+        monkeypatch.setattr("slime.models.checkpoint.weights_dir._BLOCK_BYTES", 1)
         reader.read(UP)
         target = torch.empty(2, 64, 4, dtype=torch.bfloat16)
         reader.copy_rows(target, UP, range(1, 3), [slice(None), slice(3, 7)])

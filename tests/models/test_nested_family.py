@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config
+from slime.models.checkpoint.passthrough import passthrough_names
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.family import nested_family
 from slime.models.hf_config import HfConfig, read_stop_ids
-from slime.models.nested_family import nested_family
-from slime.models.passthrough import passthrough_names
-from slime.models.safetensors_dir import SafetensorReader
 from slime.models.weight_prefix import WeightPrefix
 from tests.families import WITH_IMAGES, save_tiny_config
 from tests.models.public_configs import CONFIGS

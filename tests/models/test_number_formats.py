@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.models import fp8, int4
+from slime.models.checkpoint import fp8, int4
 
 # Every finite value of e4m3 ("FP8 Formats for Deep Learning", table 1): 4 bits of exponent, 3 of fraction.
 E4M3 = sorted(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime.models import safetensors_file
-from slime.models.safetensors_file import SafetensorFile
-from slime.models.tensor_slices import TensorSlices
+from slime.models.checkpoint import safetensors_file
+from slime.models.checkpoint.safetensors_file import SafetensorFile
+from slime.models.checkpoint.tensor_slices import TensorSlices
 
 
 def test_memory_that_is_written_and_read_can_still_be_offloaded(tmp_path):

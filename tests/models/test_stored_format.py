@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from slime.models import encoding, fp8, int4
-from slime.models.encoding import Fp8Encoding, Int4Encoding
-from slime.models.stored_format import StoredFormat
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint import encoding, fp8, int4
+from slime.models.checkpoint.encoding import Fp8Encoding, Int4Encoding
+from slime.models.checkpoint.stored_format import StoredFormat
+from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
 from tools.convert_hf_to_fp8 import main as to_fp8
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.models import fp8, int4, mxfp4
+from slime.models.checkpoint import fp8, int4, mxfp4
 
 
 def _int4(weight, stored):

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slime.models import FAMILIES, HfConfigError, int4
+from slime.models import FAMILIES, HfConfigError
+from slime.models.checkpoint import int4
+from slime.models.checkpoint.load_shard import ShardSpec, load_shard
+from slime.models.checkpoint.quantization import Quantization, read_quantization
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import HfConfig
-from slime.models.load_shard import ShardSpec, load_shard
-from slime.models.quantization import Quantization, read_quantization
 from slime.models.rules import FusedGateUpRule, GateUpRule, QkvRule, Rule, Segment, VocabRule
-from slime.models.safetensors_dir import SafetensorReader
-from slime.models.weights_dir import WeightsReader
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [4, 4], "activation_scheme": "dynamic"}
 INTEGERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
@@ -295,8 +296,8 @@ def test_a_rank_is_filled_with_its_part(tmp_path, name, size):
 
 
 def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.weights_dir._BLOCK_BYTES", 100)
-    monkeypatch.setattr("slime.models.safetensors_dir._MAPPED_BYTES", 200)
+    monkeypatch.setattr("slime.models.checkpoint.weights_dir._BLOCK_BYTES", 100)
+    monkeypatch.setattr("slime.models.checkpoint.safetensors_dir._MAPPED_BYTES", 200)
     codes, scale = float8(40, 8), torch.rand(10, 2) + 0.5
     path = checkpoint(tmp_path, {"a.weight": codes, "a.weight_scale_inv": scale}, BLOCKS)
     expected = codes.float() * scale.repeat_interleave(4, 0).repeat_interleave(4, 1)
@@ -308,7 +309,7 @@ def test_blocks_of_a_large_tensor_are_put_together(tmp_path, monkeypatch):
 
 
 def test_columns_come_by_several_mappings_in_the_format_of_the_parameter(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.tensor_slices._MAPPED_BYTES", 100)
+    monkeypatch.setattr("slime.models.checkpoint.tensor_slices._MAPPED_BYTES", 100)
     whole = torch.randn(41, 8)
     path = checkpoint(tmp_path, {"a": torch.randn(3), "b": whole})
     with SafetensorReader(path) as reader:
@@ -322,7 +323,7 @@ def test_columns_come_by_several_mappings_in_the_format_of_the_parameter(tmp_pat
 
 
 def test_a_mapping_ends_after_some_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("slime.models.safetensors_dir._MAPPED_BYTES", 1000)
+    monkeypatch.setattr("slime.models.checkpoint.safetensors_dir._MAPPED_BYTES", 1000)
     path = checkpoint(tmp_path, {"a": torch.randn(100, 4)})
     with SafetensorReader(path) as reader:
         reader.read_part("a", [slice(0, 50), slice(0, 1)])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
 from tests.forking import ForkedScript
 from tests.megatron_harness import save_tiny_hf, tiny_hf_model

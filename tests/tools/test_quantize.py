@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
 from tools import convert_hf_to_fp8, convert_hf_to_int4, convert_hf_to_mxfp4, fp8_cast_bf16
 from tools.rewrite_checkpoint import rewrite

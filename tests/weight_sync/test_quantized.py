@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slime.backends.sglang_utils.client import EngineClient
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.served_format import ServedFormat

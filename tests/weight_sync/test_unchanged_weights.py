@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime.models.stored_format import StoredFormat
+from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.backends.fsdp_utils.architectures import load, model_args

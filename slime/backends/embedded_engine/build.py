@@ -25,9 +25,9 @@ from slime.backends.embedded_engine.tokenizer import Tokenizer
 from slime.backends.embedded_engine.weight_checker import WeightChecker
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
 from slime.models import family_of
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import read_quantization
-from slime.models.stored_format import StoredFormat
 from slime.utils.accelerator import free_memory
 
 _MAX_RUNNING_REQUESTS = 256

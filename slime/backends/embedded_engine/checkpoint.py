@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from slime.backends.embedded_engine.named_weights import NamedWeights
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 
 
 def load_checkpoint(parameters: NamedWeights, path: str | Path) -> None:

@@ -10,7 +10,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
-from slime.models.tensor_views import view_at
+from slime.models.checkpoint.tensor_views import view_at
 
 
 class TransformersWeights(NamedWeights):

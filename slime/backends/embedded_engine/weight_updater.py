@@ -10,7 +10,7 @@ from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.weight_groups import WeightGroups
-from slime.models.stored_format import StoredFormat
+from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
 

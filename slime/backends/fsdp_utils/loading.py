@@ -19,10 +19,10 @@ from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
 from slime.backends.fsdp_utils.value_head import is_of_value_head
-from slime.models.passthrough import passthrough_names
-from slime.models.tensor_views import view_at
+from slime.models.checkpoint.passthrough import passthrough_names
+from slime.models.checkpoint.tensor_views import view_at
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.weight_prefix import WeightPrefix
-from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
 
 logger = logging.getLogger(__name__)

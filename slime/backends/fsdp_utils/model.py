@@ -16,10 +16,10 @@ from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
 from slime.models import FAMILIES, read_shape
+from slime.models.checkpoint.quantization import KEYS
 from slime.models.chosen_keys import choose_first_of_equals
+from slime.models.families.deepseek_v32 import is_of_indexer
 from slime.models.hf_config import HfConfig
-from slime.models.indexer import is_of_indexer
-from slime.models.quantization import KEYS
 from slime.models.rules import WeightMap
 from slime.models.weight_prefix import WeightPrefix
 

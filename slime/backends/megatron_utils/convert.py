@@ -25,8 +25,8 @@ from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.models import family_of
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.mtp import trained_mtp_layers
-from slime.models.weights_dir import WeightsReader
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
 from slime.training.hf_export import save_hf_model_to_path
 from slime.utils.accelerator import process_group_backend

@@ -20,11 +20,11 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
+from slime.models.checkpoint.load_shard import ShardSpec, load_shard
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
-from slime.models.load_shard import ShardSpec, load_shard
 from slime.models.rules import Rule
-from slime.models.safetensors_dir import SafetensorReader
-from slime.models.weights_dir import WeightsReader
 from slime.training.backend import NamedTensors
 
 

@@ -18,7 +18,7 @@ from slime.backends.megatron_utils.mtp import MtpLayers
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.models import family_of
-from slime.models.indexer import is_of_indexer
+from slime.models.families.deepseek_v32 import is_of_indexer
 from slime.models.mtp import trained_mtp_layers
 from slime.utils.misc import load_function
 

@@ -46,7 +46,7 @@ from slime.backends.megatron_utils.foreign_checkpoint import split_objects
 from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_param
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.named_params import named_weights
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.training.checkpoint_errors import explained
 
 # torch keeps what it writes to a file until the file is complete.

@@ -11,7 +11,7 @@ from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.backends.megatron_utils.initialize import init
 from slime.models import family_of
-from slime.models.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.ray.train_worker import TrainWorker
 from slime.training.checkpoint_dir import MARKER, find_checkpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf

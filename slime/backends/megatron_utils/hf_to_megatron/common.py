@@ -2,7 +2,7 @@
 
 import torch
 
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 
 
 class SafetensorReader(WeightsReader):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from slime.models.deepseek_v32 import SPARSE_LAYERS, SPARSE_WEIGHTS, sparse_flops, sparse_shape
+from slime.models.families.deepseek_v32 import SPARSE_LAYERS, SPARSE_WEIGHTS, sparse_flops, sparse_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.rules import Rule, Segment
-from slime.models.safetensors_dir import SafetensorReader
 from slime.models.shape import ShapeArgs
 
 

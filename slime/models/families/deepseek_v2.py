@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from slime.models.deepseek_v3 import LATENT_WEIGHTS, latent_attention_shape, latent_moe_flops
 from slime.models.experts import DEEPSEEK_EXPERTS, dense_first, softmax_experts
+from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_attention_shape, latent_moe_flops
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape, MoeShape

@@ -8,8 +8,8 @@ from types import TracebackType
 import torch
 from safetensors import safe_open
 
-from slime.models.safetensors_index import SafetensorIndex
-from slime.models.tensor_slices import TensorSlices
+from slime.models.checkpoint.safetensors_index import SafetensorIndex
+from slime.models.checkpoint.tensor_slices import TensorSlices
 
 # Pages of a mapped file count as memory of the process until the mapping ends.
 _MAPPED_BYTES = 32 * 1024**2

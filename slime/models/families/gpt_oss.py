@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
+from slime.models.decoder import DECODER_WEIGHTS, attention_windows, decoder_shape
 from slime.models.experts import moe_forward_flops, softmax_experts
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import ExpertRules, GateUpRule, Rule, joined
 from slime.models.shape import ModelShape, ShapeArgs
-from slime.models.windows import attention_windows
 
 if TYPE_CHECKING:
     import torch

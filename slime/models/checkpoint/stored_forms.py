@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from slime.models.quantization import MXFP4_GROUP, Quantization
+from slime.models.checkpoint.quantization import MXFP4_GROUP, Quantization
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from slime.models.encoding import Encoding
-from slime.models.safetensors_dir import SafetensorReader
-from slime.models.safetensors_file import Spec
-from slime.models.stored_stacks import StoredStacks
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.encoding import Encoding
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_file import Spec
+from slime.models.checkpoint.stored_stacks import StoredStacks
+from slime.models.checkpoint.weights_dir import WeightsReader
 
 Named = Iterable[tuple[str, torch.Tensor]]
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS
+from slime.models.families.qwen2 import qwen2_shape
 from slime.models.family import Family
 from slime.models.mtp import MIMO_MTP
-from slime.models.qwen2 import qwen2_shape
 
 
 def _predicts_further_tokens(name: str, num_layers: int) -> bool:

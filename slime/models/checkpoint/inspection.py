@@ -1,6 +1,6 @@
-"""A look at the weights of a checkpoint before anything starts: headers, and a few values of each file.
+"""A look at the weights of a checkpoint before anything starts: names, headers, a few values of each file.
 
-Needs no torch.
+Needs no torch, but for the names of weights that are stored in another form than the model has.
 """
 
 import json
@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from slime.models.quantization import Quantization
+from slime.models.checkpoint.expert_forms import stacks_of
+from slime.models.checkpoint.quantization import Quantization, read_quantization
+from slime.models.checkpoint.safetensors_index import SafetensorIndex
+from slime.models.checkpoint.stored_forms import EIGHT_BITS, StoredForms
+from slime.models.checkpoint.tensor_shapes import TensorShapes
+from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
-from slime.models.stored_forms import EIGHT_BITS, StoredForms
-from slime.models.tensor_shapes import TensorShapes
 
 _EXPONENTS: Mapping[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F64": (np.uint64, 0x7FF0000000000000),
@@ -118,3 +121,40 @@ def _has_infinite(data: bytes, dtype: str) -> bool:
     kind, exponent = _EXPONENTS[dtype]
     bits = np.frombuffer(data[: len(data) // np.dtype(kind).itemsize * np.dtype(kind).itemsize], kind)
     return bool(((bits & kind(exponent)) == kind(exponent)).any())
+
+
+def weight_names(path: str | Path) -> set[str]:
+    """The names of all weights, under those that a model has; reads no more than headers.
+
+    Raises:
+        ValueError: see `slime.models.checkpoint.weights_dir.WeightsReader`.
+    """
+    with _opened(path) as index:
+        index.open_all()
+        return set(index.names())
+
+
+def has_plain_names(path: str | Path) -> bool:
+    """Whether the files name the weights as the model does, and hold them unquantised."""
+    with SafetensorIndex(path) as index:
+        return _has_plain_names(index)
+
+
+def _opened(path: str | Path) -> SafetensorIndex:
+    index = SafetensorIndex(path)
+    if _has_plain_names(index):
+        return index
+    from slime.models.checkpoint.weights_dir import WeightsReader  # imports torch
+
+    return WeightsReader(path)
+
+
+def _has_plain_names(index: SafetensorIndex) -> bool:
+    """Whether the files name the weights as the model does."""
+    try:
+        if not (index.path / "config.json").is_file():
+            return True
+        config = HfConfig.read(index.path)
+        return read_quantization(config) is None and not stacks_of(index.names(), config)
+    except ValueError:  # the other reader says what is wrong
+        return False

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slime.models import FAMILIES
+from slime.models.families import FAMILIES
 from slime.models.hf_config import HfConfig
 from slime.models.rules import FusedGateUpRule
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import shared_products, sparse_layers
+from slime.models.families.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.linear_attention import (
@@ -15,7 +16,6 @@ from slime.models.linear_attention import (
     linear_shape,
 )
 from slime.models.mtp import QWEN_MTP
-from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.rope import read_rope
 from slime.models.shape import ModelShape, ShapeArgs
 

@@ -1,5 +1,6 @@
 """Copies rows of tensors out of a safetensors file: whole ones by reads, parts of them by short mappings."""
 
+import ctypes
 import json
 import mmap
 import os
@@ -8,10 +9,16 @@ from pathlib import Path
 
 import torch
 
-from slime.models.tensor_bytes import bytes_of
-
 # Pages of a mapping count as memory of the process until it ends.
 _MAPPED_BYTES = 4 * 1024**2
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a contiguous tensor on the CPU, which has to outlive them.
+
+    Not by ``tensor.numpy()``: its storage could never be resized afterwards, as offloading weights does.
+    """
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 class TensorSlices:

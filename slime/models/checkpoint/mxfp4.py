@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from slime.models.quantization import MXFP4_GROUP as GROUP
-from slime.models.stored_scale import is_kept
+from slime.models.checkpoint.quantization import MXFP4_GROUP as GROUP
+from slime.models.checkpoint.stored_scale import is_kept
 
 BYTES = GROUP // 2
 """Of a group's numbers."""

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
-from slime.models.family import Family
+from slime.models.decoder import DECODER_WEIGHTS, LOCAL, SEES_ALL, attention_windows, decoder_shape
+from slime.models.family import Family, nested_family
 from slime.models.hf_config import HfConfig
-from slime.models.nested_family import nested_family
 from slime.models.rope import Rope, read_rope
 from slime.models.rules import Rule
 from slime.models.shape import ModelShape
 from slime.models.weight_prefix import WeightPrefix
-from slime.models.windows import LOCAL, SEES_ALL, attention_windows
 
 # Gemma3TextConfig's, which published files leave out.
 _DEFAULTS = {

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from slime.models.encoded_weights import EncodedWeight, RawTensors, encoded_weights, plain_names
-from slime.models.encoding import Encoding
-from slime.models.expert_forms import stacks_of
+from slime.models.checkpoint.encoded_weights import EncodedWeight, RawTensors, encoded_weights, plain_names
+from slime.models.checkpoint.encoding import Encoding
+from slime.models.checkpoint.expert_forms import stacks_of
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.hf_config import HfConfig
-from slime.models.quantization import read_quantization
-from slime.models.safetensors_dir import SafetensorReader
 
 # Rows that are dequantised at once.
 _BLOCK_BYTES = 8 * 1024**2

@@ -1,6 +1,6 @@
 """GLM-4.7-Flash: DeepSeek-V3's layers in other numbers."""
 
-from slime.models.deepseek_v3 import LATENT_WEIGHTS, latent_moe_flops, latent_shape
+from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_moe_flops, latent_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape

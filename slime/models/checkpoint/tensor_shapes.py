@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator
 
-from slime.models import FAMILIES
+from slime.models.families import FAMILIES
 from slime.models.linear_attention import DeltaNetSizes
 from slime.models.rules import FusedGateUpRule
 from slime.models.shape import IndexerShape, LatentShape, LinearShape, ModelShape, MoeShape

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from slime.models import fp8, int4, mxfp4
-from slime.models.safetensors_file import Spec
+from slime.models.checkpoint import fp8, int4, mxfp4
+from slime.models.checkpoint.safetensors_file import Spec
 
 # Of float32, at once.
 _STRIP_BYTES = 32 * 1024**2

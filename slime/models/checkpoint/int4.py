@@ -5,7 +5,7 @@ The layout is compressed-tensors' ``pack-quantized``: weight = (nibble - 8) x sc
 
 import torch
 
-from slime.models.stored_scale import divisor, is_kept
+from slime.models.checkpoint.stored_scale import divisor, is_kept
 
 PER_WORD = 8
 _SMALLEST, _LARGEST = -8, 7

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from slime.models.tensor_bytes import bytes_of
+from slime.models.checkpoint.tensor_slices import bytes_of
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
 """Format and shape of a tensor."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from slime.models.weights_dir import WeightsReader
+from slime.models.checkpoint.weights_dir import WeightsReader
 
 Named = Iterable[tuple[str, torch.Tensor]]
 

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from slime.models.stored_scale import divisor, is_kept
+from slime.models.checkpoint.stored_scale import divisor, is_kept
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0

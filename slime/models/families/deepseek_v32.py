@@ -1,10 +1,11 @@
 """DeepSeek-V3.2: DeepSeek-V3 where each query reads only the keys that an indexer chooses for it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slime.models.deepseek_v3 import LATENT_WEIGHTS, latent_shape
 from slime.models.experts import shared_products
+from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_shape
 from slime.models.family import Family
 from slime.models.flops import causal_pairs, latent_forward_flops
 from slime.models.hf_config import HfConfig
@@ -57,6 +58,13 @@ SPARSE_WEIGHTS = replace(
     },
     mtp=None,  # MTP layers have indexers of their own
 )
+
+_OF_INDEXER = re.compile(r"\bself_att(?:ention|n)\.indexer\.")
+
+
+def is_of_indexer(name: str) -> bool:
+    """Whether ``--freeze-indexer`` freezes a parameter, by megatron-core's name or Hugging Face's."""
+    return _OF_INDEXER.search(name) is not None
 
 
 def sparse_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS
-from slime.models.family import Family
+from slime.models.families.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
+from slime.models.families.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
+from slime.models.family import Family, nested_family
 from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
 from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
-from slime.models.nested_family import nested_family
-from slime.models.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
-from slime.models.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
 from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape, ShapeArgs
 from slime.models.weight_prefix import WeightPrefix

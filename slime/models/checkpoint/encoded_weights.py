@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from slime.models import fp8, int4, mxfp4
-from slime.models.encoding import Encoding, Fp8Encoding, Int4Encoding, Mxfp4Encoding
-from slime.models.quantization import Quantization
-from slime.models.safetensors_dir import SafetensorReader
+from slime.models.checkpoint import fp8, int4, mxfp4
+from slime.models.checkpoint.encoding import Encoding, Fp8Encoding, Int4Encoding, Mxfp4Encoding
+from slime.models.checkpoint.quantization import Quantization
+from slime.models.checkpoint.safetensors_dir import SafetensorReader
 
 # What stands beside quantised weights. Scales of activations and of caches belong to no weight.
 _BESIDE = ("_scale_inv", ".weight_scale", ".weight_shape", ".input_scale", ".k_scale", ".v_scale")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.experts import QWEN_EXPERTS, moe_forward_flops, softmax_experts, sparse_layers
+from slime.models.families.qwen3 import qwen3_shape
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
-from slime.models.qwen3 import qwen3_shape
 from slime.models.shape import ModelShape
 
 

@@ -1,0 +1,1 @@
+"""Files of weights: safetensors, how their weights are quantised, and reading parts of them."""
