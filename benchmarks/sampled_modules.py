@@ -5,10 +5,10 @@ _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
 _SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_update"),
-    "slime/weight_sync/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
-    "slime/weight_sync/flat_buffer.py": ("weight_sync/test_handle",),
-    "slime/weight_sync/clients.py": ("weight_sync/test_update",),
-    "slime/weight_sync/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
+    "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
+    "slime/weight_sync/transports/flat_buffer.py": ("weight_sync/test_handle",),
+    "slime/weight_sync/transports/session.py": ("weight_sync/test_update",),
+    "slime/weight_sync/transports/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
     "slime/models/checkpoint/int4.py": _FORMATS,
     "slime/models/checkpoint/fp8.py": _FORMATS,
     "slime/models/checkpoint/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),

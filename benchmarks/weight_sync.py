@@ -153,8 +153,8 @@ def _cpu_seconds(engine: psutil.Process) -> float:
 def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     from slime.backends.megatron_utils.hf_weights import HfWeights
     from slime.utils.types import EngineEndpoint
-    from slime.weight_sync.broadcast import BroadcastTransport
-    from slime.weight_sync.handle import HandleTransport
+    from slime.weight_sync.transports.broadcast import BroadcastTransport
+    from slime.weight_sync.transports.handle import HandleTransport
     from slime.weight_sync.update import WeightUpdate
 
     checkpoint = directory / size

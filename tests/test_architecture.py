@@ -48,7 +48,10 @@ UPWARDS = {("weight_sync", "slime.backends.sglang_utils.client")}
 HOMES = {
     "ray": ("slime/ray/", "train.py", "train_async.py"),
     "megatron": ("slime/backends/megatron_utils/", "slime_plugins/models/", "slime/arguments/megatron"),
-    "sglang": ("slime/backends/sglang_utils/", "slime/weight_sync/handle.py", "slime/arguments/engines.py"),
+    "sglang": (
+        *("slime/backends/sglang_utils/", "slime/weight_sync/transports/handle.py"),
+        "slime/arguments/engines.py",
+    ),
 }
 
 

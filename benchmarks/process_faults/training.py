@@ -15,14 +15,14 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
         "test_engines_hold_the_trainers_weights and handle and tp1",
     ),
     "the tensors of a bucket are in another order than its table": Fault(
-        "slime/weight_sync/flat_buffer.py",
+        "slime/weight_sync/transports/flat_buffer.py",
         "torch.cat(pieces, out=memory[:size])",
         "torch.cat(pieces[::-1], out=memory[:size])",
         LAYOUTS,
         DP_2,
     ),
     "the version does not come with the last bucket": Fault(
-        "slime/weight_sync/handle.py",
+        "slime/weight_sync/transports/handle.py",
         "weight_version=self._version if is_last else None",
         "weight_version=None",
         LAYOUTS,
@@ -43,7 +43,7 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
         "the_last_one_carries_the_version",
     ),
     "the tensor that waits for the other of its pair is never sent": Fault(
-        "slime/weight_sync/pairs.py",
+        "slime/weight_sync/filters/pairs.py",
         "    if waiting:\n        yield waiting\n",
         "",
         ("tests/weight_sync/test_pairs.py",),

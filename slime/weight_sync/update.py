@@ -9,12 +9,12 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.training.backend import HfTensors, NamedTensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import RankAgreement, wait_limit
-from slime.weight_sync.broadcast import BroadcastTransport
-from slime.weight_sync.clients import EngineClients
-from slime.weight_sync.handle import HandleTransport
-from slime.weight_sync.pairs import whole_pairs
-from slime.weight_sync.served_format import ServedFormat
-from slime.weight_sync.transport import Transport
+from slime.weight_sync.filters.format import ServedFormat
+from slime.weight_sync.filters.pairs import whole_pairs
+from slime.weight_sync.transports.broadcast import BroadcastTransport
+from slime.weight_sync.transports.handle import HandleTransport
+from slime.weight_sync.transports.session import EngineClients
+from slime.weight_sync.transports.transport import Transport
 
 TRANSPORTS: dict[str, Callable[[WeightSyncView], Transport]] = {
     "handle": HandleTransport,

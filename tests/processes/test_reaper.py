@@ -107,7 +107,7 @@ def test_memory_that_a_process_shares_goes_with_it_and_with_its_children():
     """As in a cluster that a run joins, where nobody else looks after it, and Ray kills the children."""
     code = (
         "import os, time, torch; from slime.utils.tensor_bucket import FlattenedTensorBucket; "
-        "from slime.weight_sync.handle import serialize_bucket; "
+        "from slime.weight_sync.transports.handle import serialize_bucket; "
         "serialize_bucket(FlattenedTensorBucket(named_tensors=[('a', torch.ones(1000))])); "
         "print('there', flush=True); time.sleep(1000)"
     )

@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from slime.weight_sync import broadcast
-from slime.weight_sync.broadcast import BroadcastTransport
+from slime.weight_sync.transports import broadcast
+from slime.weight_sync.transports.broadcast import BroadcastTransport
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.handle import HandleTransport
+from slime.weight_sync.transports.handle import HandleTransport
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.fake import FakeEngine
 from tests.families import tiny_family

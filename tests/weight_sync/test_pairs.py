@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.weight_sync.pairs import whole_pairs
+from slime.weight_sync.filters.pairs import whole_pairs
 
 LAYERS = [
     f"model.layers.{layer}.self_attn.{name}.weight"

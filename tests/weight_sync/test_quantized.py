@@ -11,7 +11,7 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.served_format import ServedFormat
+from slime.weight_sync.filters.format import ServedFormat
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.embedded import Server, token_logprobs
 from tests.families import kept_tensors, tiny_family

@@ -12,7 +12,7 @@ from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket
-from slime.weight_sync.handle import serialize_bucket
+from slime.weight_sync.transports.handle import serialize_bucket
 from tests.engines import free_port
 from tests.engines.embedded import ENDLESS
 from tests.engines.under_test import PROMPT, in_thread

@@ -19,9 +19,9 @@ from slime.utils.distributed_utils import init_process_group
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address, wait_limit
-from slime.weight_sync.clients import EngineClients
-from slime.weight_sync.flat_buffer import FlatBuffer
-from slime.weight_sync.transport import Transport
+from slime.weight_sync.transports.flat_buffer import FlatBuffer
+from slime.weight_sync.transports.session import EngineClients
+from slime.weight_sync.transports.transport import Transport
 
 logger = logging.getLogger(__name__)
 

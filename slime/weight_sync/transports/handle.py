@@ -12,9 +12,9 @@ from slime.utils.accelerator import collect_handles
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import wait_limit
-from slime.weight_sync.clients import EngineClients
-from slime.weight_sync.flat_buffer import FlatBuffer
-from slime.weight_sync.transport import Transport
+from slime.weight_sync.transports.flat_buffer import FlatBuffer
+from slime.weight_sync.transports.session import EngineClients
+from slime.weight_sync.transports.transport import Transport
 
 
 class HandleTransport(Transport):

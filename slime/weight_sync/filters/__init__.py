@@ -1,0 +1,1 @@
+"""How the weights of an update are changed on their way, one filter after another."""

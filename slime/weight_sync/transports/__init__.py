@@ -1,0 +1,1 @@
+"""Ways of weights to engines."""
