@@ -62,7 +62,11 @@ def measure_run(directory: Path, number: int) -> dict[str, float]:
     env.pop("RAY_ADDRESS", None)
     start = time.time()
     command = [sys.executable, "train.py", *flags(directory), "--metrics-file", str(metrics)]
-    subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
+    said = directory / f"said-{number}"
+    with said.open("w") as output:
+        status = subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output).returncode
+    if status:
+        raise RuntimeError(f"{' '.join(command)}: exit status {status}\n{said.read_text()[-4000:]}")
     _await_end(tag)
     ended = {"processes gone": time.time()}
     for row in _rows(times):

@@ -4,7 +4,8 @@ Two of its processes, which import Ray and ask for news all the time, are left o
 and the reader of logs for screens of drivers, unless somebody wants to see them there.
 
 A raylet ends when its agents are not up after 20 seconds, which nothing can change: they are Python processes
-that import much. The second time their files are in memory.
+that import much. The second time their files are in memory. Where much else runs it is a matter of luck, and
+is tried until ``--cluster-timeout`` has passed.
 """
 
 import logging
@@ -24,6 +25,9 @@ from slime.processes.reaper import Known, living, reap
 logger = logging.getLogger(__name__)
 
 _TRIES = 2
+_MOST_TRIES = 6
+"""On a busy machine, while there is time."""
+_BUSY = 2.0  # processes that want to run, per CPU
 _LONGEST_REASON = 300  # characters
 _LOOK_INTERVAL = 0.5  # seconds
 
@@ -39,6 +43,8 @@ class _GivenUp(Exception):
 def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool = False) -> None:
     """Calls ``init``, which starts Ray as a child of this process, once more if it fails.
 
+    On a busy machine it is called up to six times, as long as ``timeout`` has not passed.
+
     Args:
         timeout: seconds that Ray has each time, as far as it can be told.
         logs_are_shown: on screens of drivers.
@@ -48,7 +54,8 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
     """
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(max(int(timeout), 1)))
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(max(int(timeout * 1000), 1)))
-    for number in range(_TRIES):
+    deadline = time.monotonic() + timeout
+    for number in range(1, _MOST_TRIES + 1):
         before = living({}, os.getpid())
         try:
             with _patient(timeout), _without_idle_processes(logs_are_shown):
@@ -56,17 +63,21 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
             _end_what_was_started(before)
-            if number + 1 == _TRIES:
-                raise RayNotStarted(_advice(timeout, reason)) from error
+            if number >= _TRIES and not (number < _MOST_TRIES and _is_busy() and time.monotonic() < deadline):
+                raise RayNotStarted(_advice(timeout, number, reason)) from error
             logger.warning("Ray did not start, and is started again: %s", reason)
         else:
             return
 
 
-def _advice(timeout: float, reason: str) -> str:
+def _is_busy() -> bool:
+    return os.getloadavg()[0] > _BUSY * (os.cpu_count() or 1)
+
+
+def _advice(timeout: float, tries: int, reason: str) -> str:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     return (
-        f"Ray did not start on this machine in {_TRIES} tries: {reason} (wanted: less load, which is "
+        f"Ray did not start on this machine in {tries} tries: {reason} (wanted: less load, which is "
         f"{load:.1f} on {cpus} CPUs, a longer --cluster-timeout than {timeout:g}, or RAY_ADDRESS of a "
         "cluster that runs)"
     )

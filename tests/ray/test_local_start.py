@@ -24,6 +24,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("RAY_agent_register_timeout_ms", None)  # of a start in another test
     monkeypatch.setattr(local_start.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def fail_after_starting(times: int, started: list["subprocess.Popen[bytes]"]) -> None:
@@ -51,6 +52,24 @@ def test_a_start_that_fails_twice_says_what_to_do() -> None:
     )
     assert "a longer --cluster-timeout than 60," in str(error.value)
     assert [process.wait(10) for process in started] != []
+
+
+def test_a_busy_machine_has_more_tries_until_the_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (10.0 * (os.cpu_count() or 1), 0.0, 0.0))
+    calls: list[int] = []
+
+    def init() -> None:
+        calls.append(1)
+        if len(calls) < 4:
+            raise Exception("its raylet has ended")
+
+    start_ray(60.0, init)
+    assert len(calls) == 4
+    calls[:] = []
+    with pytest.raises(RayNotStarted, match="in 2 tries: its raylet has ended"):
+        start_ray(0.0, init)
+    with pytest.raises(RayNotStarted, match="in 6 tries"):
+        start_ray(60.0, lambda: (_ for _ in ()).throw(Exception("its raylet has ended")))
 
 
 def test_a_raylet_that_is_slow_has_the_whole_time_and_a_dead_one_has_none(
