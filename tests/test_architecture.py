@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 Tree = dict[str, str]
 
 ROOMS = (
-    *("ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
+    *("cli", "ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
     *("check", "arguments", "models", "processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
@@ -313,6 +313,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "models",
         "observability",
         "check",
+        "cli",
         "arguments",
         "processes",
         "rollout",
@@ -323,7 +324,12 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
     )
     modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
     modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]
-    scripts = {"slime.processes.supervisor", "slime.processes.reaper", "slime.rollout.rm_hub.grading_worker"}
+    scripts = {
+        "slime.cli.__main__",
+        "slime.processes.supervisor",
+        "slime.processes.reaper",
+        "slime.rollout.rm_hub.grading_worker",
+    }
     code = f"""
 import sys, torch
 from importlib import import_module

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -29,6 +29,7 @@ def main(
     loop: Loop,
     refuse: Rule = lambda args: iter(()),
     notes: Callable[[Namespace], Iterable[str]] = lambda args: (),
+    argv: Sequence[str] | None = None,
 ) -> None:
     """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
 
@@ -41,9 +42,10 @@ def main(
     Args:
         refuse: yields in a line each why this loop cannot run with these flags; then it exits with 2.
         notes: lines about what this loop does with these flags.
+        argv: words of the command line; default ``sys.argv``.
     """
     end_on_sigterm()
-    args = parse_args(show=_show_if_checked, refuse=refuse)
+    args = parse_args(argv=argv, show=_show_if_checked, refuse=refuse)
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     if args.check:
