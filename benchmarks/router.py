@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from slime.arguments.parser import build_parser
+from slime.arguments.core.parser import build_parser
 from slime.backends.sglang_utils.router import RouterProcess, start_router
 from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import find_available_port

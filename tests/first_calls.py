@@ -2,7 +2,7 @@
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from slime.arguments.parser import shared_options
+from slime.arguments.core.parser import shared_options
 
 shared_options("embedded", None)
 get_checkpoint_conversion_mapping("qwen3")

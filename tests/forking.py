@@ -28,7 +28,7 @@ _PRELOAD = [
     "pytest",  # by the modules whose functions are called
     "sglang_router.router_args",
     "slime.arguments.model_only",
-    "slime.arguments.parser",
+    "slime.arguments.core.parser",
     "slime.arguments.registry",
     "slime.backends.embedded_engine.build",
     "slime.backends.embedded_engine.http.app",

@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slime.arguments import advantages, distillation, kl, loss, off_policy
-from slime.arguments.parser import parse
+from slime.arguments.core.parser import parse
+from slime.arguments.groups import advantages, distillation, kl, loss, off_policy
 from slime.arguments.registry import CONFIG_GROUPS, derived_names
 from tests.families import save_tiny_config
 

@@ -47,10 +47,15 @@ FACES = frozenset(
 UPWARDS = {("weight_sync", "slime.backends.sglang_utils.client")}
 HOMES = {
     "ray": ("slime/ray/", "train.py", "train_async.py"),
-    "megatron": ("slime/backends/megatron_utils/", "slime_plugins/models/", "slime/arguments/megatron"),
+    "megatron": (
+        "slime/backends/megatron_utils/",
+        "slime_plugins/models/",
+        "slime/arguments/groups/megatron",
+    ),
     "sglang": (
-        *("slime/backends/sglang_utils/", "slime/weight_sync/transports/handle.py"),
-        "slime/arguments/engines.py",
+        "slime/backends/sglang_utils/",
+        "slime/weight_sync/transports/handle.py",
+        "slime/arguments/groups/engines.py",
     ),
 }
 

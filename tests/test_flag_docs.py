@@ -1,6 +1,6 @@
 """The flag page is the frozen list of public flags."""
 
-from slime.arguments.parser import build_parser
+from slime.arguments.core.parser import build_parser
 from tools.generate_flag_docs import PAGE, flag_page
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 from tests.run_args import with_groups

@@ -33,7 +33,7 @@ _WATCH_INTERVAL = 0.5  # seconds
 # What drivers import beyond what workers do. Ray may not be among it.
 _OF_DRIVERS = (
     "slime.arguments.registry",
-    "slime.arguments.parser",
+    "slime.arguments.core.parser",
     "slime.observability.console",
     "rich.console",
 )

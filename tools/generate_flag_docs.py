@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime.arguments.flags import Flag, without_none
-from slime.arguments.foreign import foreign_flags
-from slime.arguments.parser import build_parser
+from slime.arguments.core.flag import Flag, without_none
+from slime.arguments.core.foreign import foreign_flags
+from slime.arguments.core.parser import build_parser
+from slime.arguments.core.values import has_range, range_text
 from slime.arguments.registry import FlagGroup, documented_groups
-from slime.arguments.values import has_range, range_text
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """\

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from slime.arguments.errors import UsageError
+from slime.arguments.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from slime.arguments.config_group import Rule
-    from slime.arguments.mistakes import Mistakes
-    from slime.arguments.parser import AddArguments
+    from slime.arguments.core.group import Rule
+    from slime.arguments.core.mistakes import Mistakes
+    from slime.arguments.core.parser import AddArguments
 
 _LONGEST_LINE = 1000
 __all__ = ["UsageError", "parse_args", "validated_args"]
@@ -69,12 +69,12 @@ def _checked(
     show: Callable[[Namespace], None],
     refuse: "Rule",
 ) -> tuple[Namespace, list[str]]:
-    from slime.arguments.mistakes import Mistakes
-    from slime.arguments.parser import read_words
+    from slime.arguments.core.mistakes import Mistakes
+    from slime.arguments.core.parser import read_words
+    from slime.arguments.core.run_args import is_known
+    from slime.arguments.core.working_directory import make_absolute
     from slime.arguments.registry import declared_groups, notes
-    from slime.arguments.run_args import is_known
-    from slime.arguments.tokenizer_process import tokenizer_process
-    from slime.arguments.working_directory import make_absolute
+    from slime.arguments.validate.tokenizer_process import tokenizer_process
 
     mistakes, told = Mistakes(), list[str]()
     args = read_words(argv, add_custom_arguments, mistakes, told)

@@ -3,8 +3,8 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
-from slime.arguments import compute, model_shape, moe, mtp, parallelism, precision
-from slime.arguments.errors import UsageError
+from slime.arguments.core.errors import UsageError
+from slime.arguments.groups import compute, model_shape, moe, mtp, parallelism, precision
 from slime.models import HfConfigError
 from slime.models.hf_config import HfConfig
 
@@ -27,7 +27,7 @@ def model_args(words: Sequence[str], world_size: int) -> Namespace:
     Raises:
         UsageError: bad input, with one line that names it.
     """
-    from slime.arguments.parser import parse
+    from slime.arguments.core.parser import parse
 
     # A run needs it, a model does not.
     args = parse([*words, "--rollout-batch-size", "1"], None)

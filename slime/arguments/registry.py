@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, partial
 
-from slime.arguments import (
+from slime.arguments.core.flag import Flag, flags_of
+from slime.arguments.core.group import ConfigGroup, Rule
+from slime.arguments.core.runtime_context import RuntimeContext
+from slime.arguments.groups import (
     advantages,
     batches,
     check,
@@ -43,11 +46,8 @@ from slime.arguments import (
     trainer,
     weight_sync,
 )
-from slime.arguments.config_group import ConfigGroup, Rule
-from slime.arguments.flags import Flag, flags_of
-from slime.arguments.megatron import megatron_flags
-from slime.arguments.runtime_context import RuntimeContext
-from slime.arguments.user_code import unusable_code
+from slime.arguments.groups.megatron import megatron_flags
+from slime.arguments.validate.user_code import unusable_code
 
 CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
     cluster.CONFIG_GROUP,

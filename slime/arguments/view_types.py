@@ -1,28 +1,28 @@
 """The views of ``args``, made of the dataclasses of the config groups that a room reads of."""
 
-from slime.arguments.batches import BatchArgs, DerivedBatches
-from slime.arguments.checkpoints import CheckpointArgs
-from slime.arguments.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
-from slime.arguments.critic import CriticArgs, DerivedCritic
-from slime.arguments.data import DataArgs, DerivedData
-from slime.arguments.debug import CiArgs, DebugArgs
-from slime.arguments.engines import DerivedEngines, EngineArgs
-from slime.arguments.evaluation import DerivedEvaluation, EvalArgs
-from slime.arguments.hf_checkpoint import HfCheckpointArgs
-from slime.arguments.hooks import HookArgs
-from slime.arguments.megatron import MegatronNames
-from slime.arguments.model_shape import DerivedModelShape
-from slime.arguments.nucleus import DerivedNucleus, NucleusArgs
-from slime.arguments.precision import DerivedPrecision, PrecisionArgs
-from slime.arguments.rejection import RejectionArgs
-from slime.arguments.rewards import RewardArgs
-from slime.arguments.rollout import DerivedRollout, RolloutArgs
-from slime.arguments.router import RouterArgs, RouterOptions
-from slime.arguments.runtime_context import RuntimeContext
-from slime.arguments.slime_router import SlimeRouterArgs
-from slime.arguments.tracking import DerivedTracking, TrackingArgs
-from slime.arguments.trainer import TrainerArgs
-from slime.arguments.weight_sync import WeightSyncArgs
+from slime.arguments.core.runtime_context import RuntimeContext
+from slime.arguments.groups.batches import BatchArgs, DerivedBatches
+from slime.arguments.groups.checkpoints import CheckpointArgs
+from slime.arguments.groups.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
+from slime.arguments.groups.critic import CriticArgs, DerivedCritic
+from slime.arguments.groups.data import DataArgs, DerivedData
+from slime.arguments.groups.debug import CiArgs, DebugArgs
+from slime.arguments.groups.engines import DerivedEngines, EngineArgs
+from slime.arguments.groups.evaluation import DerivedEvaluation, EvalArgs
+from slime.arguments.groups.hf_checkpoint import HfCheckpointArgs
+from slime.arguments.groups.hooks import HookArgs
+from slime.arguments.groups.megatron import MegatronNames
+from slime.arguments.groups.model_shape import DerivedModelShape
+from slime.arguments.groups.nucleus import DerivedNucleus, NucleusArgs
+from slime.arguments.groups.precision import DerivedPrecision, PrecisionArgs
+from slime.arguments.groups.rejection import RejectionArgs
+from slime.arguments.groups.rewards import RewardArgs
+from slime.arguments.groups.rollout import DerivedRollout, RolloutArgs
+from slime.arguments.groups.router import RouterArgs, RouterOptions
+from slime.arguments.groups.slime_router import SlimeRouterArgs
+from slime.arguments.groups.tracking import DerivedTracking, TrackingArgs
+from slime.arguments.groups.trainer import TrainerArgs
+from slime.arguments.groups.weight_sync import WeightSyncArgs
 from slime.config.advantages import AdvantageConfig
 from slime.config.distillation import DistillationConfig
 from slime.config.kl import KlConfig

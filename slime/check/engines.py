@@ -3,7 +3,7 @@
 from argparse import Namespace
 from dataclasses import dataclass
 
-from slime.arguments.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.check.activations import longest_sample
 from slime.check.parameters import whole_model
 from slime.models import FAMILIES, read_shape

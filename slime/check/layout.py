@@ -4,7 +4,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from itertools import accumulate
 
-from slime.arguments.parallelism import layers_of_chunks
+from slime.arguments.groups.parallelism import layers_of_chunks
 
 Stage = tuple[range, ...]
 """The layers of a pipeline rank, those of each of its model chunks."""

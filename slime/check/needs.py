@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 from slime.arguments.trainers import trainer_of
 from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
 from slime.check.layout import Layout, layout_of

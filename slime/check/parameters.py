@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from slime.arguments.run_args import copied
+from slime.arguments.core.run_args import copied
 from slime.check.layout import Layout, layout_of
 from slime.models import family_of
 from slime.models.linear_attention import DeltaNetSizes

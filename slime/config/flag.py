@@ -8,7 +8,7 @@ LEAVE_OUT = "leave it out"
 
 
 def flag(default: Any = None, *, help: str, names: Sequence[str] = (), **options: Any) -> Any:
-    """A dataclass field that is also a flag; ``options`` are fields of `slime.arguments.flags.Flag`.
+    """A dataclass field that is also a flag; ``options`` are fields of `slime.arguments.core.flag.Flag`.
 
     Without ``names`` the option string is ``--`` and the field name with dashes.
     """

@@ -2,8 +2,8 @@
 
 import secrets
 
-from slime.arguments.runtime_context import with_context
-from slime.arguments.served_models import DEFAULT
+from slime.arguments.core.runtime_context import with_context
+from slime.arguments.validate.served_models import DEFAULT
 from slime.arguments.views import FleetView
 from slime.ray.node import LOOPBACK, first_port, node_host
 from slime.utils.addresses import find_available_port, is_loopback

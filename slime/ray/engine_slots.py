@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slime.arguments.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.ray.placement_group import Slots
 
 

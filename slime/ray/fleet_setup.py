@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from slime.arguments.run_args import copied
-from slime.arguments.served_models import DEFAULT
+from slime.arguments.core.run_args import copied
+from slime.arguments.validate.served_models import DEFAULT
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.external import ExternalEngines, external_engines
 from slime.backends.sglang_utils.external_router import ExternalRouter

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView
 from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged

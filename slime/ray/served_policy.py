@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
-from slime.arguments.served_models import ServerGroupConfig
 from slime.arguments.trainers import trainer_of
+from slime.arguments.validate.served_models import ServerGroupConfig
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
 from slime.models.checkpoint.quantization import KEYS

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from slime.arguments import UsageError, parse_args
-from slime.arguments.config_group import Rule
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.group import Rule
+from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView, view
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from slime.arguments.critic import of_critic
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
+from slime.arguments.groups.critic import of_critic
 from slime.arguments.views import FleetView
 from slime.observability.run_log import RunLog
 from slime.ray.cluster import reaper_ends_it

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
 from slime.arguments.trainers import trainer_of
 from slime.arguments.views import TrainWorkerView, view
 from slime.models import calculate_fwd_flops

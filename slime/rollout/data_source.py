@@ -6,7 +6,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import RolloutView
 from slime.rollout.copies import copied
 from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state

@@ -9,7 +9,7 @@ Without ``--rm-url`` the model ``teacher`` of ``--sglang-config`` is asked.
 
 from typing import Any
 
-from slime.arguments.distillation import TEACHER_MODEL
+from slime.arguments.groups.distillation import TEACHER_MODEL
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.rollout.generation import get_model_url

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from dataclasses import dataclass
 
-from slime.arguments.critic import trained_rollouts
+from slime.arguments.groups.critic import trained_rollouts
 from slime.arguments.views import TrackingView
 
 

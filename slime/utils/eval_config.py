@@ -1,6 +1,6 @@
 """Plug-ins import evaluation datasets from here."""
 
-from slime.arguments.eval_datasets import (
+from slime.arguments.groups.eval_datasets import (
     EvalDatasetConfig,
     build_eval_dataset_configs,
     ensure_dataset_list,

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin
 
-from slime.arguments.eval_datasets import EvalDatasetConfig
-from slime.arguments.flags import Flag, flags_of, without_none
+from slime.arguments.core.flag import Flag, flags_of, without_none
+from slime.arguments.core.values import has_range
+from slime.arguments.groups.eval_datasets import EvalDatasetConfig
 from slime.arguments.registry import derived_names, documented_groups
-from slime.arguments.values import has_range
 from tests.arguments.test_supported_flags import words_for_another_value
 from tools.generate_flag_docs import is_refused
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import parse_args
-from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
+from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
 from slime.models import family_of, read_shape, shape_from_hf_config
 from slime.models.checkpoint.tensor_shapes import TensorShapes
 from tools.make_tiny_model import make_config, make_tokenizer

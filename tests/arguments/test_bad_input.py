@@ -147,7 +147,7 @@ def test_a_missing_required_flag_is_named(words, refusal):
         ("no_such_module.f", "cannot import 'no_such_module'"),
         ("slime.utils.misc.nothing", "module 'slime.utils.misc' has no attribute 'nothing'"),
         ("nodots", "expected package.module.name"),
-        ("slime.arguments.rewards.RM_TYPES", "is dict (wanted: something to call)"),
+        ("slime.arguments.groups.rewards.RM_TYPES", "is dict (wanted: something to call)"),
         ("raising_plugin.f", "its import fails: RuntimeError: no key"),
         ("misspelt_plugin.f", "its import fails: SyntaxError"),
     ],

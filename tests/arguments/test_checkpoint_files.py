@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime.arguments import validated_args
-from slime.arguments.checkpoint_files import CHECKPOINT_MARKER
+from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
 
 
 @pytest.mark.parametrize("flag", ["load", "ref_load"])

@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from slime.arguments import UsageError, validated_args
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 
 PPO = dict(advantage_estimator="ppo")
 APART = dict(colocate=None, rollout_num_gpus=1)

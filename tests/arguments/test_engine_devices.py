@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from slime.arguments import validated_args
-from slime.arguments.engines import _float32_on_gpus
-from slime.arguments.served_models import SglangConfig
+from slime.arguments.groups.engines import _float32_on_gpus
+from slime.arguments.validate.served_models import SglangConfig
 
 
 @pytest.fixture

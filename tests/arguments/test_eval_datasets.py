@@ -4,8 +4,9 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments import UsageError, eval_datasets
-from slime.arguments.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
+from slime.arguments import UsageError
+from slime.arguments.groups import eval_datasets
+from slime.arguments.groups.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
 from slime.utils import eval_config
 
 FLAGS = {

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
 
 
 def test_a_fact_is_in_the_copy_alone():

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
-from slime.arguments.flags import add_flags, flag, flags_of, without_none
+from slime.arguments.core.flag import add_flags, flag, flags_of, without_none
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from slime.arguments import UsageError, validated_args
-from slime.arguments.foreign import foreign_flags
-from slime.arguments.parser import build_parser, parse
+from slime.arguments.core.foreign import foreign_flags
+from slime.arguments.core.parser import build_parser, parse
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4", "--rollout-engine", "embedded"]
 # Each with a value that is not its default.

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from slime.arguments.errors import UsageError
-from slime.arguments.gpu_only import _NAMES
-from slime.arguments.parser import parse
+from slime.arguments.core.errors import UsageError
+from slime.arguments.core.gpu_only import _NAMES
+from slime.arguments.core.parser import parse
 from tests.arguments.sglang_options import server_options
 
 LINE = ["--hf-checkpoint", "m", "--rollout-batch-size", "1", "--rollout-engine", "embedded"]

@@ -4,7 +4,7 @@ import pytest
 
 import train
 from slime.arguments import validated_args
-from slime.arguments.parser import parse
+from slime.arguments.core.parser import parse
 from tests.each import hold_each
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
@@ -221,7 +221,7 @@ def test_the_backend_is_that_of_the_hardware(
     words, notes, refusal, monkeypatch, backend, gpu, notes_, message
 ):
     monkeypatch.setattr("slime.utils.accelerator.has_gpu", lambda: gpu)
-    monkeypatch.setattr("slime.arguments.engines.contradictions", lambda args: iter(()))
+    monkeypatch.setattr("slime.arguments.groups.engines.contradictions", lambda args: iter(()))
     line = words(distributed_backend=backend, debug_rollout_only=True)
     if message:
         assert refusal(line) == message

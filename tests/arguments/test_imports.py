@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime.arguments.registry import declared_groups, shipped_code
-from slime.arguments.user_code import why_unusable
+from slime.arguments.validate.user_code import why_unusable
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_number_formats_are_there_when_they_are_asked_for(words):
     code = """
 import copy, pickle
 from slime.arguments import parse_args
-from slime.arguments.runtime_context import with_context
+from slime.arguments.core.runtime_context import with_context
 args = parse_args()
 same = [args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), with_context(args, rank=3)]
 assert "torch" not in sys.modules and not hasattr(args, "no_such_name")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.config_group import ConfigGroup
-from slime.arguments.errors import NotKnownError, UsageError
-from slime.arguments.mistakes import Mistakes
-from slime.arguments.run_args import RunArgs, forget
+from slime.arguments.core.errors import NotKnownError, UsageError
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.core.mistakes import Mistakes
+from slime.arguments.core.run_args import RunArgs, forget
 from tests.each import hold_each
 
 ROOT = Path(__file__).parents[2]

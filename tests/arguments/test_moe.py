@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slime.arguments import UsageError, validated_args
-from slime.arguments.moe import layer_kinds
+from slime.arguments.groups.moe import layer_kinds
 from tests.arguments.conftest import write_empty_weights
 from tests.families import tiny_family
 from tools.make_tiny_model import make_config, make_tokenizer

@@ -9,10 +9,10 @@ import torch
 from pydantic import ConfigDict, TypeAdapter
 
 from slime.arguments import validated_args
-from slime.arguments.megatron import MegatronNames
-from slime.arguments.parser import build_parser
+from slime.arguments.core.parser import build_parser
+from slime.arguments.core.runtime_context import RuntimeContext
+from slime.arguments.groups.megatron import MegatronNames
 from slime.arguments.registry import CONFIG_GROUPS, declared_groups
-from slime.arguments.runtime_context import RuntimeContext
 from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
 from tests.arguments.names import read_names, written_names
 
@@ -47,7 +47,7 @@ def test_every_name_that_is_read_is_declared():
 
 
 def test_args_is_written_only_while_it_is_parsed():
-    allowed = {*(SLIME / "arguments").glob("*.py")}
+    allowed = {*(SLIME / "arguments").rglob("*.py")}
     written = {str(path): written_names(path) for path in FILES if path not in allowed}
     assert {path: names for path, names in written.items() if names} == {}
 

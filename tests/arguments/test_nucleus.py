@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 
 from slime.arguments import validated_args
-from slime.arguments.nucleus import derive
+from slime.arguments.groups.nucleus import derive
 from tests.arguments.sglang_options import as_installed
 from tests.each import hold_each
 

@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 
 from slime.arguments import UsageError, parse_args
-from slime.arguments.parser import parse
+from slime.arguments.core.parser import parse
 from tests.arguments.sglang_options import as_installed
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]

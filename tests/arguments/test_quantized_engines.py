@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slime.arguments.quantized_engines import bad_formats, packed_beyond_experts
-from slime.arguments.served_models import PLACEHOLDER
+from slime.arguments.validate.quantized_engines import bad_formats, packed_beyond_experts
+from slime.arguments.validate.served_models import PLACEHOLDER
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8"}

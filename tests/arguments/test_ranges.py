@@ -7,11 +7,11 @@ from typing import get_args, get_origin
 
 import pytest
 
-from slime.arguments.eval_datasets import EvalDatasetConfig
-from slime.arguments.flags import Flag, flags_of, without_none
-from slime.arguments.parser import parse
+from slime.arguments.core.flag import Flag, flags_of, without_none
+from slime.arguments.core.parser import parse
+from slime.arguments.core.values import bad_values, has_range, range_text, typed, why_bad
+from slime.arguments.groups.eval_datasets import EvalDatasetConfig
 from slime.arguments.registry import documented_groups
-from slime.arguments.values import bad_values, has_range, range_text, typed, why_bad
 from tests.each import hold_each
 from tools.generate_flag_docs import is_refused
 

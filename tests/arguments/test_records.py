@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from slime.arguments import validated_args
-from slime.arguments.records import tokenizer_of
+from slime.arguments.validate.records import tokenizer_of
 
 USER = {"role": "user", "content": "1+1"}
 ANSWER = {"role": "assistant", "content": "2"}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from slime.arguments import validated_args
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 from slime.utils.arguments import parse_megatron_role_args
 
 PPO = dict(advantage_estimator="ppo", normalize_advantages=True)

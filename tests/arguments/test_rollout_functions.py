@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slime.arguments import validated_args
-from slime.arguments.rejection import _next_rollout
+from slime.arguments.groups.rejection import _next_rollout
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 REJECTION = "slime.rollout.rejection_sampling.generate_rollout"

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from slime.arguments import validated_args
-from slime.arguments.fleet_checks import bad_models
-from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
+from slime.arguments.validate.fleet_checks import bad_models
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 
 POLICY = {"name": "policy", "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
 SECRET = "http://user:secret"

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments.sglang_models import unlike_sglang
+from slime.arguments.validate.sglang_models import unlike_sglang
 
 
 def run(path, **flags):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.errors import UsageError
-from slime.arguments.parser import parse
-from slime.arguments.sglang_names import GONE, RENAMED, refuse_gone, with_current_names
+from slime.arguments.core.errors import UsageError
+from slime.arguments.core.parser import parse
+from slime.arguments.core.sglang_names import GONE, RENAMED, refuse_gone, with_current_names
 from tests.arguments.sglang_options import as_installed, server_options
 
 OPTIONS = {f"--sglang-{name.removeprefix('--')}" for names in server_options() for name in names.split(",")}

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from slime.arguments.engines import LAUNCHER_OWNED
-from slime.arguments.parser import parse
+from slime.arguments.core.parser import parse
+from slime.arguments.groups.engines import LAUNCHER_OWNED
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import SGLangEngine
 from tests.arguments.sglang_options import RECORD, as_installed, record, recorded_lines

@@ -4,8 +4,8 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments.parser import parse
-from slime.arguments.slime_router import contradictions, notes
+from slime.arguments.core.parser import parse
+from slime.arguments.groups.slime_router import contradictions, notes
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
 USE = "--use-slime-router"

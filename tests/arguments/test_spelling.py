@@ -3,8 +3,8 @@
 import pytest
 
 from slime.arguments import UsageError
-from slime.arguments.parser import parse
-from slime.arguments.spelling import nearest
+from slime.arguments.core.parser import parse
+from slime.arguments.core.spelling import nearest
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
 

@@ -9,12 +9,12 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from slime.arguments import UsageError
-from slime.arguments.flags import without_none
-from slime.arguments.megatron import HONOURED, megatron_flags
-from slime.arguments.megatron_source import config_flags
-from slime.arguments.parser import build_parser, parse
+from slime.arguments.core.flag import without_none
+from slime.arguments.core.parser import build_parser, parse
+from slime.arguments.groups.megatron import HONOURED, megatron_flags
+from slime.arguments.groups.megatron_source import config_flags
+from slime.arguments.groups.rewards import RM_TYPES
 from slime.arguments.registry import CONFIG_GROUPS, declared_groups, documented_groups
-from slime.arguments.rewards import RM_TYPES
 from slime.utils.misc import load_function
 from tests.arguments.names import read_names
 from tests.each import hold_each
@@ -183,7 +183,7 @@ def test_every_flag_explains_itself():
 
 
 def test_the_arguments_import_neither_ray_nor_a_room_above():
-    for path in (ROOT / "slime/arguments").glob("*.py"):
+    for path in (ROOT / "slime/arguments").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

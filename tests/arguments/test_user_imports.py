@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from slime.arguments.user_code import why_unusable
+from slime.arguments.validate.user_code import why_unusable
 
 PLUG = "async def reward(args, sample, **kwargs):\n    {}\n    return 1.0\n"
 _count = iter(range(1000))

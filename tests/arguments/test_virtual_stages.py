@@ -7,9 +7,9 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.arguments import validated_args
-from slime.arguments.batches import CONFIG_GROUP as BATCHES
-from slime.arguments.errors import UsageError
-from slime.arguments.parallelism import CONFIG_GROUP as PARALLELISM
+from slime.arguments.core.errors import UsageError
+from slime.arguments.groups.batches import CONFIG_GROUP as BATCHES
+from slime.arguments.groups.parallelism import CONFIG_GROUP as PARALLELISM
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def _imitate(rank, argv):
 
 def _practise(rank, argv, endpoint):
     from slime.arguments import validated_args
-    from slime.arguments.runtime_context import with_context
+    from slime.arguments.core.runtime_context import with_context
     from slime.ray.train_worker import TrainWorker
     from slime.utils.http_utils import init_http_client
     from slime.utils.misc import load_function

@@ -274,7 +274,7 @@ def test_a_run_that_only_evaluates_needs_no_prompts(tmp_path, checked):
     evaluation = ("--eval-prompt-data", "exam", str(exam), "--eval-interval", "1", "--apply-chat-template")
     args = checked("qwen3-4B", "--num-rollout", "0", *evaluation)
     args.prompt_data = None
-    from slime.arguments.data import derive
+    from slime.arguments.groups.data import derive
 
     derive(args)
     assert RolloutDataSource(args).dataset is None
@@ -299,7 +299,7 @@ def test_the_exit_status_says_whether_it_would_start(gpu, status, words, monkeyp
 def test_the_page_needs_no_package_that_takes_long_to_import(words):
     code = f"""
 import sys
-from slime.arguments.parser import parse
+from slime.arguments.core.parser import parse
 from slime.arguments.registry import CONFIG_GROUPS
 from slime.check import page, report
 args = parse({words("qwen3-4B")!r}, None)

@@ -10,9 +10,13 @@ import yaml
 
 from examples.eval_multi_task import make_data
 from examples.train_infer_mismatch_helper.mis import compute_mis_weights_with_cp
-from slime.arguments.eval_datasets import EvalDatasetConfig, build_eval_dataset_configs, read_eval_config
-from slime.arguments.flags import flags_of
-from slime.arguments.user_code import why_unusable
+from slime.arguments.core.flag import flags_of
+from slime.arguments.groups.eval_datasets import (
+    EvalDatasetConfig,
+    build_eval_dataset_configs,
+    read_eval_config,
+)
+from slime.arguments.validate.user_code import why_unusable
 from slime.config.off_policy import OffPolicyConfig
 from slime.rollout.evaluation import eval_rollout
 from slime.utils.ppo_utils import mis_function

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.parser import build_parser
+from slime.arguments.core.parser import build_parser
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*/run*.sh"))

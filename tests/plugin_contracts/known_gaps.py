@@ -19,7 +19,7 @@ GAPS = {
     "slime.backends.megatron_utils.hf_checkpoint_saver:*": _OWN_WAY + "slime.training.hf_export writes",
     "slime.backends.sglang_utils:sglang_engine": _OWN_WAY + "servers and clients of engines are two things",
     "slime.backends.sglang_utils.external:start_external*": _OWN_WAY + "slime.ray.fleet starts all sources",
-    "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.engines checks",
+    "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.groups.engines checks",
     "slime.observability.logging_utils:init_tracking": _OWN_WAY + "the driver alone writes metrics",
     "slime.observability.timer:timer": _OWN_WAY + "the loops measure their phases",
     "slime.utils.memory_utils:*": _OWN_WAY + "backends free their own memory",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slime.arguments.registry import CONFIG_GROUPS
-from slime.arguments.user_code import unusable_code, why_unusable
+from slime.arguments.validate.user_code import unusable_code, why_unusable
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_samples

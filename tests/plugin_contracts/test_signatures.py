@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 
-from slime.arguments.user_code import why_unusable
+from slime.arguments.validate.user_code import why_unusable
 from slime.rollout.base_types import accepted
 from slime.rollout.data_source import DataSource
 from slime.utils.misc import load_function

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
 from slime.ray.engine_slots import EngineSplit, group_places, require_neighbours
 from slime.ray.placement_group import Slots
 

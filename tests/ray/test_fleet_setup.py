@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
 from slime.ray import fleet_setup
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slime.arguments.served_models import ModelConfig, ServerGroupConfig
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
 from slime.observability import logging_utils
 from slime.ray import addresses, rollout_manager
 from slime.ray.rollout_manager import RolloutManager

@@ -136,7 +136,7 @@ RUNS_TEXT = {
     "lambdify",
 }
 # The types and defaults of megatron-core's dataclasses, out of its source.
-ALLOWED = {"slime/arguments/megatron_source.py"}
+ALLOWED = {"slime/arguments/groups/megatron_source.py"}
 
 
 def test_no_code_of_ours_evaluates_text():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.errors import UsageError
+from slime.arguments.core.errors import UsageError
+from slime.arguments.core.parser import parse
 from slime.arguments.model_only import model_args
-from slime.arguments.parser import parse
 from tests.arguments.sglang_options import as_installed
 from tests.each import hold_each
 from tests.models.public_configs import CONFIGS, text_of

@@ -10,8 +10,8 @@ from typing import get_args
 import pytest
 import torch
 
-from slime.arguments.flags import flags_of
-from slime.arguments.kl import CONFIG_GROUP, LOSS_ESTIMATORS, REWARD_ESTIMATORS
+from slime.arguments.core.flag import flags_of
+from slime.arguments.groups.kl import CONFIG_GROUP, LOSS_ESTIMATORS, REWARD_ESTIMATORS
 from slime.config.kl import KlConfig
 from slime.config.run import run_config
 from slime.training.advantages import compute_advantages_and_returns

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import uvicorn
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.http.app import create_app

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
 from slime.backends.embedded_engine.device import engine_device

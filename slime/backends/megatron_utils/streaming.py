@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystemWr
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.futures import Future
 
-from slime.arguments.run_args import copied
+from slime.arguments.core.run_args import copied
 from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.foreign_checkpoint import split_objects
 from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_param

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.arguments.errors import UsageError
-from slime.arguments.external_engines import external_addresses
+from slime.arguments.core.errors import UsageError
+from slime.arguments.validate.external_engines import external_addresses
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import parser_actions

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
-from slime.arguments.flags import add_flags, flags_of
+from slime.arguments.core.flag import add_flags, flags_of
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.sglang_utils.server_engine import ServerEngine
 
 _HEALTH = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}

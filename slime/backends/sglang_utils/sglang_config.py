@@ -1,5 +1,5 @@
 """Plug-ins import the models of ``--sglang-config`` from here."""
 
-from slime.arguments.served_models import ModelConfig, ServerGroupConfig, SglangConfig
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig, SglangConfig
 
 __all__ = ["ModelConfig", "ServerGroupConfig", "SglangConfig"]

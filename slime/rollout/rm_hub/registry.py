@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from slime.arguments.rewards import RM_TYPES, needs_no_grade
+from slime.arguments.groups.rewards import RM_TYPES, needs_no_grade
 from slime.arguments.views import RolloutView
 from slime.rollout.rm_hub.deepscaler import text_after_reasoning
 from slime.rollout.rm_hub.f1 import f1_score

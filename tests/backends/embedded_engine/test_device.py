@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.device import engine_device
 from slime.backends.embedded_engine.errors import BadRequest

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.http.bodies import MAX_BODY_BYTES
 from slime.backends.embedded_engine.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.build import build_executor, build_server
 from slime.backends.embedded_engine.checkpoint import load_checkpoint

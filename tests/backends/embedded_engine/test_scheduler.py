@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.http.responses import ResponseBuilder
 from slime.backends.embedded_engine.http.state import ServerState

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.http.answers import Reading
 from slime.backends.embedded_engine.http.openai_routes import ChatDialect, _events

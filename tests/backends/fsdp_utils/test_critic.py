@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 from slime.backends.fsdp_utils.value_head import ValueHead
 from slime.ray.train_worker import TrainWorker
 from tests.backends.critic_reference import PPO, transformers_steps

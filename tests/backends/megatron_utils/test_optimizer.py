@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime.arguments.critic import of_critic
+from slime.arguments.groups.critic import of_critic
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config
 from slime.training.optimizer_schedule import schedule_settings, total_optimizer_steps

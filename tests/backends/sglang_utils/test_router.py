@@ -5,7 +5,7 @@ from argparse import Namespace
 import pytest
 from sglang_router.launch_router import parse_router_args
 
-from slime.arguments.parser import build_parser
+from slime.arguments.core.parser import build_parser
 from slime.backends.sglang_utils.router import RouterError, router_command, start_router
 from slime.processes.secret_options import hide_options
 from slime.utils import http_utils

@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineStartError
 from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
 from slime.utils.types import EngineEndpoint

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.grammar.compiler import GrammarCompiler

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from slime.arguments.embedded_engine import EmbeddedServerArgs
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine import reasoning
 from slime.backends.embedded_engine.tool_calls.formats import FORMATS
 from slime.backends.embedded_engine.tool_calls.json_formats import JsonArray

@@ -1,0 +1,241 @@
+"""The critic: whether there is one, where it trains, and what of the flags its processes see otherwise."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slime.arguments.core.flag import flag, flags_of, option_string
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.core.run_args import copied
+from slime.arguments.validate.checkpoint_files import (
+    CHECKPOINT_MARKER,
+    bad_checkpoint,
+    has_checkpoint,
+    unusable_weights,
+)
+from slime.arguments.validate.outputs import bad_output
+from slime.config.advantages import ESTIMATORS
+
+V = TypeVar("V")
+OWN_FLAGS = {
+    **dict(lr="critic_lr", lr_warmup_iters="critic_lr_warmup_iters"),
+    **dict(load="critic_load", save="critic_save"),
+}
+"""Flags of the actor that the critic has under names of its own."""
+SHARED = frozenset(
+    {
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+        *("expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel", "allgather_cp"),
+        *("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"),
+        *("train_backend", "hf_checkpoint", "bf16", "fp16", "fp32", "advantage_estimator", "num_rollout"),
+        *("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout"),
+        *("micro_batch_size", "use_dynamic_batch_size", "max_tokens_per_gpu"),
+    }
+)
+"""Flags in which actor and critic are the same: they train on the same batches, rank by rank."""
+_ALWAYS = ("kl_coef", "use_opd", "custom_advantage_function_path", "untie_embeddings_and_output_weights")
+_ESTIMATOR = "--advantage-estimator ppo"
+
+
+@dataclass(frozen=True)
+class CriticArgs:
+    """The critic of --advantage-estimator ppo, a second model that is trained to know the returns."""
+
+    critic_num_nodes: int | None = flag(
+        above=0, help="critic nodes, for GPUs of its own; default the actor's GPUs"
+    )
+    critic_num_gpus_per_node: int | None = flag(
+        above=0, help="critic GPUs of each node, for GPUs of its own; default the actor's GPUs"
+    )
+    critic_load: str | None = flag(
+        place=True,
+        help="checkpoint of the critic; default critic/ in --load, else what the actor starts with",
+    )
+    critic_save: str | None = flag(
+        place=True, help="directory of the critic's checkpoints; default critic/ in --save"
+    )
+    critic_lr: float | None = flag(at_least=0, at_most=1, help="learning rate of the critic; default --lr")
+    critic_lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up of the critic's rate")
+    critic_train_only: bool = flag(False, help="the actor never trains, in no rollout")
+    num_critic_only_steps: int = flag(0, at_least=0, help="rollouts before the actor starts to train")
+
+
+@dataclass(frozen=True)
+class DerivedCritic:
+    """Whether there is a critic, and where.
+
+    Attributes:
+        critic_num_gpus: GPUs of its own; 0 if it shares the actor's.
+        critic_resumes: whether it goes on where a checkpoint of this run ended.
+        critic_overrides: what ``--megatron-config-path`` says of it, beside flags that have names of its own.
+    """
+
+    use_critic: bool
+    critic_num_gpus: int
+    critic_resumes: bool
+    critic_overrides: Mapping[str, Any]
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """What only a critic heeds, and what it does not."""
+    if not ESTIMATORS[args.advantage_estimator].critic:
+        defaults = {spec.dest: spec.default for spec in flags_of(CriticArgs)}
+        for name, default in {"lambd": 1.0, "value_clip": 0.2, **defaults}.items():
+            value = getattr(args, name)
+            if value != default:
+                shown = "" if isinstance(value, bool) else f" {value}"
+                yield f"{option_string(name)}{shown}: has no effect without {_ESTIMATOR}"
+        return
+    if args.num_rollout and args.num_critic_only_steps >= args.num_rollout:
+        steps = args.num_critic_only_steps
+        yield f"--num-critic-only-steps {steps}: the actor trains in none of {args.num_rollout} rollouts"
+    if args.kl_coef and args.lambd < 1:
+        yield (
+            f"--kl-coef {args.kl_coef} with --lambd {args.lambd}: the critic knows the rewards without their "
+            "KL, so advantages heed that of later tokens less than --gamma says (to avoid: --lambd 1)"
+        )
+    if args.offload_train is False and not _has_own_gpus(args):
+        yield "--no-offload-train: has no effect, actor and critic take turns on the same GPUs"
+
+
+def derive(args: Namespace) -> None:
+    """Places and numbers that follow those of the actor."""
+    estimates = ESTIMATORS[args.advantage_estimator].critic
+    args.use_critic = estimates and not args.debug_rollout_only and args.num_rollout != 0
+    args.critic_num_gpus, args.critic_resumes = 0, False
+    if not args.use_critic:
+        return
+    if _has_own_gpus(args):
+        nodes = args.critic_num_nodes or args.actor_num_nodes
+        args.critic_num_gpus = nodes * (args.critic_num_gpus_per_node or args.actor_num_gpus_per_node)
+    else:
+        args.offload_train = True
+    if args.critic_lr is None:
+        args.critic_lr = args.lr
+    if args.critic_save is None and args.save is not None:
+        args.critic_save = str(Path(args.save) / "critic")
+    _derive_load(args)
+
+
+def _has_own_gpus(args: Namespace) -> bool:
+    return args.critic_num_nodes is not None or args.critic_num_gpus_per_node is not None
+
+
+def _derive_load(args: Namespace) -> None:
+    """Derives what the critic starts from.
+
+    A checkpoint of this run is gone on from if the actor goes on too, and then at the same iteration: a run
+    that was killed between their saves goes on at the earlier one. Of any other only the weights are taken.
+    """
+    own = {place for place in (args.critic_save, _beside(args.load)) if place is not None}
+    if args.critic_load is None:
+        args.critic_load = next((place for place in sorted(own) if has_checkpoint(place)), None)
+    actor, critic = _iteration(args.load), _iteration(args.critic_load)
+    args.critic_resumes = args.critic_load in own and None not in (actor, critic)
+    if args.critic_resumes and args.ckpt_step is None and actor != critic:
+        args.ckpt_step = min(actor or 0, critic or 0)
+    if args.critic_load in own and not args.critic_resumes:
+        # It was saved before the actor's first checkpoint.
+        args.critic_load = None
+    if args.critic_load is None and actor is not None:
+        args.critic_load = args.load
+
+
+def _beside(load: str | None) -> str | None:
+    return None if load is None else str(Path(load) / "critic")
+
+
+def _iteration(root: str | None) -> int | None:
+    """What the marker of a checkpoint says; None without one, or if it says something else."""
+    marker = Path(root or "") / CHECKPOINT_MARKER
+    text = marker.read_text(errors="replace").strip() if root and marker.is_file() else ""
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def trained_rollouts(args: Namespace) -> int:
+    """Rollouts of the run in which a role trains, as its processes see the flags.
+
+    The first ones may be the critic's alone (--num-critic-only-steps).
+    """
+    alone = args.num_critic_only_steps if getattr(args, "use_critic", False) else 0
+    return max(0, (args.num_rollout or 0) - alone)
+
+
+def of_critic(args: V) -> V:
+    """The flags as the critic's processes see them: a copy.
+
+    Its returns are those of the rewards alone, as it has no log-probs, and hooks of the actor's batch are
+    not called with the critic's.
+    """
+    given = vars(args)
+    changes = {
+        **dict(load=given["critic_load"], save=given["critic_save"], save_hf=None),
+        **dict(lr=given["critic_lr"], lr_warmup_iters=given["critic_lr_warmup_iters"]),
+        **dict(lr_warmup_fraction=None, untie_embeddings_and_output_weights=True),
+        **dict(kl_coef=0.0, use_kl_loss=False, normalize_advantages=False),
+        **dict(use_opd=False, use_tis=False, tis_needs_mean=False, keep_old_actor=False),
+        **dict(custom_advantage_function_path=None, rollout_data_postprocess_path=None),
+        **dict(save_debug_train_data=None, num_critic_only_steps=0),
+    }
+    if not given["critic_resumes"]:
+        changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=None)
+    own = given.get("critic_overrides") or {}
+    return copied(args, **changes | {key: value for key, value in own.items() if key not in _ALWAYS})
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """A critic that cannot learn, or whose ranks have no counterpart among the actor's."""
+    if not args.use_critic:
+        return
+    if not args.compute_advantages_and_returns:
+        yield f"{_ESTIMATOR}: the critic needs returns (wanted: no --disable-compute-advantages-and-returns)"
+    if args.loss_type == "sft_loss":
+        yield f"{_ESTIMATOR}: --loss-type sft_loss has no use for a critic (wanted: without)"
+    if args.critic_num_gpus not in (0, args.trainer_world_size):
+        yield (
+            f"--critic-num-nodes, --critic-num-gpus-per-node: {args.critic_num_gpus} GPUs (wanted: "
+            f"{args.trainer_world_size}, as the actor has: each rank gives its values to one of the actor's)"
+        )
+    steps = (args.num_rollout or 0) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = args.lr_decay_iters or steps // args.global_batch_size
+    if steps and args.critic_lr_warmup_iters >= steps:
+        warmup = args.critic_lr_warmup_iters
+        yield f"--critic-lr-warmup-iters {warmup}: wanted less than the {steps} steps of the decay"
+    if args.min_lr > args.critic_lr:
+        yield f"--min-lr {args.min_lr}: above --critic-lr {args.critic_lr}"
+    if args.num_critic_only_steps and args.critic_train_only:
+        yield "--num-critic-only-steps and --critic-train-only: only one of them at a time"
+    if args.save_interval is not None and args.save is None and args.critic_save is not None:
+        yield f"--critic-save {args.critic_save}: needs --save, to go on from both"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """The critic's checkpoint, and a place for new ones."""
+    if not args.use_critic:
+        return
+    yield from bad_checkpoint(args, "critic_load", args.ckpt_step if args.critic_resumes else None)
+    yield from bad_output(args, "critic_save", is_directory=True)
+    if args.critic_save is not None:
+        for name in ("save", "load", "ref_load", "hf_checkpoint"):
+            other = getattr(args, name)
+            if other is not None and Path(other).resolve() == Path(args.critic_save).resolve():
+                yield f"--critic-save {args.critic_save}: is {option_string(name)} (wanted: another place)"
+
+
+def unusable(args: Namespace) -> Iterator[str]:
+    """Weights of the critic that cannot be read."""
+    if args.use_critic:
+        yield from unusable_weights(args, "critic_load")
+
+
+CONFIG_GROUP = ConfigGroup(
+    {"critic": CriticArgs},
+    derived=DerivedCritic,
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
+    missing=missing,
+    unusable=unusable,
+)

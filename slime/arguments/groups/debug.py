@@ -1,0 +1,134 @@
+"""One half of the loop alone, what passes between the halves, and the self-checks of a run."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from zipfile import is_zipfile
+
+from slime.arguments.core.flag import flag, refused
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.groups.rollout import REPLAY_FUNCTION, replays
+from slime.arguments.validate.outputs import bad_output, bad_template
+
+
+@dataclass(frozen=True)
+class DebugArgs:
+    """Run one half of the loop, dump and reload what passes between the halves."""
+
+    debug_rollout_only: bool = flag(False, help="engines only, no trainer")
+    debug_train_only: bool = flag(False, help="trainer only, on --load-debug-rollout-data")
+    load_debug_rollout_data: str | None = flag(
+        place=True, help="dump to train on, with {rollout_id} in its name"
+    )
+    load_debug_rollout_data_subsample: float | None = flag(
+        above=0, at_most=1, help="part of the dump to use, between 0 and 1"
+    )
+    save_debug_rollout_data: str | None = flag(
+        place=True, help="file to dump samples to, with {rollout_id} in its name"
+    )
+    save_debug_train_data: str | None = flag(
+        place=True, help="file to dump train data to, with {rollout_id} in its name"
+    )
+    dump_details: str | None = flag(place=True, help="directory of both dumps")
+    trace: str | None = flag(
+        place=True, help="file of what each process did when, for Perfetto or chrome://tracing"
+    )
+    load_forge_rollout_data: str | None = flag(
+        place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
+    )
+    memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
+    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
+    memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
+    record_memory_history: bool = refused(False, help="record allocations")
+    profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
+        ["train_overall"], help="what the profiler records"
+    )
+
+
+@dataclass(frozen=True)
+class CiArgs:
+    """Self-checks of a run."""
+
+    ci_test: bool = flag(
+        False,
+        help="stop the run when trainer and engine disagree, a rollout's first step is not on policy, or a "
+        "metric that shows it is missing",
+    )
+    ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
+    ci_train_rollout_logprob_abs_diff_threshold: float = flag(
+        0.1, above=0, help="largest mean gap between trainer and engine log-probs"
+    )
+    ci_save_grad_norm: str | None = refused(help="file to save gradient norms to")
+    ci_load_grad_norm: str | None = refused(help="file of gradient norms to compare with")
+
+
+def trains_only(args: Namespace) -> bool:
+    """Whether the run has no engines: it was told so, or there is a dump to train on.
+
+    The same before and after ``derive``.
+    """
+    return args.debug_train_only or args.load_debug_rollout_data is not None
+
+
+def derive(args: Namespace) -> None:
+    """What a dump implies, and where the files of ``--dump-details`` go."""
+    args.debug_train_only = trains_only(args)
+    if args.dump_details is not None:
+        args.save_debug_rollout_data = f"{args.dump_details}/rollout_data/{{rollout_id}}.pt"
+        args.save_debug_train_data = f"{args.dump_details}/train_data/{{rollout_id}}.pt"
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Halves that leave nothing, and checks of what SFT does not have."""
+    if args.debug_train_only and args.debug_rollout_only:
+        yield "--debug-train-only and --debug-rollout-only: only one of them at a time"
+    if args.load_forge_rollout_data is None and replays(args):
+        yield f"--load-forge-rollout-data: missing (wanted: the dump that {REPLAY_FUNCTION} replays)"
+    if args.load_forge_rollout_data is not None and not replays(args):
+        yield f"--load-forge-rollout-data: needs --rollout-function-path {REPLAY_FUNCTION}"
+    if args.ci_test and args.loss_type == "sft_loss":
+        yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """Places of dumps, those to write and the one to train on."""
+    yield from bad_output(args, "dump_details", is_directory=True)
+    if args.dump_details is None:
+        yield from bad_output(args, "save_debug_rollout_data", is_directory=False)
+        yield from bad_output(args, "save_debug_train_data", is_directory=False)
+    yield from bad_output(args, "trace", is_directory=False)
+    yield from _missing_replay(args.load_forge_rollout_data, args.start_rollout_id or 0)
+    dump, first = args.load_debug_rollout_data, args.start_rollout_id
+    if dump is None:
+        return
+    if reason := bad_template(dump):
+        yield f"--load-debug-rollout-data {dump}: {reason}"
+    elif first is not None and not Path(dump.format(rollout_id=first)).is_file():
+        yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
+    elif first is not None and not is_zipfile(dump.format(rollout_id=first)):
+        yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is no dump, or is cut off"
+
+
+def _missing_replay(template: str | None, first: int) -> Iterator[str]:
+    """No dump for the first rollout, nor for rollout 0 that would take its place."""
+    if template is None:
+        return
+    if reason := bad_template(template):
+        yield f"--load-forge-rollout-data {template}: {reason}"
+        return
+    paths = [Path(template.format(rollout_id=number)) for number in (first, 0)]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        yield f"--load-forge-rollout-data {template}: no such file for rollout {first}"
+    elif not is_zipfile(found):
+        yield f"--load-forge-rollout-data {template}: {found} is no dump, or is cut off"
+
+
+CONFIG_GROUP = ConfigGroup(
+    {"debug": DebugArgs, "self-checks": CiArgs},
+    derive=derive,
+    contradictions=contradictions,
+    missing=missing,
+)

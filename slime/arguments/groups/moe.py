@@ -1,0 +1,255 @@
+"""Mixtures of experts: how tokens find their experts, and how these are spread over processes."""
+
+import ast
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slime.arguments.core.errors import UsageError
+from slime.arguments.core.flag import flag, flags_of, option_string
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.trainers import trainer_of
+from slime.models import HfConfigError, read_shape
+
+_MOST_LAYERS = 100_000
+
+
+@dataclass(frozen=True)
+class ExpertShapeArgs:
+    """What config.json says of the experts too."""
+
+    num_experts: int | None = flag(at_least=0, same_as_default=(0,), help="experts of an MoE layer")
+    moe_layer_freq: str | None = flag(
+        same_as_default=("1",),
+        help="which layers have experts: N for every N-th one, or a list such as [0]*1+[1]*47",
+    )
+    moe_ffn_hidden_size: int | None = flag(above=0, help="width of an expert's MLP")
+    moe_router_topk: int | None = flag(above=0, help="experts that a token is sent to")
+    moe_router_pre_softmax: bool | None = flag(
+        const=True, help="weigh experts by their share of all of them, not of the chosen ones"
+    )
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = flag(
+        help="what makes scores of a router's logits"
+    )
+    moe_router_enable_expert_bias: bool | None = flag(
+        const=True, help="a bias of each expert takes part in the choice, not in the weights"
+    )
+    moe_router_num_groups: int | None = flag(above=0, help="groups of experts to choose from")
+    moe_router_group_topk: int | None = flag(above=0, help="groups that a token's experts may come from")
+    moe_router_topk_scaling_factor: float | None = flag(
+        above=0, help="factor of the weights of the chosen experts"
+    )
+    moe_shared_expert_intermediate_size: int | None = flag(
+        at_least=0, same_as_default=(0,), help="width of all shared experts together"
+    )
+    moe_shared_expert_gate: bool | None = flag(const=True, help="a sigmoid weighs the shared experts")
+
+
+@dataclass(frozen=True)
+class ExpertArgs:
+    """How experts are trained and where they are."""
+
+    expert_model_parallel_size: int = flag(
+        1, above=0, help="expert parallel size: ranks that the experts of a layer are dealt out to"
+    )
+    expert_tensor_parallel_size: int | None = flag(
+        above=0,
+        help="ranks that each expert is split over; default that of attention, or 1 for those with biases",
+    )
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag(
+        "allgather", help="how tokens travel to their experts; flex is taken as alltoall"
+    )
+    moe_enable_deepep: bool = flag(False, help="DeepEP's kernels for --moe-token-dispatcher-type flex")
+    moe_router_dtype: Literal["fp32", "fp64"] | None = flag(help="number format of the router's scores")
+    moe_router_load_balancing_type: list[str] | None = flag(
+        same_as_default=(["aux_loss"],), help="how the router balances experts: aux_loss (default) or none"
+    )
+    moe_aux_loss_coeff: list[float] | None = flag(
+        at_least=0, same_as_default=([0.0],), help="weight of the balancing loss; 0 if left out"
+    )
+    moe_z_loss_coeff: float | None = flag(
+        at_least=0, same_as_default=(0.0,), help="weight of the loss that keeps the router's logits small"
+    )
+    moe_router_bias_update_rate: float = flag(
+        1e-3, at_least=0, at_most=1, help="how far a step moves expert biases towards a balance"
+    )
+    moe_grouped_gemm: bool = flag(False, help="one kernel for all experts of a rank (no effect here)")
+    moe_permute_fusion: bool = flag(False, help="fused sorting of tokens by expert (no effect here)")
+
+
+def layer_kinds(text: str, num_layers: int) -> tuple[int, ...]:
+    """Megatron-LM's notation of the layers with experts: 1 for each, 0 for a dense one.
+
+    Raises:
+        UsageError: no number, and no list of as many 0 and 1 as there are layers.
+    """
+    try:
+        value = _evaluated(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        value = None
+    if type(value) is int and value > 0:
+        return tuple(int(layer % value == 0) for layer in range(num_layers))
+    if isinstance(value, list) and len(value) == num_layers and all(kind in (0, 1) for kind in value):
+        return tuple(value)
+    raise UsageError(
+        f"--moe-layer-freq {text}: wanted a number, or a list of a 0 or a 1 for each of {num_layers} layers"
+    )
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """Lists of numbers, their sums and their multiples."""
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.List(elts=elements):
+            return [_evaluated(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _list(_evaluated(left)) + _list(_evaluated(right))
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+            repeated = _list(_evaluated(left))
+            if len(repeated) * times <= _MOST_LAYERS:
+                return repeated * times
+    raise ValueError("neither a number nor a list")
+
+
+def _list(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError("no list")
+    return value
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Kernels of TransformerEngine and DeepEP, which only change how fast the same is computed."""
+    for name in ("moe_grouped_gemm", "moe_permute_fusion"):
+        if getattr(args, name):
+            yield f"{option_string(name)}: has no effect: TransformerEngine's kernels are not used"
+    if args.moe_enable_deepep:
+        yield "--moe-enable-deepep: has no effect: DeepEP's kernels are not used"
+    yield from _moving_biases(args)
+    if args.moe_token_dispatcher_type == "flex":
+        yield "--moe-token-dispatcher-type flex: is taken as alltoall, since DeepEP's kernels are not used"
+
+
+def _moving_biases(args: Namespace) -> Iterator[str]:
+    """A step moves weights that have no gradient."""
+    rate = args.moe_router_bias_update_rate
+    if not rate or not trainer_of(args).moves_expert_biases or args.debug_rollout_only:
+        return
+    try:
+        experts = read_shape(args.hf_checkpoint).moe
+    except HfConfigError:
+        return  # which is an error elsewhere
+    if experts is not None and experts.moe_router_enable_expert_bias:
+        yield (
+            f"--moe-router-bias-update-rate {rate}: each optimizer step moves the biases by which the router "
+            "chooses experts so far towards a balance (0 leaves them alone)"
+        )
+
+
+def derive(args: Namespace) -> None:
+    """Megatron-LM's defaults; a model without experts has no use for any of the flags."""
+    if not isinstance(args.moe_layer_freq, tuple):  # as config.json has it; a flag is text
+        wrong = list(_given_to_dense(args))
+        args.expert_tensor_parallel_size = None
+        args.num_experts = args.moe_router_topk = args.moe_ffn_hidden_size = 0
+        args.moe_layer_freq = (0,) * args.num_layers
+        if wrong:
+            raise UsageError(*wrong, unknown=())
+        return
+    if args.moe_token_dispatcher_type == "flex":
+        args.moe_token_dispatcher_type = "alltoall"
+    if args.expert_tensor_parallel_size is None:
+        # Each rank would add the biases of an expert that is split.
+        args.expert_tensor_parallel_size = 1 if args.add_bias_linear else args.tensor_model_parallel_size
+    args.moe_router_load_balancing_type = args.moe_router_load_balancing_type or ["aux_loss"]
+    args.moe_aux_loss_coeff = args.moe_aux_loss_coeff or [0.0]
+
+
+# Left out they have the same meaning for a dense model.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "expert_tensor_parallel_size": (1,),
+    "moe_token_dispatcher_type": ("alltoall",),
+    "moe_router_load_balancing_type": (["none"],),
+}
+
+
+def _given_to_dense(args: Namespace) -> Iterator[str]:
+    for spec in (*flags_of(ExpertShapeArgs), *flags_of(ExpertArgs)):
+        value = getattr(args, spec.dest)
+        if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
+            shown = "" if isinstance(value, bool) else f" {value}"
+            yield f"{spec.names[0]}{shown}: config.json of --hf-checkpoint describes a model without experts"
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Sizes that do not divide the experts or the GPUs, and what does not work with experts."""
+    if not args.num_experts:
+        return
+    yield from _bad_sizes(args)
+    yield from _bad_losses(args)
+    yield from _fixed_biases(args)
+    if args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
+        yield (
+            f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: "
+            "a model with experts needs --sequence-parallel too"
+        )
+
+
+def _bad_sizes(args: Namespace) -> Iterator[str]:
+    experts, parts = args.expert_model_parallel_size, args.expert_tensor_parallel_size
+    tp, stages = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    if args.num_experts % experts:
+        yield (
+            f"--expert-model-parallel-size {experts} does not divide num_experts {args.num_experts} "
+            "(config.json)"
+        )
+    if parts > 1 and args.add_bias_linear:
+        yield f"--expert-tensor-parallel-size {parts}: experts of this model have biases (wanted: 1)"
+    if tp % parts:
+        yield f"--expert-tensor-parallel-size {parts} does not divide --tensor-model-parallel-size {tp}"
+    elif args.moe_ffn_hidden_size % parts:
+        width = args.moe_ffn_hidden_size
+        yield f"--expert-tensor-parallel-size {parts} does not divide moe_intermediate_size {width}"
+    if (shared := args.moe_shared_expert_intermediate_size or 0) % tp:
+        name = f"--tensor-model-parallel-size {tp}"
+        yield f"{name} does not divide the width {shared} of shared experts (config.json)"
+    if args.trainer_world_size % (experts * parts * stages) and not args.debug_rollout_only:
+        yield (
+            f"--expert-model-parallel-size {experts} x --expert-tensor-parallel-size {parts} x "
+            f"--pipeline-model-parallel-size {stages}: does not divide {args.trainer_world_size} trainer GPUs"
+        )
+
+
+def _fixed_biases(args: Namespace) -> Iterator[str]:
+    """What only one of the trainers does."""
+    rate = args.moe_router_bias_update_rate
+    moves = args.moe_router_enable_expert_bias and rate and not args.debug_rollout_only
+    trainer = trainer_of(args)
+    if moves and not trainer.moves_expert_biases:
+        yield (
+            f"--moe-router-bias-update-rate {rate}: not supported with --train-backend {trainer.name}, which "
+            "leaves the biases alone by which the router chooses experts (wanted: 0)"
+        )
+
+
+def _bad_losses(args: Namespace) -> Iterator[str]:
+    kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
+    shown, trainer = " ".join(kinds), trainer_of(args)
+    if "sinkhorn" in kinds or (kinds not in (["aux_loss"], ["none"]) and any(coefficients)):
+        yield f"--moe-router-load-balancing-type {shown}: not supported (wanted: aux_loss or none)"
+    elif len(coefficients) > 1:
+        yield f"--moe-aux-loss-coeff {' '.join(map(str, coefficients))}: wanted one number"
+    elif not trainer.has_router_losses and (any(coefficients) or args.moe_z_loss_coeff):
+        name = "--moe-aux-loss-coeff" if any(coefficients) else "--moe-z-loss-coeff"
+        yield f"{name}: not supported with --train-backend {trainer.name} (wanted: 0)"
+    elif kinds == ["none"] and any(coefficients):
+        yield f"--moe-aux-loss-coeff {coefficients[0]}: has no effect without aux_loss"
+
+
+CONFIG_GROUP = ConfigGroup(
+    {"experts of the model": ExpertShapeArgs, "experts": ExpertArgs},
+    derive=derive,
+    notes=notes,
+    contradictions=contradictions,
+)

@@ -1,0 +1,108 @@
+"""The optimizer and its schedules, under Megatron-LM's names and defaults."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.arguments.core.flag import flag, option_string
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.groups.critic import trained_rollouts
+
+
+@dataclass(frozen=True)
+class OptimizerArgs:
+    """What Megatron-LM's optimizer group offers, where its name or default is not the dataclass's."""
+
+    optimizer: Literal["adam", "sgd", "muon", "dist_muon"] = flag(
+        "adam",
+        supported=("adam", "sgd"),
+        wanted="adam or sgd: Muon is not an optimizer of the trainer's",
+        help="optimizer",
+    )
+    sgd_momentum: float = flag(0.9, at_least=0, below=1, help="momentum of --optimizer sgd")
+    use_stateless_adam: bool = flag(False, help="Adam that keeps no moments: each step is like its first")
+    lr: float = flag(1e-6, at_least=0, at_most=1, help="learning rate")
+    min_lr: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the end of the decay")
+    weight_decay: float = flag(0.01, at_least=0, help="weight decay")
+    start_weight_decay: float | None = flag(at_least=0, help="weight decay at the start of its schedule")
+    end_weight_decay: float | None = flag(at_least=0, help="weight decay at the end of its schedule")
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = flag(
+        "constant", help="schedule of the weight decay"
+    )
+    clip_grad: float = flag(1.0, at_least=0, help="largest global gradient norm")
+    use_distributed_optimizer: bool | None = flag(
+        True,
+        supported=(True,),
+        help="shard the optimizer's state over data-parallel ranks (always so)",
+        wanted="leave it out, the state is always sharded",
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleArgs:
+    """The learning-rate schedule; iterations are optimizer steps."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = flag(
+        "linear", help="shape of the decay"
+    )
+    lr_decay_iters: int | None = flag(
+        above=0, help="steps of the decay; default all in which the role trains"
+    )
+    lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up")
+    lr_warmup_fraction: float | None = flag(at_least=0, below=1, help="part of the decay steps that warms up")
+    lr_warmup_init: float = flag(0.0, at_least=0, at_most=1, help="learning rate at the start of the warm-up")
+    lr_wsd_decay_iters: int | None = flag(above=0, help="steps of the final decay of WSD")
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = flag(
+        "exponential", help="shape of the final decay of WSD"
+    )
+    override_opt_param_scheduler: bool = flag(
+        False,
+        names=("--override-opt-param-scheduler", "--override-opt_param-scheduler"),
+        help="flags win over the checkpoint's schedule",
+    )
+    use_checkpoint_opt_param_scheduler: bool = flag(
+        False,
+        names=("--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler"),
+        help="the checkpoint's schedule wins over flags",
+    )
+
+
+def notes(args: Namespace) -> Iterator[str]:
+    """Numbers of another optimizer."""
+    if args.optimizer == "sgd":
+        for name, default in {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}.items():
+            value = getattr(args, name)
+            if value != default:
+                yield f"{option_string(name)} {value}: has no effect with --optimizer sgd"
+    if args.sgd_momentum != 0.9 and args.optimizer != "sgd":
+        yield f"--sgd-momentum {args.sgd_momentum}: has no effect without --optimizer sgd"
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """Schedules that lack a number, have one twice, or never end their warm-up."""
+    if args.override_opt_param_scheduler and args.use_checkpoint_opt_param_scheduler:
+        yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
+    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
+        yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
+    steps = trained_rollouts(args) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = args.lr_decay_iters or steps // args.global_batch_size
+    if steps and args.lr_warmup_iters >= steps:
+        yield f"--lr-warmup-iters {args.lr_warmup_iters}: wanted less than the {steps} steps of the decay"
+    if args.min_lr > args.lr:
+        yield f"--min-lr {args.min_lr}: above --lr {args.lr}"
+    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
+        yield "--lr-decay-style WSD: needs --lr-wsd-decay-iters"
+    if args.weight_decay_incr_style != "constant" and None in (
+        args.start_weight_decay,
+        args.end_weight_decay,
+    ):
+        style = args.weight_decay_incr_style
+        yield f"--weight-decay-incr-style {style}: needs --start-weight-decay and --end-weight-decay"
+
+
+CONFIG_GROUP = ConfigGroup(
+    {"optimizer": OptimizerArgs, "learning-rate schedule": ScheduleArgs},
+    notes=notes,
+    contradictions=contradictions,
+)

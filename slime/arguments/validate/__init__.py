@@ -1,0 +1,1 @@
+"""What is looked at before a run starts: files, checkpoints, served models, code of users."""

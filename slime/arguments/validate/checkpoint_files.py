@@ -1,0 +1,168 @@
+"""Whether the files of a checkpoint are such that a run can load them.
+
+A checkpoint is a directory: of the trainer's own, with a marker that names the last complete iteration, or a
+Hugging Face one, with a ``config.json``.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from slime.arguments.core.flag import option_string
+from slime.arguments.trainers import trainer_of
+from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
+from slime.models.checkpoint.inspection import bad_weights, weight_names
+from slime.models.checkpoint.quantization import read_quantization
+from slime.models.hf_config import HfConfig
+from slime.models.mtp import trained_mtp_layers
+from slime.models.shape import ShapeArgs
+
+CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
+# What Megatron-LM's converters write into the marker.
+_CONVERTED = "release"
+
+
+def has_checkpoint(path: str | Path) -> bool:
+    """Whether something there says that it is a checkpoint."""
+    return any((Path(path) / file).is_file() for file in (CHECKPOINT_MARKER, "config.json"))
+
+
+def is_conversion(path: str | Path, hf_checkpoint: str | Path) -> bool:
+    """Whether ``path`` names a conversion of this Hugging Face directory, and has none of its weights."""
+    named_after = Path(path).name.casefold().startswith(Path(hf_checkpoint).name.casefold())
+    return named_after and is_release(path) and not (Path(path) / _CONVERTED / "metadata.json").is_file()
+
+
+def is_release(path: str | Path) -> bool:
+    """Whether a converter wrote what the marker names: weights alone, of no iteration."""
+    return _marked(Path(path)) == _CONVERTED
+
+
+def _marked(root: Path) -> str | None:
+    """What the marker of a checkpoint says; None without one."""
+    marker = root / CHECKPOINT_MARKER
+    return marker.read_bytes()[:100].decode(errors="replace").strip() if marker.is_file() else None
+
+
+def _has_weights(path: str | Path) -> bool:
+    """Whether there is more than a config.json; ``--check`` does without."""
+    return (Path(path) / CHECKPOINT_MARKER).is_file() or any(Path(path).glob("*.safetensors"))
+
+
+def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
+    """Why the directory that this flag names cannot be loaded; nothing without the flag.
+
+    Args:
+        step: the iteration to load; None for the one that the marker names.
+    """
+    path = getattr(args, name)
+    if path is None or (args.check and not _has_weights(path)):
+        return
+    if not has_checkpoint(path):
+        reason: str | None = (
+            f"no checkpoint there (wanted: {CHECKPOINT_MARKER} or config.json with .safetensors in it)"
+        )
+    elif (Path(path) / CHECKPOINT_MARKER).is_file():
+        reason = _bad_iteration(Path(path), step)
+    elif not any(Path(path).glob("*.safetensors")):
+        reason = "holds no .safetensors file"
+    else:
+        reason = _another_model(args, Path(path), Path(args.hf_checkpoint))
+    if reason:
+        yield f"{option_string(name)} {path}: {reason}"
+
+
+def _bad_iteration(root: Path, step: int | None) -> str | None:
+    text = _marked(root) or ""
+    if step is None and text == _CONVERTED:
+        complete = (root / _CONVERTED / "metadata.json").is_file()
+        return None if complete else f"{CHECKPOINT_MARKER} says {text!r}, which is missing or incomplete"
+    if step is None and not (text.isascii() and text.isdigit() and len(text) < 10):
+        return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
+    iteration = f"iter_{int(text) if step is None else step:07d}"
+    if (root / iteration / "metadata.json").is_file():
+        return _half_copied(root / iteration)
+    there = ", ".join(sorted(found.parent.name for found in root.glob("iter_*/metadata.json"))) or "none"
+    return f"{iteration} is missing or incomplete (complete ones: {there})"
+
+
+def _half_copied(iteration: Path) -> str | None:
+    """Why a directory that was written as a whole lacks parts; only looks at names.
+
+    Hidden files are what copies by pattern leave behind.
+    """
+    shards = list(iteration.rglob("*.distcp"))
+    if not shards and (iteration / "common.pt").is_file():
+        return f"{iteration.name} holds no .distcp file (wanted: a complete copy)"
+    for shard in shards:
+        if not (index := shard.with_name(".metadata")).is_file():
+            return f"{index.relative_to(iteration.parent)} is missing (wanted: a complete copy)"
+    return None
+
+
+def _another_model(args: Namespace, path: Path, trained: Path) -> str | None:
+    try:
+        found, wanted = _shape(args, path), _shape(args, trained)
+    except HfConfigError as error:
+        return str(error)
+    for name, value in wanted.items():
+        if name != "max_position_embeddings" and found[name] != value:
+            return f"is another model than --hf-checkpoint: its {name} is {found[name]} (wanted: {value})"
+    return None
+
+
+def _shape(args: Namespace, path: Path) -> dict[str, Any]:
+    if trainer_of(args).transformers_model:
+        return shape_of_any(path, args.trust_remote_code)
+    return vars(read_shape(path))
+
+
+def _has_hf_weights(path: str | None) -> TypeGuard[str]:
+    if path is None or (Path(path) / CHECKPOINT_MARKER).is_file():
+        return False
+    return any(Path(path).glob("*.safetensors"))
+
+
+def unusable_weights(args: Namespace, name: str) -> Iterator[str]:
+    """Why the weights of a Hugging Face directory cannot be used, by their headers and a few values."""
+    unreadable = list(unreadable_weights(args, name))
+    yield from unreadable or unusable_values(args, name)
+
+
+def unreadable_weights(args: Namespace, name: str) -> Iterator[str]:
+    """Why they cannot be read; reads no more than their headers."""
+    path = getattr(args, name)
+    if not _has_hf_weights(path):
+        return
+    try:
+        missing = _wanted_names(args, name) - weight_names(path)
+    except (ValueError, OSError) as error:
+        yield f"{option_string(name)}: {error}"
+        return
+    if missing:
+        wanted = f"{len(missing)} tensors of config.json are missing, e.g. {sorted(missing)[0]}"
+        yield f"{option_string(name)} {path}: {wanted}"
+
+
+def unusable_values(args: Namespace, name: str) -> Iterator[str]:
+    """What headers and a few values say against weights that can be read."""
+    path = getattr(args, name)
+    if not _has_hf_weights(path):
+        return
+    described = path if (Path(path) / "config.json").is_file() else args.hf_checkpoint
+    shape = read_shape(described) if HfConfig.read(described).get("model_type") in FAMILIES else None
+    if reason := bad_weights(path, shape, read_quantization(HfConfig.read(described))):
+        yield f"{option_string(name)}: {reason}"
+
+
+def _wanted_names(args: Namespace, name: str) -> set[str]:
+    """The tensors of the model that this flag is about; without a family ``transformers`` will say.
+
+    Only what the actor may start with needs its MTP layers.
+    """
+    family = FAMILIES.get(args.model_type)
+    if family is None:
+        return set()
+    further = trained_mtp_layers(args) if name in ("hf_checkpoint", "load", "ref_load") else 0
+    return set(family.weights.hf_names(cast(ShapeArgs, args), further))

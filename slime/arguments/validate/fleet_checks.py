@@ -1,0 +1,188 @@
+"""What is wrong with the served models of a run, one line each."""
+
+import argparse
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.core.flag import flags_of
+from slime.arguments.core.values import has_range, why_bad
+from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
+from slime.arguments.validate.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.models import HfConfigError, read_shape
+from slime.models.hf_config import HfConfig
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KEYS = ("api_key", "admin_api_key")
+_SHAPE = (
+    *("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size"),
+)
+"""Fields of config.json that decide the names and sizes of the weights."""
+
+
+def bad_models(args: Namespace) -> Iterator[str]:
+    """GPUs that do not add up, kinds that do not go together, and a first model that cannot train."""
+    models = args.served_models
+    for model in models:
+        yield from _bad_model(args, model)
+    total, found = args.rollout_num_gpus, sum(model.total_num_gpus for model in models)
+    if found != total:
+        yield f"--sglang-config: its groups have {found} GPUs in all (wanted: --rollout-num-gpus {total})"
+    if any(model.name == DEFAULT for model in models[1:]):
+        yield f"--sglang-config: model {DEFAULT} is not the first (wanted: it first, or under another name)"
+    if models and not (models[0].update_weights or args.debug_rollout_only):
+        yield (
+            f"--sglang-config: model {models[0].name} comes first and takes no updates, but it is the first "
+            "that answers the prompts (wanted: the trained model first)"
+        )
+
+
+def _bad_model(args: Namespace, model: ModelConfig) -> Iterator[str]:
+    kinds = {group.worker_type for group in model.server_groups} - {PLACEHOLDER}
+    where = f"{_origin(args)}: model {model.name}"
+    if not _NAME.fullmatch(model.name):
+        yield f"{where}: not a name (wanted: letters, digits, dots, dashes)"
+    if not kinds:
+        yield f"{where}: has no engines, only placeholders"
+    if "encoder" in kinds:
+        yield f"{where}: worker_type encoder: not supported (wanted: without, rollouts send text only)"
+    if args.rollout_engine == "embedded" and (split := sorted(kinds - {"regular", "encoder"})):
+        yield (
+            f"{where}: worker_type {split[0]}: the embedded engine prefills and decodes in one process "
+            "(wanted: regular, or SGLang)"
+        )
+    if model.has_pd_disaggregation and kinds != {"prefill", "decode"}:
+        yield f"{where}: has {' and '.join(sorted(kinds))} engines (wanted: prefill and decode, or regular)"
+    if model.has_pd_disaggregation and args.use_slime_router:
+        yield f"{where}: prefill and decode engines need sglang-router (wanted: without --use-slime-router)"
+    if model.has_pd_disaggregation and args.colocate and args.offload_rollout:
+        yield f"{where}: prefill and decode engines cannot release their memory (wanted: without --colocate)"
+    for number, group in enumerate(model.server_groups, 1):
+        if group.worker_type != PLACEHOLDER:
+            yield from _bad_group(args, f"{where}: group {number}", group)
+
+
+def _bad_group(args: Namespace, where: str, group: ServerGroupConfig) -> Iterator[str]:
+    size, per_node = group.size, args.num_gpus_per_node
+    if args.sglang_config is None and args.prefill_num_servers is None:
+        where, total, each = "--rollout-num-gpus", "", "--rollout-num-gpus-per-engine"
+        where = f"{where} {group.num_gpus}"
+    else:
+        total, each = f": num_gpus {group.num_gpus}", "num_gpus_per_engine"
+    if group.num_gpus % size:
+        yield f"{where}{total}: not a multiple of {each} {size}"
+    if args.rollout_engine == "embedded" and size > 1:
+        yield f"{_of_size(where, each, size)}: the embedded engine takes one GPU (wanted: 1)"
+    elif size > per_node and size % per_node:
+        yield (
+            f"{_of_size(where, each, size)}: takes a part of its last node "
+            f"(wanted: a multiple of --num-gpus-per-node {per_node}, or at most that)"
+        )
+
+
+def _of_size(where: str, each: str, size: int) -> str:
+    """The name of an engine's size; a flag stands for itself."""
+    return f"{each} {size}" if each.startswith("--") else f"{where}: {each} {size}"
+
+
+def bad_overrides(
+    args: Namespace, options: Mapping[str, argparse.Action], owned: frozenset[str]
+) -> Iterator[str]:
+    """Overrides that the server does not know, that the run decides, or of another type.
+
+    Args:
+        options: of the server's own parser, by dest.
+        owned: those that the launcher sets for each engine.
+    """
+    server = "the embedded engine" if args.rollout_engine == "embedded" else "SGLang"
+    for model in args.served_models:
+        for number, group in enumerate(model.server_groups, 1):
+            where = f"{_origin(args)}: model {model.name}: group {number}: overrides"
+            for key, value in group.overrides.items():
+                if key == "model_path" or value is None:
+                    continue
+                if key in _KEYS:
+                    flag = f"--sglang-{key.replace('_', '-')}"
+                    yield f"{where}: {key}: all engines have one (wanted: {flag})"
+                    continue
+                if key in owned:
+                    yield f"{where}: {key}: decided by the run for each engine (wanted: without)"
+                elif key not in options:
+                    yield f"{where}: {key}: not an option of {server}"
+                elif reason := _why_no_value(options[key], value) or _out_of_range(key, value):
+                    yield f"{where}: {key} is {value!r:.80} (wanted: {reason})"
+                elif key == "tokenizer_path" and not Path(value).is_dir():
+                    yield f"{where}: {key} {value!r:.80}: no directory (wanted: one with a tokenizer)"
+
+
+def _why_no_value(action: argparse.Action, value: Any) -> str | None:
+    """What is wanted instead of a value; None if the option can have it."""
+    if value is None:
+        return None
+    if action.nargs == 0:
+        return None if isinstance(value, bool) else "true or false"
+    items = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and action.nargs is None:
+        return "one value"
+    if action.choices is not None and not set(items) <= set(action.choices):
+        return " or ".join(map(str, action.choices))
+    kinds: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,)}
+    wanted = kinds.get(action.type)
+    if wanted and not all(isinstance(item, wanted) and not isinstance(item, bool) for item in items):
+        return getattr(action.type, "__name__", "another type")
+    return None
+
+
+def _out_of_range(key: str, value: Any) -> str | None:
+    """What is wanted of an option that both servers have; SGLang declares no ranges."""
+    spec = next((spec for spec in flags_of(EmbeddedServerArgs) if spec.dest == key), None)
+    reason = None if spec is None or not has_range(spec) else why_bad(spec, value)
+    return reason and reason.removeprefix("wanted ")
+
+
+def missing_models(args: Namespace) -> Iterator[str]:
+    """Directories of further models that are not there."""
+    for model in _others(args):
+        directory = Path(model.model_path or "")
+        where = f"{_origin(args)}: model {model.name}: model_path {directory}"
+        if not (directory / "config.json").is_file():
+            yield f"{where}: no config.json there (wanted: a local Hugging Face directory)"
+        elif not (args.check or any(directory.glob("*.safetensors"))):
+            yield f"{where}: holds no .safetensors file"
+
+
+def unusable_models(args: Namespace) -> Iterator[str]:
+    """Further models that the engine cannot serve, or whose weights the trainer's cannot replace."""
+    for model in _others(args):
+        where = f"{_origin(args)}: model {model.name}: model_path {model.model_path}"
+        try:
+            own = _sizes(model.model_path or "")
+            if args.rollout_engine == "embedded":
+                read_shape(model.model_path or "")
+        except HfConfigError as error:
+            yield f"{where}: {error}"
+            continue
+        trained = _sizes(args.hf_checkpoint)
+        for name in _SHAPE if model.update_weights else ():
+            if own[name] != trained[name]:
+                yield (
+                    f"{where}: takes the trainer's weights, but its {name} is {own[name]} "
+                    f"(wanted: {trained[name]} as --hf-checkpoint, or update_weights: false)"
+                )
+
+
+def _sizes(path: str) -> dict[str, Any]:
+    """What config.json says of `_SHAPE`."""
+    config = HfConfig.read(path)
+    return {**{name: config.text.get(name) for name in _SHAPE}, "model_type": config.get("model_type")}
+
+
+def _others(args: Namespace) -> Iterator[ModelConfig]:
+    return (model for model in args.served_models if model.model_path != args.hf_checkpoint)
+
+
+def _origin(args: Namespace) -> str:
+    return "--prefill-num-servers" if args.prefill_num_servers is not None else "--sglang-config"

@@ -1,0 +1,61 @@
+"""Dotted paths of the user's code: whether what they name can be called."""
+
+import inspect
+from argparse import Namespace
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from slime.arguments.core.flag import Flag
+from slime.arguments.validate.hook_calls import HOOK_CALLS
+from slime.arguments.validate.user_imports import missing_imports
+from slime.utils.misc import load_function
+
+
+def unusable_code(args: Namespace, specs: Iterable[Flag], shipped: Collection[str] = ()) -> Iterator[str]:
+    """The dotted paths among these flags that name nothing to call.
+
+    Args:
+        shipped: paths of our own that need no look: the defaults, which take seconds to import.
+    """
+    for spec in specs:
+        if not spec.dotted_path:
+            continue
+        value = getattr(args, spec.dest)
+        if spec.dest == "eval_function_path" and value == getattr(args, "rollout_function_path", None):
+            continue  # of which the same would be said
+        for path in value if isinstance(value, list) else [value]:
+            if path is None or path in shipped:
+                continue
+            if reason := why_unusable(path, spec.dest, spec.awaited):
+                yield f"{spec.names[0]} {path}: {reason}"
+
+
+def why_unusable(path: str, hook: str = "", awaited: bool = True) -> str | None:
+    """Why the object at a dotted path cannot be called, or would fail when it is; None if it can.
+
+    Args:
+        hook: the flag or the field that names it.
+        awaited: whether the caller awaits what it returns. Where nobody does, the body of an asynchronous
+            function would never run, and what it returns be taken for a true value.
+    """
+    if path.endswith(".py") or "/" in path or ":" in path:
+        return "is no dotted path (wanted: package.module.name, and the package's folder on PYTHONPATH)"
+    try:
+        found = load_function(path)
+    except Exception as error:  # importing a user's module runs the user's code, which may raise anything
+        text = str(error).removeprefix(f"dotted path {path!r}: ")
+        return text if isinstance(error, ValueError) else f"its import fails: {type(error).__name__}: {text}"
+    if not callable(found):
+        return f"is {type(found).__name__} (wanted: something to call)"
+    if hook in HOOK_CALLS and (reason := HOOK_CALLS[hook].why_refused(found)):
+        return reason
+    if not awaited and _is_deferred(found):
+        return "runs only when it is awaited or iterated, and nobody does (wanted: a plain function)"
+    return "; ".join(missing_imports(path.rpartition(".")[0])) or None
+
+
+def _is_deferred(found: Any) -> bool:
+    """Whether a call of it makes a coroutine or a generator, and runs nothing."""
+    functions = (found, vars(type(found)).get("__call__"))
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds for function in functions)
