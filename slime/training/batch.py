@@ -28,13 +28,14 @@ class Axis(Enum):
     SAMPLE = "one value per sample"
     TOKENS = "prompt and response, L entries"
     RESPONSE = "response, R entries"
+    RAGGED = "as many entries of one form as the sample has, patches of its images for instance"
 
 
 class Average(Enum):
     """How ``rollout/<field>`` is made of the entries."""
 
     BY_ROLLOUT = "per token by the loss mask within each rollout, then over rollouts"
-    BY_SAMPLE = "over samples"
+    BY_SAMPLE = "over samples; of a ragged field its number of entries"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Field:
         dtype: of the tensor that the trainer makes of each entry; None leaves entries as they are.
         stacked: one tensor for the whole shard instead of one per sample.
         in_loss: losses find it in their micro-batch.
+        media: of a ragged field, models find it among their inputs.
         average: of the metric; None for no metric.
     """
 
@@ -59,6 +61,7 @@ class Field:
     dtype: torch.dtype | None = None
     stacked: bool = False
     in_loss: bool = False
+    media: bool = False
     average: Average | None = None
 
 
@@ -94,6 +97,8 @@ def _response(in_loss: bool = True, **options: Any) -> Field:
 
 FIELDS: dict[str, Field] = {
     "tokens": Field(Axis.TOKENS, lambda sample: sample.tokens, required=True, dtype=torch.long, in_loss=True),
+    # [k, L], of a conversion of the user's: places that are not the tokens' indices.
+    "positions": Field(Axis.TOKENS, dtype=torch.long),
     "response_lengths": Field(
         Axis.SAMPLE,
         lambda sample: sample.response_length,
@@ -153,6 +158,11 @@ SCHEDULE = frozenset({"partition", "global_batch_sizes", "num_microbatches", "mi
 def field_of(name: str) -> Field:
     """The row of a field; of a name that has none, one that losses see and no metric shows."""
     return FIELDS.get(name, _OF_UNKNOWN)
+
+
+def media_fields() -> list[str]:
+    """The fields that are inputs of models beside tokens."""
+    return [name for name, field in FIELDS.items() if field.media]
 
 
 def is_per_sample(value: Any) -> bool:

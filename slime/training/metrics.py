@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.training.batch import FIELDS, SCHEDULE, Average, is_per_sample
+from slime.training.batch import FIELDS, SCHEDULE, Average, Axis, is_per_sample
 
 
 def rollout_metrics(
@@ -47,7 +47,8 @@ def _sums(rollout_data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if key in rollout_data and field.average is Average.BY_ROLLOUT:
             yield key, _masked_sum(rollout_data, key)
         elif key in rollout_data and field.average is Average.BY_SAMPLE:
-            yield key, _sum(rollout_data[key])
+            values = rollout_data[key]
+            yield key, _sum([*map(len, values)] if field.axis is Axis.RAGGED else values)
     count = len(rollout_data["tokens"])
     for key in sorted(rollout_data.keys() - FIELDS.keys() - SCHEDULE):
         values = rollout_data[key]  # of a conversion of the user's; ranks must agree which keys there are

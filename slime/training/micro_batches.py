@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from slime.training.batch import FIELDS, Axis, field_of, take
-from slime.training.context_parallel import RowSplit, row_multiple, segment_multiple
+from slime.training.batch import FIELDS, Axis, field_of, media_fields, take
+from slime.training.inputs import PackedInputs, packed
 from slime.training.nucleus_rows import IDS, OFFSETS
 from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
 from slime.utils.types import RolloutBatch
 
 
@@ -50,10 +52,27 @@ def _check_lengths(batch: RolloutBatch) -> None:
             raise ValueError(
                 f"sample {numbers[i]}: {response} response tokens of {total} in all, wanted fewer"
             )
-        found = {key: len(batch[key][i]) for key in checked}
+        found = {key: _length(batch[key][i]) for key in checked}
         wanted = {key: batch[lengths][i] for key, lengths in checked.items()}
         if found != wanted:
             raise ValueError(f"sample {numbers[i]}: lengths {found}, wanted {wanted}")
+    _check_forms(batch, numbers)
+
+
+def _length(value: Any) -> int:
+    """Entries along the axis; positions have it last."""
+    return value.size(-1) if isinstance(value, torch.Tensor) else len(value)
+
+
+def _check_forms(batch: RolloutBatch, numbers: Sequence[Any]) -> None:
+    """Entries of a ragged field are joined, so all must have one form."""
+    for key in (key for key in batch if field_of(key).axis is Axis.RAGGED):
+        forms = [list(value.shape[1:]) if value.dim() else None for value in batch[key]]
+        for number, form in zip(numbers, forms, strict=True):
+            if form is None or form != forms[0]:
+                raise ValueError(
+                    f"sample {number}: {key} has entries of shape {form}, wanted {forms[0]} as in the others"
+                )
 
 
 class DataIterator:
@@ -88,7 +107,7 @@ class DataIterator:
         return self
 
 
-_ALWAYS = ("tokens", "total_lengths", "response_lengths", "loss_masks", IDS, OFFSETS)
+_ALWAYS = ("tokens", "positions", "total_lengths", "response_lengths", "loss_masks", IDS, OFFSETS)
 """Of a micro-batch: what packing needs, and log-probs of whatever pass."""
 
 
@@ -97,41 +116,36 @@ def packed_micro_batch(
 ) -> dict[str, Any]:
     """The next micro-batch, its sequences packed into one row.
 
-    Adds ``unconcat_tokens`` (the sequences), ``tokens`` ([1, T / cp] int64, this rank's part of the row),
-    ``segment_lengths`` (of all segments of the row, padding included), ``full_loss_masks`` ([1, T / cp]) and
-    ``padding_mask`` ([1, T / cp] bool, True for padding).
-    Padding is token 0: at the end of sequences where context parallelism wants it, and one more segment that
-    makes each rank's part a multiple of ``pad_multiple``.
+    Adds ``inputs`` (the `PackedInputs` of a forward pass) and, for losses, ``unconcat_tokens`` (the
+    sequences), ``tokens`` ([1, T / cp] int64, this rank's part of the row), ``segment_lengths`` (of all
+    segments of the row, padding included) and ``full_loss_masks`` ([1, T / cp]).
 
     Args:
         context: says which part of the row is this rank's; all of it if not given.
     """
-    context = context or ParallelContext()
-    batch = data.get_next([*keys, *(key for key in _ALWAYS if key not in keys)])
+    batch = data.get_next([*keys, *(key for key in (*_ALWAYS, *media_fields()) if key not in keys)])
     sequences: list[torch.Tensor] = batch["tokens"]
-    batch["unconcat_tokens"] = sequences
-    tokens, masks, lengths, paddings = [], [], [], []
-    for sequence, mask in zip(sequences, batch["loss_masks"], strict=True):
-        total, padding = len(sequence), -len(sequence) % segment_multiple(context)
-        tokens += [sequence, sequence.new_zeros(padding)]
-        # The mask of the row whose logits predict the token, like the targets of the loss.
-        masks += [mask.new_zeros(total - len(mask) - 1), mask, mask.new_zeros(1 + padding)]
-        lengths.append(total + padding)
-        paddings.append(padding)
-    if padding := -sum(lengths) % row_multiple(context, pad_multiple):
-        tokens.append(sequences[0].new_zeros(padding))
-        masks.append(batch["loss_masks"][0].new_zeros(padding))
-        lengths.append(padding)
-        paddings.append(padding)
-    split = RowSplit.of(lengths, context)
-    batch["tokens"] = split.take(torch.cat(tokens))[None]
-    batch["full_loss_masks"] = split.take(torch.cat(masks))[None]
-    batch["padding_mask"] = split.take(_padding_mask(lengths, paddings).to(sequences[0].device))[None]
-    batch["segment_lengths"] = lengths
-    return batch
+    inputs = PackedInputs.of(_sequences(batch), context or ParallelContext(), pad_multiple)
+    # The mask of the row whose logits predict the token, like the targets of the loss.
+    masks = [
+        F.pad(mask, (len(sequence) - len(mask) - 1, 1))
+        for sequence, mask in zip(sequences, batch["loss_masks"], strict=True)
+    ]
+    return {
+        **batch,
+        "inputs": inputs,
+        "tokens": inputs.tokens,
+        "unconcat_tokens": sequences,
+        "segment_lengths": list(inputs.split.lengths),
+        "full_loss_masks": packed(masks, inputs.split),
+    }
 
 
-def _padding_mask(lengths: Sequence[int], paddings: Sequence[int]) -> torch.Tensor:
-    """[T] bool, True for the last tokens of each segment, as many as its padding has."""
-    pairs = zip(lengths, paddings, strict=True)
-    return torch.cat([torch.arange(length) >= length - padding for length, padding in pairs])
+def _sequences(batch: Mapping[str, Any]) -> list[SequenceInputs]:
+    """The inputs of each sample of a micro-batch."""
+    names = [name for name in media_fields() if name in batch]
+    placed = batch.get("positions", [None] * len(batch["tokens"]))
+    return [
+        SequenceInputs(tokens, positions, {name: batch[name][i] for name in names})
+        for i, (tokens, positions) in enumerate(zip(batch["tokens"], placed, strict=True))
+    ]

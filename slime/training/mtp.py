@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from slime.training.context_parallel import RowSplit
-from slime.training.parallel import ParallelContext
+from slime.training.inputs import PackedInputs
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,10 @@ class ShiftedRows:
     targets: torch.Tensor
 
 
-def shifted_rows(batch: Mapping[str, Any], depth: int, context: ParallelContext) -> ShiftedRows:
+def shifted_rows(batch: Mapping[str, Any], depth: int) -> ShiftedRows:
     """Shifts the rows of a micro-batch of `packed_micro_batch`."""
-    take = RowSplit.of(batch["segment_lengths"], context).take
+    inputs: PackedInputs = batch["inputs"]
+    take = inputs.split.take
     given, there, predicted, counts = (
         take(torch.cat(list(parts))) for parts in zip(*_shifted_segments(batch, depth), strict=True)
     )
@@ -49,7 +49,7 @@ def _shifted_segments(
     """(tokens given, whether there is one, tokens predicted, whether they count) of each segment, padding
     included."""
     sequences, masks = batch["unconcat_tokens"], batch["loss_masks"]
-    lengths = batch["segment_lengths"]
+    lengths = batch["inputs"].split.lengths
     for tokens, mask, length in zip(sequences, masks, lengths, strict=False):
         whole_mask = F.pad(mask, (len(tokens) - len(mask), 0))
         yield (

@@ -32,6 +32,14 @@ class SegmentGroup:
     keys: int
     mask: torch.Tensor | None
 
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """[rows, ...] of queries in packed order to [segments, length, ...]."""
+        return values.index_select(0, self.rows).unflatten(0, (self.segments, self.length))
+
+    def gather_keys(self, values: torch.Tensor) -> torch.Tensor:
+        """[rows of all ranks, ...] of keys or values to [segments, keys, ...]."""
+        return values.index_select(0, self.key_rows).unflatten(0, (self.segments, self.keys))
+
     def seen(self, begin: int, end: int) -> torch.Tensor:
         """[segments or 1, end - begin, keys] bool, which keys the queries of these slots see."""
         if self.mask is not None:
@@ -69,6 +77,7 @@ class PackedLayout:
         pieces: in the order of this rank's rows.
         slots: where the key of each row of the whole batch is after gathering; None if this rank has all.
         lengths: of all segments of the whole batch; empty if this rank has all.
+        placed: [k, rows] int64, see ``positions``; None for text.
         left: what layers leave for later layers of the same micro-batch, by names of theirs.
     """
 
@@ -76,6 +85,7 @@ class PackedLayout:
     device: torch.device
     slots: torch.Tensor | None = None
     lengths: tuple[int, ...] = ()
+    placed: torch.Tensor | None = None
     left: dict[str, Any] = field(default_factory=dict)
     _rope: dict[tuple[Rope, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
@@ -84,22 +94,26 @@ class PackedLayout:
 
     @classmethod
     def of(cls, params: Any) -> "PackedLayout":
-        """The layout of megatron-core's ``PackedSeqParams``, kept on it, or that of its ``row_split``."""
+        """The layout that goes with megatron-core's ``PackedSeqParams``; one without gets that of its
+        boundaries.
+        """
         layout = getattr(params, "segment_layout", None)
         if layout is None:
-            device, split = params.cu_seqlens_q.device, getattr(params, "row_split", None)
-            if split is None:
-                layout = cls.from_boundaries(params.cu_seqlens_q.tolist(), device)
-            else:
-                layout = cls.of_split(split, device)
-            vars(params)["segment_layout"] = layout
+            layout = cls.from_boundaries(params.cu_seqlens_q.tolist(), params.cu_seqlens_q.device)
+            layout.go_with(params)
         return layout
 
+    def go_with(self, params: Any) -> None:
+        """Becomes the layout of these ``PackedSeqParams``."""
+        vars(params)["segment_layout"] = self
+
     @classmethod
-    def of_split(cls, split: RowSplit, device: torch.device) -> "PackedLayout":
+    def of_split(
+        cls, split: RowSplit, device: torch.device, placed: torch.Tensor | None = None
+    ) -> "PackedLayout":
         if split.size == 1:
-            return cls(split.pieces, device)
-        return cls(split.pieces, device, split.slots, split.lengths)
+            return cls(split.pieces, device, placed=placed)
+        return cls(split.pieces, device, split.slots, split.lengths, placed)
 
     @classmethod
     def from_boundaries(cls, boundaries: Sequence[int], device: torch.device) -> "PackedLayout":
@@ -138,16 +152,24 @@ class PackedLayout:
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """[rows] int64, position of each token within its segment."""
+        """[k, rows] int64, the place of each token on k axes: in text on one, that within its segment."""
+        if self.placed is not None:
+            return self.placed
         positions = [torch.arange(begin - segment, end - segment) for segment, begin, end in self.pieces]
-        return torch.cat(positions).to(self.device)
+        return torch.cat(positions).to(self.device)[None]
 
     def rope(self, rope: Rope, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the angles of ``width`` rotated features: [rows, 1, width] each."""
+        """Cosines and sines of the angles of ``width`` rotated features: [rows, 1, width] each.
+
+        Raises:
+            ValueError: tokens are placed on more than one axis.
+        """
         key = rope, width, dtype
         if key not in self._rope:
+            if len(self.positions) != 1:
+                raise ValueError(f"positions on {len(self.positions)} axes: this rotation knows 1")
             frequencies = inverse_frequencies(rope, width).to(self.device)
-            angles = torch.outer(self.positions.float(), frequencies)
+            angles = torch.outer(self.positions[0].float(), frequencies)
             pairs = angles.repeat_interleave(2, -1) if rope.interleaved else torch.cat([angles, angles], -1)
             cos, sin = (x[:, None] * rope.magnitude for x in (pairs.cos(), pairs.sin()))
             self._rope[key] = cos.to(dtype), sin.to(dtype)
@@ -176,19 +198,31 @@ class PackedLayout:
 
     @cached_property
     def _grouping(self) -> tuple[list[SegmentGroup], torch.Tensor | None]:
+        groups, order = self._padded(similar_lengths(self.pieces))
+        identity = torch.equal(order, torch.arange(sum(len(group.rows) for group in groups)))
+        if len(groups) == 1 and self.slots is None and identity:
+            return groups, None
+        return groups, order.to(self.device)
+
+    @cached_property
+    def one_group(self) -> tuple[SegmentGroup, torch.Tensor]:
+        """Returns all pieces as one padded batch, in packed order, and [rows] int64, the slot of each row."""
+        (group,), order = self._padded([self.pieces])
+        return group, order.to(self.device)
+
+    def _padded(self, batches: Sequence[Sequence[Piece]]) -> tuple[list[SegmentGroup], torch.Tensor]:
+        """Padded batches of pieces, and for each row its slot in all of them, one after the other."""
         lengths = [piece.end - piece.begin for piece in self.pieces]
         starts = dict(zip(self.pieces, accumulate([0, *lengths[:-1]]), strict=True))
         order, offset = torch.empty(self.num_rows, dtype=torch.int64), 0
         groups = []
-        for members in similar_lengths(self.pieces):
+        for members in batches:
             queries = [piece.end - piece.begin for piece in members]
             rows, real = padded_rows([starts[piece] for piece in members], queries)
             note_places(order, rows, real, offset)
             groups.append(self._group(members, rows.where(real, 0), queries))
             offset += rows.numel()
-        if len(groups) == 1 and self.slots is None and torch.equal(order, torch.arange(offset)):
-            return groups, None
-        return groups, order.to(self.device)
+        return groups, order
 
     @cached_property
     def varlen(self) -> Varlen:

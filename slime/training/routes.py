@@ -61,19 +61,19 @@ def _problem(
     return None
 
 
-def packed_routes(routes: Sequence[Any], segment_lengths: Sequence[int], split: RowSplit) -> torch.Tensor:
+def packed_routes(routes: Sequence[Any], split: RowSplit) -> torch.Tensor:
     """[T / cp, layers, top-k]: this rank's part of the packed row that the samples' tokens are in.
 
     `NO_ROUTE` for tokens without one and for padding.
 
     Args:
-        segment_lengths: of the samples in order, padding included, and of a last segment of padding if any.
+        split: its segments are the samples in order, and one of padding if there is any.
     """
     parts = []
-    for sample, length in zip(routes, segment_lengths, strict=False):
+    for sample, length in zip(routes, split.lengths, strict=False):
         rows = torch.from_numpy(np.array(sample))
         parts.append(_extended(rows, length))
-    rest = sum(segment_lengths) - sum(map(len, parts))
+    rest = sum(split.lengths) - sum(map(len, parts))
     parts.append(_extended(parts[0][:0], rest))
     return split.take(torch.cat(parts))
 

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 from slime.arguments import validated_args
+from slime.training.inputs import PackedInputs
+from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
 from tests.families import FAMILIES, save_tiny_config
 
 DENSE = {
@@ -160,7 +163,6 @@ def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
     from slime.backends.megatron_utils.data import _packed_seq_params
     from slime.backends.megatron_utils.model_provider import get_model
     from slime.backends.megatron_utils.mtp_step import layers_of
-    from slime.training.parallel import ParallelContext
     from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
     (model,) = get_model(args)
@@ -189,10 +191,10 @@ def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
     """Samples of these lengths, every token but the first one of each being trained."""
     from slime.backends.megatron_utils.data import _packed_seq_params
 
+    sequences = list(tokens.split(lengths))
     return {
-        "unconcat_tokens": list(tokens.split(lengths)),
+        "inputs": PackedInputs.of([*map(SequenceInputs, sequences)], ParallelContext()),
+        "unconcat_tokens": sequences,
         "loss_masks": [torch.ones(length - 1, dtype=torch.int) for length in lengths],
-        "segment_lengths": lengths,
-        "padding_mask": torch.zeros(1, len(tokens), dtype=torch.bool),
         "packed_seq_params": _packed_seq_params(lengths, tokens.device),
     }

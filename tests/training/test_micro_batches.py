@@ -41,6 +41,6 @@ def test_padding_is_marked_wherever_the_row_is_split(size, contiguous):
     for rank in range(size):
         context = ParallelContext(cp_rank=rank, cp_size=size, contiguous_cp=contiguous)
         batch = packed_micro_batch(DataIterator(shard, [[0, 1, 2]]), (), 8, context)
-        assert torch.equal(batch["padding_mask"], batch["tokens"] == 0)
-        real += int((~batch["padding_mask"]).sum())
+        assert torch.equal(batch["inputs"].padding, batch["tokens"] == 0)
+        real += int((~batch["inputs"].padding).sum())
     assert real == sum(lengths)

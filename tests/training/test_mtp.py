@@ -33,7 +33,7 @@ def _of_context(batch, depth, context, pad_multiple):
     data = DataIterator(batch, [[*range(len(batch["tokens"]))]])
     micro_batch = packed_micro_batch(data, (), pad_multiple, context)
     rows = RowSplit.of(micro_batch["segment_lengths"], context).rows
-    return micro_batch, rows, shifted_rows(micro_batch, depth, context)
+    return micro_batch, rows, shifted_rows(micro_batch, depth)
 
 
 @given(SAMPLES, st.integers(1, 3), st.sampled_from([(1, False), (2, False), (2, True), (3, False)]))

@@ -105,7 +105,7 @@ def test_routes_lie_where_their_tokens_are(cp, contiguous):
         context = Namespace(cp_size=cp, cp_rank=rank, contiguous_cp=contiguous)
         batch = packed_micro_batch(DataIterator(shard, [[0, 1, 2]]), (), 8, context)
         split = RowSplit.of(batch["segment_lengths"], context)
-        routes = packed_routes([s.rollout_routed_experts for s in samples], batch["segment_lengths"], split)
+        routes = packed_routes([s.rollout_routed_experts for s in samples], split)
         assert len(routes) == batch["tokens"].shape[1]
         for token, rows in zip(batch["tokens"][0].tolist(), routes, strict=True):
             number, position = divmod(token, 1000)

@@ -1,4 +1,8 @@
-"""Attention within the sequences of a packed row, as a function that ``transformers`` models call."""
+"""Attention within the sequences of a packed row, as a function that ``transformers`` models call.
+
+A rank that has a part of each sequence attends from its own queries to the keys of all ranks. Each layer
+gathers keys and values in one collective; backwards, their gradients are summed.
+"""
 
 from itertools import count
 from typing import Any
@@ -6,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
-from slime.backends.fsdp_utils.segments import Segments
-from slime.backends.fsdp_utils.split_attention import attend_split
 from slime.training.packed_layout import PackedLayout
 from slime.utils.accelerator import has_packed_attention
 
@@ -26,18 +29,16 @@ class PackedAttention:
     """Causal attention, with a window where a layer has one, between the tokens of the same sequence.
 
     An object and no plain function: layers that are computed again in the backward pass, in a thread of
-    autograd's, need the same segments as in the forward pass.
+    autograd's, need the same layout as in the forward pass.
 
     Attributes:
-        segments: of the row that the model computes at present.
-        split: this rank's part of the row in the place of ``segments``, under context parallelism.
+        layout: of this rank's part of the row that the model computes at present.
         name: under which ``transformers`` finds it, for this model alone.
     """
 
     def __init__(self, cp_group: dist.ProcessGroup | None = None) -> None:
         self._cp_group = cp_group
-        self.segments: Segments | None = None
-        self.split: PackedLayout | None = None
+        self.layout: PackedLayout | None = None
         self.name = f"slime_packed_{next(_numbers)}"
         AttentionInterface.register(self.name, self)  # type: ignore[arg-type]
 
@@ -60,41 +61,11 @@ class PackedAttention:
         """
         if wanted := _wanted(module, attention_mask, dropout, features):
             raise UnknownAttention(f"{type(module).__name__} wants {', '.join(wanted)}")
+        assert self.layout is not None
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        if self.split is not None:
-            assert self._cp_group is not None
-            whose = self.split, self._cp_group
-            return attend_split(query, key, value, *whose, scaling, sliding_window)[None], None
-        assert self.segments is not None
-        if has_packed_attention(query) and query.shape[-1] == value.shape[-1]:
-            return self._flash(query, key, value, scaling, sliding_window)[None], None
-        outputs = []
-        for group in self.segments.groups:
-            q, k, v = (group.gather(x) for x in (query, key, value))
-            outputs.append(_attend(q, k, v, scaling, sliding_window))
-        return self.segments.packed(outputs)[None], None
-
-    def _flash(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-    ) -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        segments = self.segments
-        assert segments is not None
-        ends, longest = segments.boundaries, segments.longest
-        out = varlen_attn(
-            *(query, key, value, ends, ends, longest, longest),
-            scale=scaling,
-            window_size=(-1 if window is None else window - 1, 0),
-            enable_gqa=key.size(1) != query.size(1),
-        )
-        assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
-        return out
+        if self._cp_group is not None:
+            key, value = _of_all_ranks(key, value, self._cp_group)
+        return _attend(query, key, value, self.layout, scaling, sliding_window)[None], None
 
 
 def _wanted(
@@ -113,17 +84,79 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    layout: PackedLayout,
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """[count, length, heads, dim] of one group; queries see themselves and what is before them."""
-    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    mask, length = None, query.size(2)
-    if window is not None and window < length:
-        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        mask = ones.tril() & ones.triu(1 - window)
-    grouped = key.size(1) != query.size(1)
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    """[T / cp, heads, dim] of queries, keys and values of all ranks; queries see themselves and those before.
+
+    Args:
+        window: the number of keys that a query sees, its own among them; None for all before it.
+    """
+    if has_packed_attention(query) and query.shape[-1] == value.shape[-1]:
+        return _flash(query, key, value, layout, scaling, window)
+    outputs = []
+    for number, group in enumerate(layout.groups):
+        q = group.gather(query).transpose(1, 2)
+        k, v = (group.gather_keys(x).transpose(1, 2) for x in (key, value))
+        mask = layout.mask(number, window)
+        grouped = k.size(1) != q.size(1)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    joined = torch.cat(outputs)
+    return joined if layout.order is None else joined.index_select(0, layout.order)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PackedLayout,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    varlen = layout.varlen
+    if layout.slots is not None:
+        key, value = (x.index_select(0, varlen.key_rows) for x in (key, value))
+    out = varlen_attn(
+        *(query, key, value, varlen.queries, varlen.keys, varlen.max_queries, varlen.max_keys),
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=key.size(1) != query.size(1),
     )
-    return out.transpose(1, 2)
+    assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
+    return out
+
+
+def _of_all_ranks(
+    key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the ranks that share sequences, gathered in one collective.
+
+    torch's own context parallel rotates them in a ring, knows CUDA's kernels only, and takes no packed rows.
+    """
+    width = key.size(-1)
+    both = _Gather.apply(torch.cat([key, value], dim=-1), group)
+    return both[..., :width], both[..., width:]
+
+
+class _Gather(torch.autograd.Function):
+    """[n, ...] of each rank to [size * n, ...], one rank's after the other; backwards a reduce-scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        whole = part.new_empty(group.size() * len(part), *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        part = gradient.new_empty(len(gradient) // ctx.group.size(), *gradient.shape[1:])
+        dist.reduce_scatter_tensor(part, gradient.contiguous(), group=ctx.group)
+        return part, None

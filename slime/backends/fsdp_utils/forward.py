@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from slime.backends.fsdp_utils.attention import PackedAttention
 from slime.backends.fsdp_utils.probe import REFERENCE, NotReproducible, Probe, alone, first_line, small_probe
-from slime.backends.fsdp_utils.segments import Segments
-from slime.training.context_parallel import RowSplit, row_multiple
-from slime.training.packed_layout import PackedLayout
+from slime.training.context_parallel import row_multiple
+from slime.training.inputs import PackedInputs
 from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
 
 logger = logging.getLogger(__name__)
 
@@ -55,25 +55,26 @@ class PackedForward:
     def way(self) -> Way:
         return self._way
 
-    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Logits [1, T / cp, V] of a micro-batch of `packed_micro_batch`."""
-        tokens, lengths = batch["tokens"], batch["segment_lengths"]
-        if self._context.cp_size > 1:
-            return self._in_part(self._model, tokens, lengths)
-        if self._way == "alone":
-            return _one_by_one(self._model, tokens, lengths)
-        segments = Segments(lengths, tokens.device)
-        return (self._in_one_row if self._way == "packed" else _padded)(self._model, tokens, segments)
+    def __call__(self, inputs: PackedInputs) -> torch.Tensor:
+        """Logits [1, T / cp, V].
 
-    def _in_one_row(self, model: PreTrainedModel, tokens: torch.Tensor, segments: Segments) -> torch.Tensor:
-        self._attention.segments = segments
-        return _logits(model, tokens, position_ids=segments.positions[None])
+        Raises:
+            ValueError: there is more to compute than the model or the way of computing takes.
+        """
+        inputs.refuse_media(type(self._model).__name__)
+        if self._way == "packed" or self._context.cp_size > 1:
+            return self._in_one_row(self._model, inputs)
+        if inputs.placed is not None:
+            raise ValueError(
+                f"positions: {type(self._model).__name__} computes {_HOW[self._way]}, where it places tokens "
+                "itself (wanted: a batch without)"
+            )
+        return (_one_by_one if self._way == "alone" else _padded)(self._model, inputs)
 
-    def _in_part(self, model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """Computes this rank's rows of a row of segments."""
-        layout = PackedLayout.of_split(RowSplit.of(lengths, self._context), tokens.device)
-        self._attention.split = layout
-        return _logits(model, tokens, position_ids=layout.positions[None])
+    def _in_one_row(self, model: PreTrainedModel, inputs: PackedInputs) -> torch.Tensor:
+        self._attention.layout = inputs.layout
+        places = inputs.layout.positions
+        return _logits(model, inputs.tokens, position_ids=places if len(places) == 1 else places[:, None])
 
     def choose(self) -> "Outcome":
         """Collective. Takes the fastest way that gives the logits of each sequence alone.
@@ -154,13 +155,8 @@ class PackedForward:
         if "position_ids" not in inspect.signature(model.forward).parameters:
             return "it takes no positions"
         model.set_attn_implementation(self._attention.name)
-        tokens, lengths = torch.cat(list(probe.rows)), [len(row) for row in probe.rows]
-        if self._context.cp_size > 1:
-            split = RowSplit.of(lengths, self._context)
-            part = split.take(tokens)[None]
-            return probe.why_not(lambda: self._in_part(model, part, lengths)[0], split.take(probe.wanted))
-        segments = Segments(lengths, self._device)
-        return probe.why_not(lambda: self._in_one_row(model, tokens[None], segments)[0], probe.wanted)
+        inputs = _inputs(probe.rows, self._context)
+        return probe.why_not(lambda: self._in_one_row(model, inputs)[0], inputs.split.take(probe.wanted))
 
 
 @dataclass(frozen=True)
@@ -177,13 +173,19 @@ def _logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torc
     return logits
 
 
-def _padded(model: PreTrainedModel, tokens: torch.Tensor, segments: Segments) -> torch.Tensor:
-    return segments.packed_whole(_logits(model, segments.whole.gather(tokens[0])))[None]
+def _inputs(rows: Sequence[torch.Tensor], context: ParallelContext | None = None) -> PackedInputs:
+    return PackedInputs.of([*map(SequenceInputs, rows)], context or ParallelContext())
 
 
-def _one_by_one(model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+def _padded(model: PreTrainedModel, inputs: PackedInputs) -> torch.Tensor:
+    group, order = inputs.layout.one_group
+    return _logits(model, group.gather(inputs.tokens[0])).flatten(0, 1).index_select(0, order)[None]
+
+
+def _one_by_one(model: PreTrainedModel, inputs: PackedInputs) -> torch.Tensor:
     """Collective: each rank calls its model as often as that with the most sequences has to."""
-    rows = [row for row in tokens[0].split(list(lengths)) if len(row)]
+    tokens = inputs.tokens
+    rows = [row for row in tokens[0].split(list(inputs.split.lengths)) if len(row)]
     most = torch.tensor(len(rows), device=tokens.device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     spare = [min(rows, key=len)] * (int(most) - len(rows))
@@ -193,8 +195,7 @@ def _one_by_one(model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[
 
 
 def _padded_rows(model: PreTrainedModel, probe: Probe) -> torch.Tensor:
-    tokens = torch.cat(list(probe.rows))
-    return _padded(model, tokens[None], Segments([len(row) for row in probe.rows], tokens.device))[0]
+    return _padded(model, _inputs(probe.rows))[0]
 
 
 def _rows_alone(model: PreTrainedModel, probe: Probe) -> torch.Tensor:

@@ -57,7 +57,7 @@ def forward_only(
     outputs: Outputs = {}
     for _ in range(num_microbatches):
         batch = packed_micro_batch(data, (), context.pad_multiple, context)
-        for key, values in head(view(args, TrainingView), state.forward(batch), batch).items():
+        for key, values in head(view(args, TrainingView), state.forward(batch["inputs"]), batch).items():
             outputs.setdefault(prefix + key, []).extend(values)
     return outputs
 
@@ -91,7 +91,7 @@ def train_one_step(
             num_microbatches,
             step_global_batch_size,
             loss,
-            state.forward(batch),
+            state.forward(batch["inputs"]),
             context,
         )
         scaled = scaled if args.calculate_per_token_loss else scaled / num_microbatches

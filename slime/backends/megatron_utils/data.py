@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from slime.training.context_parallel import RowSplit
+from slime.training.inputs import PackedInputs
 from slime.training.micro_batches import DataIterator, packed_micro_batch
 from slime.training.parallel import ParallelContext
 
@@ -23,15 +23,15 @@ def get_batch(
 
     The boundaries in there are those of the whole row, as megatron-core has it under context parallelism.
     """
-    context = context or ParallelContext()
     batch = packed_micro_batch(data_iterator, keys, pad_multiple, context)
-    params = _packed_seq_params(batch["segment_lengths"], batch["tokens"].device)
-    vars(params)["row_split"] = RowSplit.of(batch["segment_lengths"], context)
-    batch["packed_seq_params"] = params
-    return batch
+    inputs: PackedInputs = batch["inputs"]
+    params = _packed_seq_params(inputs.split.lengths, inputs.tokens.device)
+    # Our layers read this, which knows what of the row is this rank's.
+    inputs.layout.go_with(params)
+    return {**batch, "packed_seq_params": params}
 
 
-def _packed_seq_params(lengths: list[int], device: torch.device) -> PackedSeqParams:
+def _packed_seq_params(lengths: Sequence[int], device: torch.device) -> PackedSeqParams:
     boundaries = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
     return PackedSeqParams(
         qkv_format="thd",

@@ -1,6 +1,6 @@
 """Mixtures of experts: megatron-core's layer, where packed batches of RL need it otherwise."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,8 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config, unwrap_model
+
+from slime.training.inputs import PackedInputs
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def kept_biases(model: Sequence[torch.nn.Module]) -> Callable[[], None]:
     return restore
 
 
-def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor | None:
+def padding_mask(model: torch.nn.Module, inputs: PackedInputs) -> torch.Tensor | None:
     """[1, T] bool, True for padding, of the tokens that this rank routes; None for dense models.
 
     Experts are chosen for padding too, but it must not count in the losses of routers.
@@ -201,8 +203,8 @@ def padding_mask(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tens
     if not config.num_moe_experts:
         return None
     # megatron-core splits it over the ranks on the first pipeline stage only.
-    mask: torch.Tensor = batch["padding_mask"]
-    return mask if unwrap_model(model).pre_process else padding_of_rank(config, mask)
+    first = unwrap_model(model).pre_process
+    return inputs.padding if first else padding_of_rank(config, inputs.padding)
 
 
 def padding_of_rank(config: TransformerConfig, mask: torch.Tensor) -> torch.Tensor | None:

@@ -35,6 +35,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.backends.megatron_utils.layers import RMSNorm
 from slime.backends.megatron_utils.moe import padding_of_rank
+from slime.training.inputs import PackedInputs
 from slime.training.mtp import ShiftedRows, shifted_rows
 from slime.training.parallel import ParallelContext
 from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
@@ -135,7 +136,7 @@ class MtpLayers(MultiTokenPredictionBlock):
         embedding, head = self._embedding_of(model).detach(), _head_of(model).detach()
         sums = []
         for depth, layer in enumerate(self.layers, start=1):
-            shifted = shifted_rows(batch, depth, context)
+            shifted = shifted_rows(batch, depth)
             embedded = _embed(shifted.tokens, embedding, self.config.sequence_parallel)
             uncounted = padding_of_rank(self.config, _uncounted(batch, depth, shifted))
             hidden = layer(hidden, embedded, batch["packed_seq_params"], uncounted)
@@ -167,8 +168,8 @@ def _uncounted(batch: Mapping[str, Any], depth: int, shifted: ShiftedRows) -> to
     Where no sample is long enough for a row, those of all tokens do: a mean over none would be NaN.
     """
     longest = max(map(len, batch["unconcat_tokens"]))
-    padding: torch.Tensor = batch["padding_mask"]
-    return shifted.missing if longest > depth else padding
+    inputs: PackedInputs = batch["inputs"]
+    return shifted.missing if longest > depth else inputs.padding
 
 
 def _head_of(model: GPTModel) -> torch.Tensor:

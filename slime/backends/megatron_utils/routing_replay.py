@@ -128,8 +128,7 @@ class RoutingReplay:
 
     def _of_engine(self, chunk: torch.nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
         """Returns for each router of the chunk the routes of the tokens that this rank computes."""
-        params = batch["packed_seq_params"]
-        rows = packed_routes(batch["rollout_routed_experts"], batch["segment_lengths"], params.row_split)
+        rows = packed_routes(batch["rollout_routed_experts"], batch["inputs"].split)
         if get_model_config(chunk).sequence_parallel:
             size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
             rows = rows.chunk(size)[rank]

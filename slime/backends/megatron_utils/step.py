@@ -38,6 +38,7 @@ from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
+from slime.training.inputs import PackedInputs
 from slime.training.losses.reducers import LossFunction
 from slime.training.losses.scaling import counted_tokens, loss_function
 from slime.training.micro_batches import DataIterator
@@ -129,13 +130,15 @@ def _forward(
     """
     number, fields = data.number, replay.fields if replay else ()
     batch = get_batch(data, [*keys, *fields], context.pad_multiple, context)
+    inputs: PackedInputs = batch["inputs"]
+    inputs.refuse_media("the model")
     with replay.micro_batch(model, batch, number, training) if replay else nullcontext():
         return batch, model(
-            input_ids=batch["tokens"],
-            position_ids=None,
+            input_ids=inputs.tokens,
+            position_ids=None,  # layers read them off the layout
             attention_mask=None,
             packed_seq_params=batch["packed_seq_params"],
-            padding_mask=padding_mask(model, batch),
+            padding_mask=padding_mask(model, inputs),
         )
 
 

@@ -6,6 +6,10 @@ from types import SimpleNamespace
 import torch
 import transformers
 
+from slime.training.inputs import PackedInputs
+from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
+
 _SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -75,7 +79,6 @@ def rows() -> list[torch.Tensor]:
     return [torch.randint(96, (length,), generator=generator) for length in LENGTHS]
 
 
-def packed_row(multiple: int = 1) -> dict:
-    """The same in one row, each padded with token 0 to a multiple of a number."""
-    padded = [torch.cat([row, row.new_zeros(-len(row) % multiple)]) for row in rows()]
-    return {"tokens": torch.cat(padded)[None], "segment_lengths": [len(row) for row in padded]}
+def packed_row(context: ParallelContext | None = None) -> PackedInputs:
+    """The same in one row, or a rank's part of it."""
+    return PackedInputs.of([*map(SequenceInputs, rows())], context or ParallelContext())

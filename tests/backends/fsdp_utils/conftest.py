@@ -30,7 +30,6 @@ def _compute(rank, path):
 def _in_parts(rank, model):
     """This rank's logits of the packed row if two ranks share its sequences; or why that is refused."""
     from slime.backends.fsdp_utils.forward import PackedForward
-    from slime.training.context_parallel import RowSplit
     from slime.training.parallel import ParallelContext
 
     context = ParallelContext(cp_group=dist.group.WORLD, cp_rank=rank, cp_size=2)
@@ -39,11 +38,9 @@ def _in_parts(rank, model):
         forward.choose()
     except ValueError as error:
         return {"refused": str(error)}
-    row = packed_row(multiple=4)
-    split = RowSplit.of(row["segment_lengths"], context)
+    row = packed_row(context)
     with torch.no_grad():
-        logits = forward({**row, "tokens": split.take(row["tokens"][0])[None]})
-    return {"logits": logits[0].clone(), "rows": split.rows}
+        return {"logits": forward(row)[0].clone(), "rows": row.split.rows}
 
 
 @pytest.fixture(scope="session")

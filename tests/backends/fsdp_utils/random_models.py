@@ -12,6 +12,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.small_config import VARIANTS, small_config
 from slime.models import FAMILIES
+from slime.training.inputs import PackedInputs
+from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
 from tests.families import ALL, tiny_config
 
 TOLERANCE = 1e-4
@@ -169,7 +172,7 @@ def compared(model: PreTrainedModel, implementation: str = "flash_attention_2") 
         outcome = forward.choose()
     except ValueError as error:
         return {"refused": str(error)}
-    batch = {"tokens": torch.cat(rows)[None], "segment_lengths": [len(row) for row in rows]}
+    batch = PackedInputs.of([*map(SequenceInputs, rows)], ParallelContext())
     with torch.no_grad():
         found = {"way": forward.way, "why": outcome.why, "difference": _gap(forward(batch)[0], wanted)}
     if not found["difference"] < TOLERANCE:

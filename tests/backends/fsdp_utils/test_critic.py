@@ -11,7 +11,7 @@ from slime.backends.fsdp_utils.value_head import ValueHead
 from slime.ray.train_worker import TrainWorker
 from tests.backends.critic_reference import PPO, transformers_steps
 from tests.backends.fsdp_harness import fsdp_args, weights_of
-from tests.backends.fsdp_utils.architectures import model_args, packed_row, save
+from tests.backends.fsdp_utils.architectures import model_args, packed_row, rows, save
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split
 
@@ -164,8 +164,7 @@ def test_any_architecture_has_values_and_what_is_done_to_logits_is_not_done_to_t
     (found,) = run_ranks(_values, 1, path)
     trunk = transformers.AutoModel.from_pretrained(path, attn_implementation="eager").eval()
     head = torch.empty(1, 32).normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
-    row = packed_row()
     with torch.no_grad():
-        parts = row["tokens"].split(row["segment_lengths"], dim=1)
+        parts = [row[None] for row in rows()]
         wanted = torch.cat([trunk(input_ids=part).last_hidden_state @ head.T for part in parts], dim=1)
     torch.testing.assert_close(found["values"], wanted, rtol=1e-4, atol=1e-5)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 
-from slime.backends.fsdp_utils.segments import Segments
+from slime.training.inputs import PackedInputs
+from slime.training.parallel import ParallelContext
+from slime.utils.model_inputs import SequenceInputs
 from tests.backends.fsdp_utils.architectures import ARCHITECTURES, load, model_args, packed_row, rows
 from tests.megatron_harness import run_ranks
 
@@ -32,9 +35,8 @@ def test_so_are_those_of_two_ranks_that_share_sequences(architecture, computed):
             assert result["in_parts"]["refused"].startswith("--context-parallel-size 2: not with ")
         return
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-    row = packed_row(multiple=4)
     with torch.no_grad():
-        parts = row["tokens"].split(row["segment_lengths"], dim=1)
+        parts = [F.pad(one, (0, -len(one) % 4))[None] for one in rows()]
         wanted = torch.cat([model(input_ids=part).logits[0] for part in parts])
     found = torch.empty_like(wanted)
     for result in results:
@@ -63,9 +65,13 @@ def test_other_implementations_pad(implementation, computed):
 
 @pytest.mark.parametrize("lengths", [[1], [3, 3], [4, 1, 9, 8, 2], [2, 0, 5]])
 def test_padding_and_back_is_the_identity(lengths):
-    segments = Segments(lengths, torch.device("cpu"))
+    sequences = [SequenceInputs(torch.ones(length, dtype=torch.long)) for length in lengths]
+    layout = PackedInputs.of(sequences, ParallelContext()).layout
     values = torch.randn(sum(lengths), 3)
-    assert torch.equal(segments.packed([group.gather(values) for group in segments.groups]), values)
-    assert torch.equal(segments.packed_whole(segments.whole.gather(values)), values)
-    assert segments.positions.tolist() == [i for length in lengths for i in range(length)]
-    assert segments.longest == max(lengths) and segments.boundaries[-1] == sum(lengths)
+    joined = torch.cat([group.gather(values).flatten(0, 1) for group in layout.groups])
+    assert torch.equal(joined if layout.order is None else joined[layout.order], values)
+    group, order = layout.one_group
+    assert group.segments == sum(length > 0 for length in lengths)
+    assert torch.equal(group.gather(values).flatten(0, 1)[order], values)
+    assert layout.positions.tolist() == [[i for length in lengths for i in range(length)]]
+    assert layout.longest == max(lengths) and layout.varlen.queries[-1] == sum(lengths)

@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from slime.backends.fsdp_utils.attention import PackedAttention, UnknownAttention
-from slime.backends.fsdp_utils.segments import Segments
 from slime.backends.fsdp_utils.small_config import small_config
 from slime.models import shape_of_any
+from slime.training.packed_layout import PackedLayout
 from tests.backends.fsdp_harness import fsdp_args, train
 from tests.backends.fsdp_utils.random_models import agrees, built, compared
 from tests.backends.fsdp_utils.test_any_model import SFT, plain_step
@@ -96,7 +96,7 @@ def test_an_architecture_of_which_nothing_small_can_be_built_goes_one_by_one(mon
 
 def test_other_masks_than_causal_are_refused_with_a_window_too():
     attention = PackedAttention()
-    attention.segments = Segments([5, 3], torch.device("cpu"))
+    attention.layout = PackedLayout.from_boundaries([0, 5, 8], torch.device("cpu"))
     query = torch.randn(1, 2, 8, 4)
     module = torch.nn.Module()
     window = {"sliding_window": 3, "scaling": 0.5}

@@ -47,7 +47,7 @@ def test_each_slot_holds_its_segment_from_the_left(lengths):
 
 
 def test_positions_restart_with_each_segment():
-    assert _layout([3, 0, 2]).positions.tolist() == [0, 1, 2, 0, 1]
+    assert _layout([3, 0, 2]).positions.tolist() == [[0, 1, 2, 0, 1]]
 
 
 def test_equal_segments_need_no_reordering():

@@ -280,8 +280,7 @@ def _compare(rank, args, rollout, routes):
     for number in range(len(batch["micro_batch_indices"])):
         context = worker.backend.context
         packed = get_batch(data, ("rollout_routed_experts",), context.pad_multiple, context)
-        layout = packed["packed_seq_params"].row_split
-        rows = packed_routes(packed["rollout_routed_experts"], packed["segment_lengths"], layout)
+        rows = packed_routes(packed["rollout_routed_experts"], packed["inputs"].split)
         for layer in {layer for layer, at in recorded if at == number}:
             theirs, ours = rows[:, layer], recorded[layer, number]
             known = theirs[:, 0] >= 0
