@@ -84,7 +84,18 @@ def prepare_request(
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return None
-    return {"input_ids": sample.tokens, "sampling_params": params, **wanted_of_tokens(args, evaluation)}
+    return {**_of_inputs(sample), "sampling_params": params, **wanted_of_tokens(args, evaluation)}
+
+
+def _of_inputs(sample: Sample) -> dict[str, Any]:
+    """The part of a request that says what the engine's model computes."""
+    inputs = sample.model_inputs
+    if lost := sorted({*inputs.media, *(sample.multimodal_inputs or {})}):
+        raise ValueError(
+            f"it has {', '.join(lost)} beside its tokens, and requests hold tokens only (wanted: text, or a "
+            "generate function of your own that sends them)"
+        )
+    return {"input_ids": inputs.ids}
 
 
 def wanted_of_tokens(args: RolloutView, evaluation: bool = False) -> dict[str, bool]:

@@ -121,8 +121,15 @@ def convert_samples_to_train_data(
     """The batch of a rollout: one entry per sample under each key.
 
     Raises:
-        BatchError: a loss mask does not fit its response, or only some samples carry a field.
+        BatchError: a loss mask does not fit its response, or only some samples carry a field, or one has
+            media that none takes.
     """
+    for sample in samples:
+        if lost := sorted(sample.model_inputs.media.keys() - FIELDS.keys()):
+            raise BatchError(
+                f"{name_samples(sample)}: multimodal_train_inputs has {', '.join(lost)}, which no field of a "
+                "batch takes (wanted: samples of text)"
+            )
     masks = [_loss_mask(sample) for sample in samples]
     rollout_ids = fill_rollout_ids([sample.rollout_id for sample in samples])
     mask_sums: dict[int, int] = defaultdict(int)

@@ -19,6 +19,7 @@ from slime.utils.engine_meta import (
     merge_top_p,
     merge_versions,
 )
+from slime.utils.model_inputs import SequenceInputs
 
 RolloutBatch = dict[str, Any]
 
@@ -182,6 +183,11 @@ class Sample:
                 "expected a dict with that key"
             )
         return self.reward[args.reward_key]
+
+    @property
+    def model_inputs(self) -> SequenceInputs:
+        """What a model computes of this sample."""
+        return SequenceInputs(self.tokens, media=self.multimodal_train_inputs or {})
 
     @property
     def effective_response_length(self) -> int:

@@ -7,12 +7,21 @@ import pytest
 
 from slime.rollout.base_types import accepted
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import generate_and_rm
+from slime.rollout.generation import generate_and_rm, prepare_request
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks, set_current_rollout_id
 from slime.rollout.sglang_rollout import get_model_url
 from slime.utils.types import Sample
 
 HERE = "tests.rollout.test_original_calls."
+
+
+def test_a_picture_is_not_left_out_of_a_request_without_a_word():
+    args = Namespace(rollout_max_context_len=None, use_rollout_routing_replay=False, replays_nucleus=False)
+    sample, params = Sample(index=0, tokens=[1, 2]), {"max_new_tokens": 3}
+    assert prepare_request(args, sample, params, False)["input_ids"] == [1, 2]
+    sample.multimodal_inputs = {"images": ["a picture"]}
+    with pytest.raises(ValueError, match="it has images beside its tokens, and requests hold tokens only"):
+        prepare_request(args, sample, params, False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """One prompt and the response growing behind it."""
 
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import torch
 
 from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.sampling_params import SamplingParams
+from slime.utils.model_inputs import SequenceInputs
 
 TopLogprobs = list[tuple[float, int]]
 
@@ -68,7 +68,7 @@ class Sequence:
     """
 
     rid: str
-    prompt_ids: list[int]
+    prompt: SequenceInputs
     params: SamplingParams
     logprob_options: LogprobOptions
     noise_seed: int
@@ -98,7 +98,9 @@ class Sequence:
     """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
 
     def __post_init__(self) -> None:
-        self.prompt_key = array("q", self.prompt_ids).tobytes()
+        self.prompt_ids: list[int] = self.prompt.ids
+        self.prompt_key = self.prompt.cache_key
+        """Of sequences with equal ones, one may start from another's keys and values."""
 
     @property
     def needs_nuclei(self) -> bool:

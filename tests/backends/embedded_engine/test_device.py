@@ -19,6 +19,7 @@ from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+from slime.utils.model_inputs import SequenceInputs
 from slime.utils.tensor_bucket import deserialize_tensors, serialize_tensors
 from tests.engines.embedded import make_checkpoint, make_model
 from tests.families import tiny_family
@@ -62,7 +63,7 @@ def requests() -> list[Sequence]:
     return [
         Sequence(
             rid=f"r{number}",
-            prompt_ids=prompt,
+            prompt=SequenceInputs(prompt),
             params=SamplingParams(max_new_tokens=5, ignore_eos=True, **kind),
             logprob_options=options if number % 2 else LogprobOptions(wanted=True),
             noise_seed=number,

@@ -8,12 +8,13 @@ import torch
 from slime.backends.embedded_engine.penalties import adjust_logits
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+from slime.utils.model_inputs import SequenceInputs
 
 LOGITS = [1.0, 2.0, 3.0, -4.0, -5.0, 6.0]
 
 
 def adjusted(stop_ids=frozenset(), **params):
-    sequence = Sequence("x", [0, 5], SamplingParams(**params), LogprobOptions(), noise_seed=0)
+    sequence = Sequence("x", SequenceInputs([0, 5]), SamplingParams(**params), LogprobOptions(), noise_seed=0)
     sequence.output_ids = [1, 4, 1, 1]
     logits = torch.tensor(LOGITS)
     adjust_logits(logits, sequence, frozenset(stop_ids))

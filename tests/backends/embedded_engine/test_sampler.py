@@ -9,11 +9,15 @@ from slime.backends.embedded_engine.noise import uniforms
 from slime.backends.embedded_engine.sampler import SamplingBatch
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+from slime.utils.model_inputs import SequenceInputs
 
 
 def sequences(count: int, **params) -> list[Sequence]:
     made = SamplingParams(**params)
-    return [Sequence(str(i), [1], made, LogprobOptions(), noise_seed=1000 + i) for i in range(count)]
+    return [
+        Sequence(str(i), SequenceInputs([1]), made, LogprobOptions(), noise_seed=1000 + i)
+        for i in range(count)
+    ]
 
 
 def sample(logits: torch.Tensor, rows: list[Sequence]):

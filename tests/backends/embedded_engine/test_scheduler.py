@@ -13,6 +13,7 @@ from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.kv_cache import KVCache
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+from slime.utils.model_inputs import SequenceInputs
 from tests.engines.embedded import make_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def make_state(checkpoint, **changes) -> ServerState:
 
 def sequence(rid: str, prompt: list[int], options=None, **params) -> Sequence:
     params = SamplingParams(**{"ignore_eos": True, "max_new_tokens": 4, **params})
-    return Sequence(rid, prompt, params, options or LogprobOptions(), noise_seed=len(rid))
+    return Sequence(rid, SequenceInputs(prompt), params, options or LogprobOptions(), noise_seed=len(rid))
 
 
 def run_all(scheduler, check=lambda: None) -> None:

@@ -17,6 +17,7 @@ from slime.backends.embedded_engine.http.streaming import TextStream, stream_gen
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from slime.backends.embedded_engine.stopping import StopChecker
+from slime.utils.model_inputs import SequenceInputs
 
 LENGTH = 8
 PRINTABLE = 94
@@ -24,7 +25,9 @@ PRINTABLE = 94
 
 
 def sequence(**params) -> Sequence:
-    return Sequence("one", [104, 105], SamplingParams(**params), LogprobOptions(wanted=True), noise_seed=0)
+    return Sequence(
+        "one", SequenceInputs([104, 105]), SamplingParams(**params), LogprobOptions(wanted=True), noise_seed=0
+    )
 
 
 @pytest.fixture

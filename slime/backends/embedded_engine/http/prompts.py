@@ -13,6 +13,7 @@ from slime.backends.embedded_engine.sampling_params import (
     parse_sampling_params,
 )
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
+from slime.utils.model_inputs import SequenceInputs
 
 MAX_SEQUENCES = 8192
 _KEPT_FREE = 6
@@ -67,10 +68,11 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     sequences = []
     masks = _masks(state, body, params)
     for (ids, param), option, rid, mask in zip(fitted, options, rids, masks, strict=True):
+        prompt = SequenceInputs(ids)
         for sample in range(param.n):
             name = rid if param.n == 1 else f"{rid}_{sample}"
             seed = state.noise_seed(param.sampling_seed, sample)
-            sequence = Sequence(name, ids, param, option, seed, routes_from=routes_from, tells_mask=mask)
+            sequence = Sequence(name, prompt, param, option, seed, routes_from=routes_from, tells_mask=mask)
             sequences.append(sequence)
     if len({s.rid for s in sequences}) < len(sequences):
         raise BadRequest("rid: two responses of this request would have the same id")
