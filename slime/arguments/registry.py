@@ -127,10 +127,8 @@ def shipped_code() -> frozenset[str]:
 
 def derived_names() -> set[str]:
     """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
-    classes = [RuntimeContext, *(group.derived for group in CONFIG_GROUPS if group.derived)]
-    declared = [cls for group in CONFIG_GROUPS for cls in group.flags.values()]
-    unset = {field.name for cls in declared for field in fields(cls) if "flag" not in field.metadata}
-    return unset | {field.name for cls in classes for field in fields(cls)}
+    unset = {name for group in CONFIG_GROUPS for name in group.unset_names()}
+    return unset | {field.name for field in fields(RuntimeContext)}
 
 
 def notes(args: Namespace) -> Iterator[str]:

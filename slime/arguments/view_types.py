@@ -1,61 +1,59 @@
 """The views of ``args``, made of the dataclasses of the config groups that a room reads of."""
 
 from slime.arguments.core.runtime_context import RuntimeContext
-from slime.arguments.groups.batches import BatchArgs, DerivedBatches
-from slime.arguments.groups.checkpoints import CheckpointArgs
-from slime.arguments.groups.cluster import ClusterArgs, DerivedCluster, FaultToleranceArgs
-from slime.arguments.groups.critic import CriticArgs, DerivedCritic
-from slime.arguments.groups.data import DataArgs, DerivedData
-from slime.arguments.groups.debug import CiArgs, DebugArgs
 from slime.arguments.groups.engines import DerivedEngines, EngineArgs
 from slime.arguments.groups.evaluation import DerivedEvaluation, EvalArgs
-from slime.arguments.groups.hf_checkpoint import HfCheckpointArgs
-from slime.arguments.groups.hooks import HookArgs
 from slime.arguments.groups.megatron import MegatronNames
 from slime.arguments.groups.model_shape import DerivedModelShape
-from slime.arguments.groups.nucleus import DerivedNucleus, NucleusArgs
 from slime.arguments.groups.precision import DerivedPrecision, PrecisionArgs
-from slime.arguments.groups.rejection import RejectionArgs
-from slime.arguments.groups.rewards import RewardArgs
-from slime.arguments.groups.rollout import DerivedRollout, RolloutArgs
-from slime.arguments.groups.router import RouterArgs, RouterOptions
-from slime.arguments.groups.slime_router import SlimeRouterArgs
-from slime.arguments.groups.tracking import DerivedTracking, TrackingArgs
+from slime.arguments.groups.router import RouterOptions
 from slime.arguments.groups.trainer import TrainerArgs
-from slime.arguments.groups.weight_sync import WeightSyncArgs
 from slime.config.advantages import AdvantageConfig
+from slime.config.batches import BatchConfig
+from slime.config.checkpoints import CheckpointConfig
+from slime.config.cluster import ClusterConfig, FaultToleranceConfig
+from slime.config.critic import CriticConfig
+from slime.config.data import DataConfig
+from slime.config.debug import CiConfig, DebugConfig
 from slime.config.distillation import DistillationConfig
+from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.hooks import HookConfig
 from slime.config.kl import KlConfig
 from slime.config.loss import LogitsConfig, LossConfig
+from slime.config.nucleus import NucleusConfig
 from slime.config.off_policy import OffPolicyConfig
+from slime.config.rejection import RejectionConfig
+from slime.config.rewards import RewardConfig
+from slime.config.rollout import RolloutConfig
+from slime.config.router import RouterConfig
+from slime.config.slime_router import SlimeRouterConfig
+from slime.config.tracking import TrackingConfig
+from slime.config.weight_sync import WeightSyncConfig
 
 
 class ModelView(DerivedModelShape):
     """The shape of the model: names and sizes of its weights, and its FLOPs."""
 
 
-class WeightSyncView(ModelView, WeightSyncArgs, DerivedCluster, ClusterArgs):
+class WeightSyncView(ModelView, WeightSyncConfig, ClusterConfig):
     """How weights leave the trainer."""
 
 
 class TrainingView(
     ModelView,
-    DerivedRollout,
-    RolloutArgs,
-    DerivedNucleus,
-    NucleusArgs,
-    RewardArgs,
-    DerivedBatches,
-    BatchArgs,
+    RolloutConfig,
+    NucleusConfig,
+    RewardConfig,
+    BatchConfig,
     LogitsConfig,
     LossConfig,
     KlConfig,
     AdvantageConfig,
     OffPolicyConfig,
     DistillationConfig,
-    HookArgs,
-    DebugArgs,
-    CiArgs,
+    HookConfig,
+    DebugConfig,
+    CiConfig,
     MegatronNames,
 ):
     """What happens to a batch."""
@@ -65,8 +63,8 @@ class TrainWorkerView(
     TrainingView,
     WeightSyncView,
     TrainerArgs,
-    HfCheckpointArgs,
-    CheckpointArgs,
+    HfCheckpointConfig,
+    CheckpointConfig,
     DerivedPrecision,
     PrecisionArgs,
     DerivedEngines,
@@ -76,50 +74,41 @@ class TrainWorkerView(
 
 
 class TrackingView(
-    DerivedTracking,
-    TrackingArgs,
-    DerivedRollout,
-    RolloutArgs,
-    RewardArgs,
+    TrackingConfig,
+    RolloutConfig,
+    RewardConfig,
     DerivedEvaluation,
     EvalArgs,
-    DataArgs,
-    DerivedBatches,
-    BatchArgs,
+    DataConfig,
+    BatchConfig,
     LossConfig,
     AdvantageConfig,
-    CheckpointArgs,
-    DebugArgs,
-    DerivedCluster,
-    ClusterArgs,
+    CheckpointConfig,
+    DebugConfig,
+    ClusterConfig,
 ):
     """Metrics, recordings and where they go."""
 
 
 class RolloutView(
     ModelView,
-    DerivedRollout,
-    RolloutArgs,
-    DerivedNucleus,
-    NucleusArgs,
-    RewardArgs,
+    RolloutConfig,
+    NucleusConfig,
+    RewardConfig,
     DerivedEvaluation,
     EvalArgs,
-    DerivedData,
-    DataArgs,
-    DerivedBatches,
-    BatchArgs,
-    HfCheckpointArgs,
-    CheckpointArgs,
+    DataConfig,
+    BatchConfig,
+    HfCheckpointConfig,
+    CheckpointConfig,
     OffPolicyConfig,
-    DebugArgs,
-    DerivedCluster,
-    ClusterArgs,
-    RouterArgs,
+    DebugConfig,
+    ClusterConfig,
+    RouterConfig,
     RouterOptions,
-    SlimeRouterArgs,
+    SlimeRouterConfig,
     MegatronNames,
-    RejectionArgs,
+    RejectionConfig,
     RuntimeContext,
 ):
     """How samples are made."""
@@ -129,15 +118,14 @@ class FleetView(
     RolloutView,
     TrainingView,
     TrackingView,
-    FaultToleranceArgs,
-    DerivedCritic,
-    CriticArgs,
+    FaultToleranceConfig,
+    CriticConfig,
     DerivedEngines,
     EngineArgs,
     DerivedPrecision,
     PrecisionArgs,
     KlConfig,
     TrainerArgs,
-    WeightSyncArgs,
+    WeightSyncConfig,
 ):
     """Placement of processes, and the engines among them."""

@@ -1,15 +1,16 @@
 """A config group: its flags, what follows from them, which of them cannot be, and what they point to.
 
-    CONFIG_GROUP = ConfigGroup({"loss": LossArgs}, derived=DerivedLoss, derive=derive)
+    CONFIG_GROUP = ConfigGroup({"loss": LossConfig}, derive=derive)
 
 The module of a config group ends with such a line, and ``registry`` lists them.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import get_type_hints
 
-from slime.arguments.core.flag import Flag, flags_of
+from slime.arguments.core.flag import Flag, flags_of, without_none
 
 Rule = Callable[[Namespace], Iterator[str]]
 """Yields what is wrong, one line each, in the order in which to say it."""
@@ -50,3 +51,18 @@ class ConfigGroup:
         """Yields the flags of the group, in order."""
         for declaration in self.flags.values():
             yield from flags_of(declaration)
+
+    def unset_names(self) -> Iterator[str]:
+        """Yields the names of ``args`` that ``derive`` makes and no flag sets."""
+        declared = [field for declaration in self.flags.values() for field in fields(declaration)]
+        yield from (field.name for field in declared if not field.metadata)
+        yield from (field.name for field in (fields(self.derived) if self.derived else ()))
+
+    def completed_names(self) -> Iterator[str]:
+        """Yields `unset_names`, and flags that may be left out but are never None after ``derive``."""
+        yield from self.unset_names()
+        for declaration in self.flags.values():
+            hints = get_type_hints(declaration)
+            for field in fields(declaration):
+                if field.default is None and not without_none(hints[field.name])[1]:
+                    yield field.name

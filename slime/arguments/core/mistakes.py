@@ -7,7 +7,6 @@ that names a flag which an earlier message is about is left out, since that flag
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 
 from slime.arguments.core.errors import NotKnownError, UsageError
 from slime.arguments.core.group import ConfigGroup
@@ -74,7 +73,7 @@ class Mistakes:
         """Lets a config group fill in ``args``; what it could not fill in is not known to any rule."""
         unknown = self.try_to(lambda: group.derive(args))
         if unknown is None:
-            unknown = tuple(field.name for field in fields(group.derived)) if group.derived else ()
+            unknown = tuple(group.completed_names())
         forget(args, unknown)
 
     def end(self) -> None:

@@ -2,46 +2,10 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flag, path_flag
 from slime.arguments.core.group import ConfigGroup
-
-
-@dataclass(frozen=True)
-class BatchArgs:
-    """Optimizer steps and micro-batches."""
-
-    rollout_batch_size: int = flag(required=True, above=0, help="prompts of one rollout")
-    n_samples_per_prompt: int = flag(1, above=0, help="samples of one prompt, a group")
-    global_batch_size: int | None = flag(
-        above=0, help="samples of one optimizer step; default --micro-batch-size x data-parallel size"
-    )
-    num_steps_per_rollout: int | None = flag(
-        above=0, help="optimizer steps of a rollout; sets --global-batch-size"
-    )
-    micro_batch_size: int = flag(
-        1, above=0, help="samples of one micro-batch, without --use-dynamic-batch-size"
-    )
-    use_dynamic_batch_size: bool = flag(False, help="fill micro-batches up to --max-tokens-per-gpu")
-    max_tokens_per_gpu: int | None = flag(above=0, help="tokens of one micro-batch on one GPU")
-    log_probs_max_tokens_per_gpu: int | None = flag(
-        above=0, help="the same for log-probs; default --max-tokens-per-gpu"
-    )
-    balance_data: bool = flag(False, help="spread micro-batches over data-parallel ranks by FLOPs")
-    balance_by_flops: bool = flag(False, help="also fill micro-batches by FLOPs")
-    data_pad_size_multiplier: int = flag(
-        128, above=0, help="packed batches are padded to a multiple of this times TP"
-    )
-    custom_convert_samples_to_train_data_path: str | None = path_flag("fn(args, samples) -> train data")
-
-
-@dataclass(frozen=True)
-class DerivedBatches:
-    """The optimizer steps of a rollout."""
-
-    global_batch_size: int
+from slime.config.batches import BatchConfig
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -143,8 +107,7 @@ def _virtual_stages(args: Namespace, step: int, sizes: str, multiple: int) -> It
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"batches": BatchArgs},
-    derived=DerivedBatches,
+    {"batches": BatchConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -2,11 +2,9 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from slime.arguments.core.flag import flag, option_string, refused
+from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import (
     CHECKPOINT_MARKER,
@@ -16,41 +14,7 @@ from slime.arguments.validate.checkpoint_files import (
     unusable_weights,
 )
 from slime.arguments.validate.outputs import bad_output
-
-
-@dataclass(frozen=True)
-class CheckpointArgs:
-    """What is loaded and saved."""
-
-    load: str | None = flag(
-        place=True, help="checkpoint to go on from; without one there, from --ref-load, else --hf-checkpoint"
-    )
-    save: str | None = flag(place=True, help="directory of checkpoints")
-    save_interval: int | None = flag(
-        names=("--save-interval", "--persistent-save-interval"),
-        above=0,
-        help="rollouts between two checkpoints",
-    )
-    save_hf: str | None = flag(place=True, help="directory of HF exports, may hold {rollout_id}")
-    ckpt_step: int | None = flag(at_least=0, help="iteration of --load; default the latest")
-    ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"] = flag(
-        "torch_dist", supported=("torch_dist",), help="format of checkpoints"
-    )
-    async_save: bool = flag(False, help="write checkpoints while training goes on")
-    no_save_optim: bool | None = flag(const=True, help="leave the optimizer out of checkpoints")
-    no_save_rng: bool | None = flag(const=True, help="leave random-number state out of checkpoints")
-    no_load_optim: bool | None = flag(const=True, help="do not load the optimizer")
-    no_load_rng: bool | None = flag(const=True, help="do not load random-number state")
-    finetune: bool = flag(False, help="load weights only and start at iteration 0")
-    pretrained_checkpoint: str | None = refused(
-        help="checkpoint to fine-tune", wanted="use --load --finetune"
-    )
-    exit_on_missing_checkpoint: bool = flag(False, help="stop when --load holds no checkpoint")
-    no_ckpt_fully_parallel_save: bool = flag(
-        False,
-        names=("--no-ckpt-fully-parallel-save", "--disable-ckpt-fully-parallel-save"),
-        help="one data-parallel rank writes for all",
-    )
+from slime.config.checkpoints import CheckpointConfig
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -104,7 +68,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"checkpoints": CheckpointArgs},
+    {"checkpoints": CheckpointConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -3,89 +3,19 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flag
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.core.limits import MOST_MINUTES, MOST_SECONDS
 from slime.arguments.groups.debug import trains_only
+from slime.config.cluster import ClusterConfig, FaultToleranceConfig
+from slime.config.flag import flag
 
 
-@dataclass(frozen=True)
-class ClusterArgs:
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags(ClusterConfig):
     """Placement of the trainer and the engines, and the deadlines of the processes."""
 
-    actor_num_nodes: int = flag(1, above=0, help="trainer nodes")
-    actor_num_gpus_per_node: int = flag(8, above=0, help="trainer GPUs of each node")
-    rollout_num_gpus: int | None = flag(
-        at_least=0, help="inference GPUs in total; when colocated, default the trainer's total"
-    )
-    rollout_num_gpus_per_engine: int = flag(1, above=0, help="GPUs of one engine (TP times PP)")
-    num_gpus_per_node: int = flag(8, above=0, help="GPUs of a physical node, used to place engines")
-    colocate: bool = flag(False, help="trainer and engines share GPUs")
     offload: bool = flag(False, help="shorthand for --offload-train --offload-rollout")
-    offload_train: bool | None = flag(help="put trainer memory on the host between its phases")
-    offload_rollout: bool | None = flag(help="release engine memory between its phases")
-    distributed_backend: Literal["nccl", "gloo"] | None = flag(
-        help="torch.distributed backend of the trainer; the hardware decides: nccl on GPUs, gloo elsewhere"
-    )
-    distributed_timeout_minutes: int = flag(
-        10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
-    )
-    cluster_timeout: float = flag(
-        120.0,
-        above=0,
-        at_most=MOST_SECONDS,
-        help="seconds to start or reach the cluster, and to wait for its GPUs",
-    )
-    engine_startup_timeout: float = flag(
-        600.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for engines, and the router, to serve"
-    )
-    rollout_timeout: float = flag(7200.0, above=0, at_most=MOST_SECONDS, help="seconds one rollout may take")
-    train_timeout: float = flag(
-        7200.0, above=0, at_most=MOST_SECONDS, help="seconds one training call may take"
-    )
-
-
-@dataclass(frozen=True)
-class FaultToleranceArgs:
-    """Health checks of the engines while they generate."""
-
-    use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
-    rollout_health_check_interval: float = flag(
-        30.0, above=0, at_most=MOST_SECONDS, help="seconds between two health checks of an engine"
-    )
-    rollout_health_check_timeout: float = flag(
-        30.0, above=0, at_most=MOST_SECONDS, help="seconds an engine has to answer a health check"
-    )
-    rollout_health_check_first_wait: float = flag(
-        0.0, at_least=0, at_most=MOST_SECONDS, help="seconds before the first check after each resume"
-    )
-    rollout_engine_hang_timeout: float = flag(
-        300.0,
-        above=0,
-        at_most=MOST_SECONDS,
-        help="seconds without a healthy answer after which an engine ends a run that does not tolerate it",
-    )
-
-
-@dataclass(frozen=True)
-class DerivedCluster:
-    """Who gets which GPUs; ``offload`` is no more.
-
-    Attributes:
-        trainer_world_size: GPUs of the trainer.
-        world_size: the same, until a trainer process knows the number of its peers.
-        rank: 0, until a trainer process knows its own.
-    """
-
-    rollout_num_gpus: int
-    offload_train: bool
-    offload_rollout: bool
-    trainer_world_size: int
-    world_size: int
-    rank: int
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -132,8 +62,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"cluster": ClusterArgs, "fault tolerance": FaultToleranceArgs},
-    derived=DerivedCluster,
+    {"cluster": ClusterFlags, "fault tolerance": FaultToleranceConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

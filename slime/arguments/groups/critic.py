@@ -1,12 +1,11 @@
 """The critic: whether there is one, where it trains, and what of the flags its processes see otherwise."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from slime.arguments.core.flag import flag, flags_of, option_string
+from slime.arguments.core.flag import flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import (
@@ -17,6 +16,7 @@ from slime.arguments.validate.checkpoint_files import (
 )
 from slime.arguments.validate.outputs import bad_output
 from slime.config.advantages import ESTIMATORS
+from slime.config.critic import CriticConfig
 
 V = TypeVar("V")
 OWN_FLAGS = {
@@ -39,49 +39,10 @@ _ALWAYS = ("kl_coef", "use_opd", "custom_advantage_function_path", "untie_embedd
 _ESTIMATOR = "--advantage-estimator ppo"
 
 
-@dataclass(frozen=True)
-class CriticArgs:
-    """The critic of --advantage-estimator ppo, a second model that is trained to know the returns."""
-
-    critic_num_nodes: int | None = flag(
-        above=0, help="critic nodes, for GPUs of its own; default the actor's GPUs"
-    )
-    critic_num_gpus_per_node: int | None = flag(
-        above=0, help="critic GPUs of each node, for GPUs of its own; default the actor's GPUs"
-    )
-    critic_load: str | None = flag(
-        place=True,
-        help="checkpoint of the critic; default critic/ in --load, else what the actor starts with",
-    )
-    critic_save: str | None = flag(
-        place=True, help="directory of the critic's checkpoints; default critic/ in --save"
-    )
-    critic_lr: float | None = flag(at_least=0, at_most=1, help="learning rate of the critic; default --lr")
-    critic_lr_warmup_iters: int = flag(0, at_least=0, help="steps of the warm-up of the critic's rate")
-    critic_train_only: bool = flag(False, help="the actor never trains, in no rollout")
-    num_critic_only_steps: int = flag(0, at_least=0, help="rollouts before the actor starts to train")
-
-
-@dataclass(frozen=True)
-class DerivedCritic:
-    """Whether there is a critic, and where.
-
-    Attributes:
-        critic_num_gpus: GPUs of its own; 0 if it shares the actor's.
-        critic_resumes: whether it goes on where a checkpoint of this run ended.
-        critic_overrides: what ``--megatron-config-path`` says of it, beside flags that have names of its own.
-    """
-
-    use_critic: bool
-    critic_num_gpus: int
-    critic_resumes: bool
-    critic_overrides: Mapping[str, Any]
-
-
 def notes(args: Namespace) -> Iterator[str]:
     """What only a critic heeds, and what it does not."""
     if not ESTIMATORS[args.advantage_estimator].critic:
-        defaults = {spec.dest: spec.default for spec in flags_of(CriticArgs)}
+        defaults = {spec.dest: spec.default for spec in flags_of(CriticConfig)}
         for name, default in {"lambd": 1.0, "value_clip": 0.2, **defaults}.items():
             value = getattr(args, name)
             if value != default:
@@ -231,8 +192,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"critic": CriticArgs},
-    derived=DerivedCritic,
+    {"critic": CriticConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.arguments.core.flag import add_flags, flag, flags_of
-from slime.arguments.core.limits import MAX_SEED
 from slime.arguments.core.values import bad_values
+from slime.config.limits import MAX_SEED
 
 
 @dataclass

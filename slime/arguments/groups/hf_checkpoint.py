@@ -2,11 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from slime.arguments.core.flag import flag, refused
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import (
     CHECKPOINT_MARKER,
@@ -17,27 +14,11 @@ from slime.arguments.validate.checkpoint_files import (
 )
 from slime.arguments.validate.records import has_tokenizer, tokenizer_of
 from slime.arguments.validate.tokenizer_process import ask
+from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.models import HfConfigError
 from slime.models.hf_config import read_hf_config, read_stop_ids
 
 _LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class HfCheckpointArgs:
-    """The sources of the model and its tokenizer."""
-
-    hf_checkpoint: str = flag(
-        required=True, place=True, help="HF directory: tokenizer, config, first weights of the engines"
-    )
-    model_name: str | None = flag(help="name of the weight converter; config.json names the model")
-    trust_remote_code: bool = flag(False, help="run Python code that comes with the checkpoint")
-    tokenizer_type: Literal["HuggingFaceTokenizer"] = flag(
-        "HuggingFaceTokenizer", help="kind of tokenizer; it is read from --hf-checkpoint"
-    )
-    tokenizer_model: str | None = refused(
-        help="tokenizer directory", wanted="leave it out, --hf-checkpoint has it"
-    )
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -128,4 +109,4 @@ def _load_tokenizer(path: str, trust_remote_code: bool) -> tuple[int, bool]:
     return max(tokenizer.get_vocab().values(), default=-1), bool(tokenizer.chat_template)
 
 
-CONFIG_GROUP = ConfigGroup({"model": HfCheckpointArgs}, notes=notes, missing=missing, unusable=unusable)
+CONFIG_GROUP = ConfigGroup({"model": HfCheckpointConfig}, notes=notes, missing=missing, unusable=unusable)

@@ -2,26 +2,14 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from slime.arguments.core.flag import flag
 from slime.arguments.core.group import ConfigGroup
+from slime.config.mtp import MtpConfig
 from slime.models import FAMILIES
 from slime.models.hf_config import read_hf_config
 from slime.models.rules import WeightMap
 
 _PUBLISHED = "num_nextn_predict_layers"
-
-
-@dataclass(frozen=True)
-class MtpArgs:
-    """How many there are, and whether they train."""
-
-    mtp_num_layers: int | None = flag(
-        at_least=0, same_as_default=(0,), help="multi-token prediction (MTP) layers; built where they train"
-    )
-    enable_mtp_training: bool = flag(False, help="train them beside the policy; engines and exports get them")
-    mtp_loss_scaling_factor: float = flag(0.2, at_least=0, help="weight of their loss")
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -74,5 +62,5 @@ def _too_many(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"multi-token prediction (MTP)": MtpArgs}, notes=notes, contradictions=contradictions
+    {"multi-token prediction (MTP)": MtpConfig}, notes=notes, contradictions=contradictions
 )

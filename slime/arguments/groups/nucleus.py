@@ -2,41 +2,14 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from slime.arguments.core.flag import flag, option_string
+from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rejection import samples_by_rejection
+from slime.config.nucleus import NucleusConfig
 
 _LARGEST_MASK = 4096
 """Token ids of a position that SGLang tells of unless asked for more."""
-
-
-@dataclass(frozen=True)
-class NucleusArgs:
-    """Tokens that sampling leaves out. Losses leave them out too: the engine tells which, for each token."""
-
-    rollout_top_p: float = flag(
-        1.0, above=0, at_most=1, help="sample among the likeliest tokens that make up this probability"
-    )
-    rollout_top_k: int = flag(
-        -1, at_least=1, also=(-1,), help="sample among the k likeliest tokens; -1 for all"
-    )
-
-
-@dataclass(frozen=True)
-class DerivedNucleus:
-    """How nuclei are asked for.
-
-    Attributes:
-        replays_nucleus: whether log-probs are those within the nucleus that each token was drawn from.
-        nucleus_top_k: of requests; a number in place of -1 where nuclei are replayed, as SGLang wants one.
-        nucleus_size: ids of a position that engines are started to tell of.
-    """
-
-    replays_nucleus: bool
-    nucleus_top_k: int
-    nucleus_size: int
 
 
 def derive(args: Namespace) -> None:
@@ -117,8 +90,7 @@ def _named(args: Namespace) -> str:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"nucleus sampling": NucleusArgs},
-    derived=DerivedNucleus,
+    {"nucleus sampling": NucleusConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

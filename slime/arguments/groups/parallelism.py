@@ -2,45 +2,15 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flag, option_string
+from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.trainers import trainer_of
+from slime.config.parallelism import ParallelConfig
 
 # Each of them counts as a layer when layers are dealt out to pipeline stages.
 _COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-
-
-@dataclass(frozen=True)
-class ParallelArgs:
-    """Layout of the trainer's processes."""
-
-    decoder_first_pipeline_num_layers: int | None = flag(above=0, help="layers of the first pipeline stage")
-    decoder_last_pipeline_num_layers: int | None = flag(above=0, help="layers of the last pipeline stage")
-    num_layers_per_virtual_pipeline_stage: int | None = flag(
-        above=0, help="layers of a virtual stage; each pipeline rank has several such stages"
-    )
-    num_virtual_stages_per_pipeline_rank: int = flag(
-        1, above=0, help="virtual stages of a pipeline rank, in place of saying how many layers each has"
-    )
-    context_parallel_size: int = flag(1, above=0, help="ranks that share each sequence")
-    allgather_cp: bool = flag(
-        False,
-        help="context parallelism by one stretch of a packed row, not two chunks of each sequence",
-    )
-
-
-@dataclass(frozen=True)
-class DerivedParallel:
-    """Virtual stages, however they were given.
-
-    Attributes:
-        virtual_pipeline_model_parallel_size: model chunks of each rank; None for a single one.
-    """
-
-    virtual_pipeline_model_parallel_size: int | None
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -198,8 +168,7 @@ def _virtual_pipeline(args: Namespace, uneven: bool) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"parallelism": ParallelArgs},
-    derived=DerivedParallel,
+    {"parallelism": ParallelConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -3,31 +3,14 @@
 import re
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from slime.arguments.core.flag import flag
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import REJECTION_SAMPLING, REJECTION_SAMPLING_FUNCTION
 from slime.arguments.validate.outputs import bad_output
+from slime.config.rejection import RejectionConfig
 
 _STATE = re.compile(r"global_dataset_state_dict_(\d+)\.pt")
-
-
-@dataclass(frozen=True)
-class RejectionArgs:
-    """What slime.rollout.rejection_sampling writes."""
-
-    rejection_output: str | None = flag(
-        place=True,
-        help="directory of the accepted samples, one file per rollout; a run goes on where it ended",
-    )
-    rejection_format: Literal["jsonl", "parquet"] = flag("jsonl", help="kind of these files")
-    rejection_min_reward: float = flag(1.0, at_least=-1e6, help="samples of a lower reward are rejected")
-    rejection_max_per_prompt: int | None = flag(
-        above=0, help="most samples of one prompt, those of the highest reward first"
-    )
 
 
 def samples_by_rejection(args: Namespace) -> bool:
@@ -72,7 +55,7 @@ def missing(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"rejection sampling": RejectionArgs},
+    {"rejection sampling": RejectionConfig},
     notes=notes,
     derive=derive,
     contradictions=contradictions,

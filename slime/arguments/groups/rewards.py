@@ -2,13 +2,12 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.arguments.core.flag import flag, path_flag
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import generates_by_default
+from slime.config.rewards import RewardConfig
 
 _SCORERS = "slime.rollout.rm_hub.registry."
 RM_TYPES = {
@@ -24,25 +23,6 @@ RM_TYPES = {
     "remote_rm": f"{_SCORERS}score_remotely",
 }
 """What ``--rm-type`` names: async fn(args, sample, response) -> reward. "boxed_" may come before a name."""
-
-
-@dataclass(frozen=True)
-class RewardArgs:
-    """The sources of rewards."""
-
-    rm_type: str | None = flag(help="built-in reward: math, f1, ...; a boxed_ prefix grades the boxed answer")
-    reward_key: str | None = flag(help="key of the reward to train on, when rewards are mappings")
-    eval_reward_key: str | None = flag(help="the same for evaluation; default --reward-key")
-    group_rm: bool = flag(False, help="score a whole group in one call")
-    rm_url: str | None = flag(help="address of the remote reward model (rm_type remote_rm)")
-    custom_rm_path: str | None = path_flag("async fn(args, sample) that returns the reward", awaited=True)
-    overlong_buffer_len: int | None = flag(
-        above=0, help="tokens before --rollout-max-response-len on which a response begins to lose reward"
-    )
-    overlong_penalty_factor: float = flag(
-        1.0, at_least=0, help="reward that a response of full length loses by --overlong-buffer-len"
-    )
-    custom_reward_post_process_path: str | None = path_flag("fn(args, samples) -> (raw, rewards)")
 
 
 def derive(args: Namespace) -> None:
@@ -138,4 +118,6 @@ def _kind(rm_type: Any) -> str:
     return str(rm_type or "").strip().removeprefix("boxed_")
 
 
-CONFIG_GROUP = ConfigGroup({"rewards": RewardArgs}, derive=derive, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup(
+    {"rewards": RewardConfig}, derive=derive, notes=notes, contradictions=contradictions
+)

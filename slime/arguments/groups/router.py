@@ -9,10 +9,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slime.arguments.core.flag import flag, option_string, refused
+from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.core.limits import MOST_SECONDS
 from slime.arguments.groups.debug import trains_only
+from slime.config.router import RouterConfig
 
 ROUTER_DEFAULTS = {
     "router_log_level": "warn",
@@ -28,22 +28,6 @@ _HELP = {
     "router_prometheus_port": "port of the router's metrics; default a free one",
     "router_prometheus_host": "address on which the router shows its metrics; default its own",
 }
-
-
-@dataclass(frozen=True)
-class RouterArgs:
-    """How requests reach the engines."""
-
-    sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
-    sglang_router_request_timeout_secs: int = flag(
-        14400, above=0, at_most=MOST_SECONDS, help="seconds the router waits for one request"
-    )
-    sglang_router_ip: str | None = flag(help="address of a router started elsewhere")
-    sglang_router_port: int | None = flag(
-        at_least=1, at_most=65535, help="port of the first model's router; default a free one"
-    )
-    http_proxy: str | None = refused(help="proxy of requests to the engines")
-    use_distributed_post: bool = refused(False, help="send requests from every node")
 
 
 @dataclass(frozen=True)
@@ -129,5 +113,5 @@ def _why_not_free(port: int) -> str | None:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"requests to the engines": RouterArgs}, contradictions=contradictions, missing=missing
+    {"requests to the engines": RouterConfig}, contradictions=contradictions, missing=missing
 )

@@ -2,44 +2,18 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from slime.arguments.core.flag import flag, flags_of
+from slime.arguments.core.flag import flags_of
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.core.limits import MOST_SECONDS
 from slime.arguments.groups.router import SESSION_POLICY, given_router_options, stock_policies
-
-
-@dataclass(frozen=True)
-class SlimeRouterArgs:
-    """slime's own router, which passes requests and answers on untouched."""
-
-    use_slime_router: bool = flag(False, help="use slime's own router in place of sglang-router")
-    slime_router_middleware_paths: list[str] = flag(
-        [], dotted_path=True, help="ASGI middleware classes; the last is outermost"
-    )
-    slime_router_timeout: float | None = flag(
-        above=0, at_most=MOST_SECONDS, help="seconds that an engine has for one request; default for ever"
-    )
-    slime_router_max_connections: int | None = flag(
-        above=0, help="connections to engines; default --sglang-server-concurrency for each engine"
-    )
-    slime_router_health_check_failure_threshold: int = flag(
-        3, above=0, help="failed health checks in a row after which an engine gets no more requests"
-    )
-    slime_router_processes: int = flag(
-        1, above=0, at_most=64, help="processes that share the requests; middleware needs 1"
-    )
-    slime_router_radix_tree_tokens: int = flag(
-        20_000_000, above=0, help="tokens that RadixTreeMiddleware remembers; each takes about 20 bytes"
-    )
+from slime.config.slime_router import SlimeRouterConfig
 
 
 def notes(args: Namespace) -> Iterator[str]:
     """Options of a router that is not used."""
     if args.use_slime_router:
         return
-    for spec in flags_of(SlimeRouterArgs):
+    for spec in flags_of(SlimeRouterConfig):
         value = getattr(args, spec.dest)
         if value != spec.default and spec.dest != "slime_router_middleware_paths":
             yield f"{spec.names[0]} {value}: has no effect without --use-slime-router"
@@ -68,4 +42,4 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
 
 
-CONFIG_GROUP = ConfigGroup({"slime router": SlimeRouterArgs}, notes=notes, contradictions=contradictions)
+CONFIG_GROUP = ConfigGroup({"slime router": SlimeRouterConfig}, notes=notes, contradictions=contradictions)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from slime.arguments.core.flag import flag, option_string, path_flag, place_flag, refused
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.core.limits import MAX_SEED
 from slime.arguments.trainers import TRAINERS
+from slime.config.limits import MAX_SEED
 from slime.models.hf_config import HfConfigError, read_hf_config
 
 

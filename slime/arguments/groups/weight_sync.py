@@ -1,54 +1,6 @@
 """How weights travel from the trainer to the engines."""
 
-from dataclasses import dataclass
-from typing import Literal
-
-from slime.arguments.core.flag import flag, refused
 from slime.arguments.core.group import ConfigGroup
+from slime.config.weight_sync import WeightSyncConfig
 
-
-@dataclass(frozen=True)
-class WeightSyncArgs:
-    """How weights travel from the trainer to the engines."""
-
-    update_weight_buffer_size: int = flag(512 * 1024**2, above=0, help="bytes of one bucket of weights")
-    update_weights_interval: int = flag(
-        1, above=0, help="rollouts between two weight syncs (train_async.py only)"
-    )
-    check_weight_update_equal: bool = flag(
-        False, help="verify that the first sync brings back every weight that the engines had loaded"
-    )
-    check_served_policy: bool = flag(
-        True,
-        names=("--no-check-served-policy",),
-        help="do not compare log-probs of trainer and engines on a prompt, which happens before the first "
-        "step and, with --check-weight-update-equal, after each sync",
-    )
-    served_policy_bound: float | None = flag(
-        above=0, help="how far apart they may be on average; default by number format: docs/usage.md"
-    )
-    update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
-    update_weight_transport: Literal["nccl", "disk"] = refused(
-        "nccl", help="process group (nccl or gloo), or shared memory when colocated"
-    )
-    release_train: bool = refused(False, help="destroy trainer processes while engines generate")
-    update_weight_disk_dir: str | None = refused(help="directory that trainer and engines share")
-    update_weight_disk_keep_files: bool = refused(
-        False, help="keep old version directories", idle_without="--update-weight-transport disk"
-    )
-    update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
-        "xor", help="form of a byte difference", idle_without="--update-weight-mode delta"
-    )
-    update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = refused(
-        "xxh3-128", help="digest of a tensor's new state", idle_without="--update-weight-mode delta"
-    )
-    update_weight_local_checkpoint_dir: str | None = refused(help="checkpoint directory on the engine's host")
-    custom_update_weight_post_write_path: str | None = refused(
-        help="fn(args, version_dir, rollout_engines) after weights were written", dotted_path=True
-    )
-    rollout_data_transport: Literal["object-store", "nixl"] = refused(
-        "object-store", help="how train data reaches the trainer"
-    )
-
-
-CONFIG_GROUP = ConfigGroup({"weight sync": WeightSyncArgs})
+CONFIG_GROUP = ConfigGroup({"weight sync": WeightSyncConfig})

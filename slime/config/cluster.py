@@ -1,0 +1,73 @@
+"""How many GPUs there are, who uses them, and how long to wait for them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.config.flag import flag
+from slime.config.limits import MOST_MINUTES, MOST_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Placement of the trainer and the engines, and the deadlines of the processes.
+
+    Attributes:
+        trainer_world_size: GPUs of the trainer.
+        world_size: the same, until a trainer process knows the number of its peers.
+        rank: 0, until a trainer process knows its own.
+    """
+
+    actor_num_nodes: int = flag(1, above=0, help="trainer nodes")
+    actor_num_gpus_per_node: int = flag(8, above=0, help="trainer GPUs of each node")
+    rollout_num_gpus: int = flag(
+        at_least=0, help="inference GPUs in total; when colocated, default the trainer's total"
+    )
+    rollout_num_gpus_per_engine: int = flag(1, above=0, help="GPUs of one engine (TP times PP)")
+    num_gpus_per_node: int = flag(8, above=0, help="GPUs of a physical node, used to place engines")
+    colocate: bool = flag(False, help="trainer and engines share GPUs")
+    offload_train: bool = flag(help="put trainer memory on the host between its phases")
+    offload_rollout: bool = flag(help="release engine memory between its phases")
+    distributed_backend: Literal["nccl", "gloo"] | None = flag(
+        help="torch.distributed backend of the trainer; the hardware decides: nccl on GPUs, gloo elsewhere"
+    )
+    distributed_timeout_minutes: int = flag(
+        10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
+    )
+    cluster_timeout: float = flag(
+        120.0,
+        above=0,
+        at_most=MOST_SECONDS,
+        help="seconds to start or reach the cluster, and to wait for its GPUs",
+    )
+    engine_startup_timeout: float = flag(
+        600.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for engines, and the router, to serve"
+    )
+    rollout_timeout: float = flag(7200.0, above=0, at_most=MOST_SECONDS, help="seconds one rollout may take")
+    train_timeout: float = flag(
+        7200.0, above=0, at_most=MOST_SECONDS, help="seconds one training call may take"
+    )
+    trainer_world_size: int
+    world_size: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultToleranceConfig:
+    """Health checks of the engines while they generate."""
+
+    use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
+    rollout_health_check_interval: float = flag(
+        30.0, above=0, at_most=MOST_SECONDS, help="seconds between two health checks of an engine"
+    )
+    rollout_health_check_timeout: float = flag(
+        30.0, above=0, at_most=MOST_SECONDS, help="seconds an engine has to answer a health check"
+    )
+    rollout_health_check_first_wait: float = flag(
+        0.0, at_least=0, at_most=MOST_SECONDS, help="seconds before the first check after each resume"
+    )
+    rollout_engine_hang_timeout: float = flag(
+        300.0,
+        above=0,
+        at_most=MOST_SECONDS,
+        help="seconds without a healthy answer after which an engine ends a run that does not tolerate it",
+    )

@@ -1,0 +1,57 @@
+"""One half of the loop alone, what passes between the halves, and the self-checks of a run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime.config.flag import flag, refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    """Run one half of the loop, dump and reload what passes between the halves."""
+
+    debug_rollout_only: bool = flag(False, help="engines only, no trainer")
+    debug_train_only: bool = flag(False, help="trainer only, on --load-debug-rollout-data")
+    load_debug_rollout_data: str | None = flag(
+        place=True, help="dump to train on, with {rollout_id} in its name"
+    )
+    load_debug_rollout_data_subsample: float | None = flag(
+        above=0, at_most=1, help="part of the dump to use, between 0 and 1"
+    )
+    save_debug_rollout_data: str | None = flag(
+        place=True, help="file to dump samples to, with {rollout_id} in its name"
+    )
+    save_debug_train_data: str | None = flag(
+        place=True, help="file to dump train data to, with {rollout_id} in its name"
+    )
+    dump_details: str | None = flag(place=True, help="directory of both dumps")
+    trace: str | None = flag(
+        place=True, help="file of what each process did when, for Perfetto or chrome://tracing"
+    )
+    load_forge_rollout_data: str | None = flag(
+        place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
+    )
+    memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
+    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
+    memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
+    record_memory_history: bool = refused(False, help="record allocations")
+    profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
+        ["train_overall"], help="what the profiler records"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CiConfig:
+    """Self-checks of a run."""
+
+    ci_test: bool = flag(
+        False,
+        help="stop the run when trainer and engine disagree, a rollout's first step is not on policy, or a "
+        "metric that shows it is missing",
+    )
+    ci_disable_kl_checker: bool = flag(False, help="leave out the checks on KL")
+    ci_train_rollout_logprob_abs_diff_threshold: float = flag(
+        0.1, above=0, help="largest mean gap between trainer and engine log-probs"
+    )
+    ci_save_grad_norm: str | None = refused(help="file to save gradient norms to")
+    ci_load_grad_norm: str | None = refused(help="file of gradient norms to compare with")

@@ -1,0 +1,22 @@
+"""How requests reach the engines: the router and the options of its own parser (``--router-*``)."""
+
+from dataclasses import dataclass
+
+from slime.config.flag import flag, refused
+from slime.config.limits import MOST_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """How requests reach the engines."""
+
+    sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
+    sglang_router_request_timeout_secs: int = flag(
+        14400, above=0, at_most=MOST_SECONDS, help="seconds the router waits for one request"
+    )
+    sglang_router_ip: str | None = flag(help="address of a router started elsewhere")
+    sglang_router_port: int | None = flag(
+        at_least=1, at_most=65535, help="port of the first model's router; default a free one"
+    )
+    http_proxy: str | None = refused(help="proxy of requests to the engines")
+    use_distributed_post: bool = refused(False, help="send requests from every node")
