@@ -1,4 +1,4 @@
-"""Answers that attack their grader, through every grader that has a process: what was run, and what it cost.
+"""Answers that attack their grader, through every grader in a process: what was run, and what it cost.
 
     python benchmarks/hostile_answers.py [--seeds 1 2 3] [--output FILE]
 
@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.rollout.graders import hostile, watched
 
 RESULTS = Path(__file__).parent / "results" / "hostile_answers.json"
-GRADERS = ("math", "math_compat", "sympy alone", "ifbench")
 LABELS = ("2/3", "x^2-1", "\\frac{1}{2}")
 ANSWERS = 1000
 LIMIT_S = 10
@@ -54,7 +53,9 @@ def main() -> None:
     process = GradingProcess(LIMIT_S)
     try:
         for seed in args.seeds:
-            found["seeds"][str(seed)] = {grader: look_through(process, grader, seed) for grader in GRADERS}
+            found["seeds"][str(seed)] = {
+                grader: look_through(process, grader, seed) for grader in watched.GRADERS
+            }
             args.output.write_text(json.dumps(found, indent=2, ensure_ascii=True) + "\n")
             print(f"seed {seed}: {found['seeds'][str(seed)]}"[:300], flush=True)
     finally:

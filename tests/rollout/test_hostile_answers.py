@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.arguments.rewards import RM_TYPES
 from slime.rollout.base_types import GradingFailed
 from slime.rollout.rm_hub import f1_score, math_dapo_utils
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
@@ -17,7 +18,7 @@ from tests.rollout.graders import hostile, watched
 
 ROOT = Path(__file__).parents[2]
 LABELS = ("2/3", "x^2-1", "\\frac{1}{2}")
-GRADERS = ("math", "math_compat", "sympy alone", "ifbench")
+GRADERS = watched.GRADERS
 LIMIT_S = 10
 # A call waits for the process to start, or to be found dead, on a machine whose cores are all busy.
 SLACK_S = 130
@@ -28,6 +29,11 @@ def process():
     process = GradingProcess(LIMIT_S)
     yield process
     process.stop()
+
+
+def test_every_reward_consists_of_graders_that_see_hostile_answers():
+    assert set(watched.OF_REWARD) == set(RM_TYPES)
+    assert set().union(*watched.OF_REWARD.values()) == set(GRADERS)
 
 
 def grade(process, grader, label, answer):

@@ -1,12 +1,14 @@
 """Each instruction has a response that follows it and one that just does not."""
 
 import string
+import time
 
 import pytest
 
 from slime.utils.grading.instructions import CHECKS, LabelError, follows_all
 from slime.utils.grading.instructions.tasks import _CAPITALS
 from slime.utils.grading.instructions.text import sentences_of, syllables
+from tests.each import hold_each
 
 NAMES = "Emma, Liam and Sophia met Noah"
 PALINDROMES = "level radar civic rotor kayak refer madam tenet stats solos"
@@ -144,3 +146,33 @@ def test_sentences_end_at_their_marks_but_not_at_titles():
 )
 def test_syllables(word, count):
     assert syllables(word) == count
+
+
+# More digits than Python reads as a number, what is no table, and rows of what might be tried in every way.
+STRANGE = (
+    *("9" * 5000, "a\rb", '"', "\0", "٣" * 5000, "x" * 140_000, "1796-04-1２", "a," * 60_000),
+    *(part * 10_000 for part in ("<i>", "<i>a</i", "<em><i>", "'w", "e", "* -", "a. ", '!"', "Question\n")),
+)
+
+
+def test_any_text_has_a_verdict_in_linear_time():
+    def check(case: tuple[str, dict[str, object]]) -> None:
+        for text in STRANGE:
+            start = time.process_time()
+            assert follows_all(text, [case[0]], [case[1]]) in (True, False)
+            assert time.process_time() - start < 2, text[:10]
+
+    hold_each([(name, arguments) for name, arguments, *_ in CASES], check)
+
+
+@pytest.mark.parametrize(
+    ("response", "follows"),
+    [
+        ("<em>a</i> b</em> c", True),
+        ("<i> <em>a</em></I>", False),
+        ("<i>a <em>b</em> c", True),
+        ("</i><i>a", False),
+    ],
+)
+def test_italics_end_with_their_own_tag(response, follows):
+    assert follows_all(response, ["format:thesis"], [{}]) is follows

@@ -13,7 +13,9 @@ _MINOR_TEXT = """
 a an the and but or nor for so yet as at by in of off on per to up via with from into over than
 """
 _MINOR = frozenset(_MINOR_TEXT.split())
-_ITALICS = re.compile(r"<(i|em)>(.*?)</\1>(.*)", re.DOTALL | re.IGNORECASE)
+_ITALICS = {
+    tag: tuple(re.compile(f"<{slash}{tag}>", re.IGNORECASE) for slash in ("", "/")) for tag in ("i", "em")
+}
 
 
 def _parentheses(response: str) -> bool:
@@ -95,8 +97,17 @@ def _list(response: str, sep: str) -> bool:
 
 
 def _thesis(response: str) -> bool:
-    match = _ITALICS.search(response)
-    return match is not None and bool(match[2].strip()) and bool(match[3].strip())
+    """The first text in italics is not empty, and something follows it."""
+    spans = []
+    for opening, closing in _ITALICS.values():
+        start = opening.search(response)
+        end = closing.search(response, start.end()) if start else None
+        if start and end:
+            spans.append((start.end(), end.start(), end.end()))
+    if not spans:
+        return False
+    start_of_text, end_of_text, after = min(spans)
+    return bool(response[start_of_text:end_of_text].strip()) and bool(response[after:].strip())
 
 
 def _sub_bullets(response: str) -> bool:

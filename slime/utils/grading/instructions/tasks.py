@@ -19,12 +19,16 @@ Zagreb
 _CAPITALS = _CAPITALS_TEXT.split()
 """North of 45 degrees, from north to south; Kyiv is not in IFBench's list."""
 _AFRICAN_COUNTRIES = 52
+_MOST_DIGITS = 20
 _QUESTION = re.compile(r"^Question\b", re.MULTILINE)
 _OPTION = re.compile(r"^\s*[A-Ea-e][.):|]\s*\w")
 
 
 def _multiples(response: str) -> bool:
-    return [int(number) for number in re.findall(r"\d+", response)] == list(range(14, 51, 7))
+    found = re.findall(r"\d+", response)
+    # Python reads no number of thousands of digits.
+    short = all(len(number) <= _MOST_DIGITS for number in found)
+    return short and [int(number) for number in found] == list(range(14, 51, 7))
 
 
 def _questions(response: str) -> bool:
@@ -72,11 +76,15 @@ def _capitals(response: str) -> bool:
 
 
 def _rows(response: str, delimiter: str = ",", keep_quotes: bool = False) -> list[list[str]]:
+    """One row without fields of what is no table at all."""
     quoting: Literal[0, 3] = csv.QUOTE_NONE if keep_quotes else csv.QUOTE_MINIMAL
     reader = csv.reader(
         io.StringIO(response.strip()), delimiter=delimiter, quoting=quoting, skipinitialspace=True
     )
-    return [[field.strip() for field in row] for row in reader]
+    try:
+        return [[field.strip() for field in row] for row in reader]
+    except csv.Error:
+        return [[]]
 
 
 def _csv_city(response: str) -> bool:
