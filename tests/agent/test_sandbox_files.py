@@ -38,3 +38,28 @@ async def test_a_long_file_is_read_at_little_cost(sandbox):
     text = await sandbox.read_file("long")
     assert len(text) > 2**24
     assert time.process_time() - start < 10
+
+
+DEEP = "a/" * 1500 + "b"
+IMPOSSIBLE = {
+    "deep": lambda sandbox: sandbox.write_file(DEEP, ""),
+    "deep to read": lambda sandbox: sandbox.read_file(DEEP),
+    "long": lambda sandbox: sandbox.write_file("a" * 5000, ""),
+    "ends early": lambda sandbox: sandbox.write_file("a\0b", ""),
+    "half a character": lambda sandbox: sandbox.read_file("\ud800"),
+    "no folder": lambda sandbox: sandbox.write_file("/dev/null/a", ""),
+    "command ends early": lambda sandbox: sandbox.exec("a\0b"),
+    "half a command": lambda sandbox: sandbox.exec("echo \ud800"),
+    "long command": lambda sandbox: sandbox.exec("echo " + "a" * 200_000),
+    "variable": lambda sandbox: sandbox.exec("env", env={"A=B": "c"}),
+    "folder of a command": lambda sandbox: sandbox.exec("pwd", workdir="/dev/null"),
+    "deep folder of a command": lambda sandbox: sandbox.exec("pwd", workdir=DEEP),
+}
+
+
+async def test_a_request_that_cannot_be_done_does_not_cost_the_sandbox(sandbox):
+    for name, ask in IMPOSSIBLE.items():
+        with pytest.raises(SandboxError) as refused:
+            await ask(sandbox)
+        assert "has died" not in str(refused.value) and len(str(refused.value)) < 600, name
+    assert (await sandbox.exec("echo still here")).output == "still here\n"

@@ -16,6 +16,7 @@ from slime.agent.jail.descendants import Descendants
 from slime.agent.jail.setup import Jail, enter_namespaces, shut
 
 _CHUNK = 1 << 20
+_LONGEST_ERROR = 500
 _LOOK_S = 1.0
 """Between two looks at what runs while there is no command."""
 
@@ -71,8 +72,8 @@ def _serve(request: dict[str, Any], jail: Jail, inmates: Descendants) -> dict[st
         if not keeps:
             inmates.kill()
         return reply
-    except (OSError, ValueError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+    except Exception as error:  # a path of a thousand folders for one; the sandbox outlives its requests
+        return {"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]}
 
 
 def _regular(path: Path, flags: int, mode: str) -> BinaryIO:
