@@ -318,6 +318,16 @@ async def test_a_format_that_the_engine_does_not_know_is_refused(serve, engine):
         )
 
 
+async def test_brackets_without_end_are_no_request(serve, engine):
+    _, client = serve()
+    deep = "[" * 100_000
+    call = {**USER, "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+    for content in (deep, json.dumps({"messages": [call]})):
+        response = await client.post(PATH, content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code == 400 and "RecursionError" in response.json()["error"]["message"]
+    assert not engine.seen("generate")
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import Asked
@@ -48,7 +48,7 @@ class AnthropicAdapter(BaseAdapter):
             turn = await self.turn(asked)
         except Refused as error:
             return _error(error.status, str(error))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             return _error(400, f"not a request for a message: {error!r}")
         content = {"content": _blocks(turn), "stop_reason": _reason(turn), "usage": _usage(turn)}
         return web.json_response(_message(body) | content)

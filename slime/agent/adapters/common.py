@@ -25,6 +25,8 @@ from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a body raises that is no request: RecursionError of a thousand brackets."""
 BODY_LIMIT = 64 * 2**20
 _FORK_THRESHOLD = 1024
 _ENDED_KEPT = 10_000

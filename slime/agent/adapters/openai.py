@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.agent.adapters.common import BaseAdapter, Refused, Turn
+from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import Asked
@@ -52,7 +52,7 @@ class OpenAIAdapter(BaseAdapter):
             turn = await self.turn(asked, top_log_probs=_top_log_probs(body))
         except Refused as error:
             return _error(error.status, str(error))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             return _error(400, f"not a request for a chat completion: {error!r}")
         return web.json_response(self._completion(turn, body))
 
