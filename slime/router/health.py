@@ -8,10 +8,12 @@ import orjson
 
 from slime.router.pool import Worker, WorkerPool, WorkerState
 from slime.router.settings import RouterSettings
+from slime.utils.engine_meta import version_number
 from slime.utils.http_utils import bearer_header
 
 LOOK_AGAIN_S = 1.0
 """Between two checks of a worker that does not serve: it may have become ready, or been given weights."""
+_INFO_BYTES = 2**20
 
 
 class HealthWatch:
@@ -65,11 +67,20 @@ class HealthWatch:
                 if response.status != 200:
                     return f"/health answers {response.status}", None
             async with self._session.get(f"{worker.url}/model_info", headers=headers) as response:
-                info = await response.read()
+                info = await _beginning(response.content)
         # ValueError: a name that no resolver takes.
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}".rstrip(": "), None
         return None, _version(info)
+
+
+async def _beginning(content: aiohttp.StreamReader) -> bytes:
+    """All of an answer of usual length, else so much of it that it is no JSON."""
+    parts, left = [], _INFO_BYTES
+    while left > 0 and (part := await content.read(left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _version(answer: bytes) -> int | None:
@@ -78,4 +89,4 @@ def _version(answer: bytes) -> int | None:
     except orjson.JSONDecodeError:
         return None
     found = str(info.get("weight_version", "")) if isinstance(info, dict) else ""
-    return int(found) if found.isdecimal() else None
+    return version_number(found)

@@ -207,6 +207,8 @@ class ClientConnection(asyncio.Protocol):
                 self._parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as stop:
+                if self._fault:
+                    return  # the parser has kept no request
                 request = self._waiting.pop()
                 if request.method == b"CONNECT":
                     self._fault = (400, "a tunnel is not served")

@@ -17,15 +17,22 @@ def is_foreign(host: str, origin: str, listens_on: str) -> bool:
         host: the header ``Host``, empty without; so is ``origin``, which only browsers send.
         listens_on: the address of the server. On loopback it is asked under loopback's names only.
     """
-    if origin and urlsplit(origin).netloc.lower() != host.lower():
+    if origin and _netloc(origin) != host.lower():
         return True
     return bool(host) and _is_loopback(listens_on) and not _is_loopback(_name(host))
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # a bracket that is not closed
+        return None
 
 
 def _name(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # a bracket that is not closed
+    except ValueError:
         return ""
 
 

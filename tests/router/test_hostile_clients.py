@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
+from fastapi.responses import RedirectResponse, Response
 
 from slime.router import asgi, http_server, serving
 from slime.router.router import SlimeRouter, server_options
@@ -79,6 +80,28 @@ async def test_an_address_that_no_resolver_takes_is_a_sick_worker() -> None:
         assert worker.failures >= 1 and "label" in worker.reason
 
 
+JUNK = [
+    *({"weight_version": version} for version in ("9" * 5000, [1], {"a": 1}, None, -1, 1.5, "٣" * 5000)),
+    *(7, [], Response("[" * 100_000), Response(b"\xff"), Response("9" * 5000), Response("x" * 2**22)),
+    *(RedirectResponse(where) for where in ("http://a..b:80", "/model_info", "http://[::1", "ftp://h")),
+    *(Response("x", headers={"content-encoding": encoding}) for encoding in ("gzip", "deflate", "br", "?")),
+    Response("", 500),
+]
+
+
+async def test_no_answer_of_a_worker_ends_the_health_checks(start_engine) -> None:
+    engine = start_engine()
+    async with served() as router, router.router.running() as health:
+        worker = router.router.pool.add(engine.url)
+        for junk in JUNK:
+            engine.answers["model_info"] = junk
+            await health.check(worker)
+            assert worker.version is None, junk
+        engine.answers["model_info"] = {"weight_version": "12"}
+        await health.check(worker)
+        assert worker.version == 12 and not health.task.done()
+
+
 async def exchanged(router, *pieces: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rpartition(":")[2]))
     for piece in pieces:
@@ -121,6 +144,13 @@ TOO_LONG = [
 async def test_a_body_that_is_too_long_is_refused(rest, short_bodies) -> None:
     async with served() as router:
         answer = await exchanged(router, b"POST /generate HTTP/1.1\r\n" + rest[0], *rest[1:])
+    assert answer.startswith(b"HTTP/1.1 413") and answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_wish_for_another_protocol_behind_a_fault_is_not_looked_at(short_bodies) -> None:
+    wish = b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    async with served() as router:
+        answer = await exchanged(router, b"POST /generate HTTP/1.1\r\n" + TOO_LONG[2][0] + wish)
     assert answer.startswith(b"HTTP/1.1 413") and answer.count(b"HTTP/1.1") == 1
 
 
@@ -219,6 +249,7 @@ FOREIGN = [
     b"Host: 127.0.0.1\r\nOrigin: http://evil.example\r\n",
     b"Host: localhost:80\r\nOrigin: null\r\n",
     b"Host: 127.0.0.1:1\r\nOrigin: http://127.0.0.1:2\r\n",
+    b"Host: 127.0.0.1\r\nOrigin: http://[::1\r\n",
 ]
 OWN = [b"Host: 127.0.0.1:5\r\n", b"Host: LOCALHOST\r\n", b"Host: [::1]:5\r\nOrigin: http://[::1]:5\r\n"]
 

@@ -21,6 +21,7 @@ from slime.router.middleware_hub.radix_tree import StringRadixTrie
 from slime.router.middleware_hub.recorded_answer import AnswerReader
 from slime.router.middleware_hub.token_runs import TokenRun, joined
 from slime.utils.addresses import http_url
+from slime.utils.engine_meta import version_number
 from slime.utils.http_utils import post
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
@@ -89,8 +90,8 @@ class RadixTreeMiddleware:
             return  # aborted before its first token
         ids, logp = [triple[1] for triple in triples], [triple[0] for triple in triples]
         new = TokenRun.of(answer["text"], ids, logp, [1] * len(ids), self.tokenizer)
-        version = str(meta.get("weight_version", ""))
-        self.radix_tree.insert_run(joined([prompt, new]), int(version) if version.isdecimal() else None)
+        version = version_number(str(meta.get("weight_version", "")))
+        self.radix_tree.insert_run(joined([prompt, new]), version)
 
 
 class _Recording:
