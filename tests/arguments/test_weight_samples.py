@@ -80,6 +80,31 @@ def test_weights_that_no_run_can_use_are_named_by_file_and_tensor(changed, words
     hold_each(BAD, check)
 
 
+def test_weights_of_further_models_are_looked_at(changed, words, refusal, notes, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    group = {"server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
+    line = words(colocate=None, rollout_num_gpus=2, sglang_config=fleet)
+
+    def name_judge(path: Path) -> None:
+        judge = {"name": "judge", "model_path": str(path), "update_weights": False}
+        fleet.write_text(json.dumps({"sglang": [{"name": "policy"} | group, judge | group]}))
+
+    def check(case: str) -> None:
+        make, said = BAD[case]
+        path = changed(make)
+        name_judge(path)
+        text = refusal(line)
+        where = f"--sglang-config: model judge: model_path {path}: {path}/model.safetensors"
+        assert text.startswith(f"{where}: {NAME} {said}"), text
+
+    hold_each(("transposed", "int8", "fp8", "nan torch.bfloat16"), check)
+    broken = changed(torch.clone)
+    name_judge(broken)
+    assert notes(line) == []
+    (broken / "model.safetensors").write_bytes(b"x")
+    assert refusal(line).startswith(f"--sglang-config: model judge: model_path {broken}: ")
+
+
 def test_every_format_of_floats_is_taken_with_its_largest_and_smallest_numbers(changed, words, notes) -> None:
     def check(dtype: torch.dtype) -> None:
         info = torch.finfo(dtype)

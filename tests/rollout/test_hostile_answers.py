@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.arguments.rewards import RM_TYPES
+from slime.arguments.groups.rewards import RM_TYPES
 from slime.rollout.base_types import GradingFailed
 from slime.rollout.rm_hub import f1_score, math_dapo_utils
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward

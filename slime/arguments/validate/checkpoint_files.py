@@ -151,9 +151,15 @@ def unusable_values(args: Namespace, name: str) -> Iterator[str]:
     if not _has_hf_weights(path):
         return
     described = path if (Path(path) / "config.json").is_file() else args.hf_checkpoint
-    shape = read_shape(described) if HfConfig.read(described).get("model_type") in FAMILIES else None
-    if reason := bad_weights(path, shape, read_quantization(HfConfig.read(described))):
+    if reason := bad_values(path, described):
         yield f"{option_string(name)}: {reason}"
+
+
+def bad_values(path: str | Path, described: str | Path) -> str | None:
+    """What headers and a few values say against weights; ``described`` is where their config.json is."""
+    config = HfConfig.read(described)
+    shape = read_shape(described) if config.get("model_type") in FAMILIES else None
+    return bad_weights(path, shape, read_quantization(config))
 
 
 def _wanted_names(args: Namespace, name: str) -> set[str]:

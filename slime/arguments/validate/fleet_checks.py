@@ -10,8 +10,10 @@ from typing import Any
 from slime.arguments.core.flag import flags_of
 from slime.arguments.core.values import has_range, why_bad
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
+from slime.arguments.validate.checkpoint_files import bad_values
 from slime.arguments.validate.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.models import HfConfigError, read_shape
+from slime.models.checkpoint.inspection import weight_names
 from slime.models.hf_config import HfConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -162,6 +164,7 @@ def unusable_models(args: Namespace) -> Iterator[str]:
             own = _sizes(model.model_path or "")
             if args.rollout_engine == "embedded":
                 read_shape(model.model_path or "")
+                yield from _unusable_weights(where, model.model_path or "")
         except HfConfigError as error:
             yield f"{where}: {error}"
             continue
@@ -172,6 +175,18 @@ def unusable_models(args: Namespace) -> Iterator[str]:
                     f"{where}: takes the trainer's weights, but its {name} is {own[name]} "
                     f"(wanted: {trained[name]} as --hf-checkpoint, or update_weights: false)"
                 )
+
+
+def _unusable_weights(where: str, path: str) -> Iterator[str]:
+    """SGLang reads formats that nothing here knows of."""
+    if not any(Path(path).glob("*.safetensors")):  # --check does without
+        return
+    try:
+        weight_names(path)
+        if reason := bad_values(path, path):
+            yield f"{where}: {reason}"
+    except (ValueError, OSError) as error:
+        yield f"{where}: {error}"
 
 
 def _sizes(path: str) -> dict[str, Any]:
