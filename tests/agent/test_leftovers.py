@@ -13,7 +13,7 @@ import pytest
 
 from slime.agent.jail import landlock
 from slime.agent.sandbox import Limits, LocalSandbox, SandboxError
-from slime.agent.sandbox.leftovers import remove_tree
+from slime.agent.sandbox.local import remove_tree
 
 pytestmark = pytest.mark.slow
 

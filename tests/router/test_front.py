@@ -10,7 +10,7 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from slime.router import front as front_module
-from slime.router.connections import Connections
+from slime.router.upstream import Connections
 from tests.engines import free_port
 from tests.engines.fake import Call, FakeEngine
 from tests.router.conftest import served

@@ -14,8 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
-from slime.backends.sglang_utils.slime_router import slime_router_command
+from slime.backends.sglang_utils.router import RouterError, RouterProcess, slime_router_command, start_router
 from slime.router import processes
 from slime.router.processes import Line, Parent
 from slime.router.settings import RouterSettings

@@ -4,8 +4,11 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -17,9 +20,7 @@ from typing import Any, Self
 import psutil
 
 from slime.agent.jail.kernel import NOBODY
-from slime.agent.sandbox.cgroup import ControlGroup
-from slime.agent.sandbox.leftovers import remove_tree
-from slime.agent.sandbox.limits import Limits
+from slime.agent.sandbox.limits import ControlGroup, Limits
 from slime.agent.sandbox.protocol import ExecResult, SandboxError
 from slime.processes.marks import kill_marked
 
@@ -278,3 +279,26 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+logger = logging.getLogger(__name__)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder, however deep it is and though its owner may not look into parts of it.
+
+    What cannot be removed is named in a warning.
+    """
+    try:
+        shutil.rmtree(folder)
+        return
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError):
+        # Both walk without recursion, and neither follows a link.
+        for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+            subprocess.run(
+                [*command, "--", folder], stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
+    if os.path.lexists(folder):
+        logger.warning("%s: a sandbox left it behind, and it cannot be removed", folder)

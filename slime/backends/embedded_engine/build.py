@@ -3,10 +3,11 @@
 import random
 from pathlib import Path
 
+import torch
+
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
-from slime.backends.embedded_engine.device import engine_device
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.executor import Executor
 from slime.backends.embedded_engine.grammar.compiler import GrammarCompiler
@@ -28,7 +29,7 @@ from slime.models import family_of
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.hf_config import HfConfig
-from slime.utils.accelerator import free_memory
+from slime.utils.accelerator import free_memory, gpu_count
 
 _MAX_RUNNING_REQUESTS = 256
 _PREFILL_CHUNK = 1024
@@ -134,3 +135,19 @@ def _limits(args: EmbeddedServerArgs, config: ModelConfig, context: int) -> Limi
         tokens = min(int(memory / KVCache.bytes_per_token(config)), rows * context)
     chunk = args.chunked_prefill_size or _PREFILL_CHUNK
     return Limits(rows=rows, tokens=tokens, chunk=chunk if chunk > 0 else context, context=context)
+
+
+def engine_device(name: str | None, gpu: int) -> torch.device:
+    """Returns the device of ``--device`` and ``--base-gpu-id``; by default a GPU if there is one.
+
+    Raises:
+        ValueError: there is no such GPU.
+    """
+    count = gpu_count()
+    if name == "cpu" or (name is None and not count):
+        return torch.device("cpu")
+    if not count:
+        raise ValueError("--device cuda: no GPU is visible to this process (wanted: cpu, or leave it out)")
+    if gpu >= count:
+        raise ValueError(f"--base-gpu-id {gpu}: this machine has {count} GPUs (wanted: 0 to {count - 1})")
+    return torch.device("cuda", gpu)

@@ -10,8 +10,8 @@ from slime.backends.embedded_engine.linear import linear
 from slime.backends.embedded_engine.mlp import ExpertWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.parameters import LayerWeights, Parameters
-from slime.backends.embedded_engine.rope import rotation_tables
 from slime.backends.embedded_engine.routes import RouteRecorder
+from slime.models.rope import Rope, inverse_frequencies
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``attend(layer, q, k, v)``: q ``[B, T, heads, D]``, k and v ``[B, T, kv_heads, D]`` after rotation;
@@ -71,3 +71,15 @@ class CausalLM:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[N, hidden]`` to ``[N, vocab]`` float32."""
         return linear(hidden, self.parameters.head).float()
+
+
+def rotation_tables(
+    rope: Rope, head_dim: int, positions: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(cos, sin)``, each ``[positions, head_dim]``, for ``x * cos + roll(x, head_dim / 2) * sin``.
+
+    On the host. The sign of the rotated first half lives in ``sin``, which saves a negation per layer.
+    """
+    angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
+    cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)

@@ -1,13 +1,11 @@
-"""Draws tokens for a batch of sequences from their logits."""
+"""Draws tokens for a batch of sequences: adjusted logits, what may be drawn of them, noise, and log-probs."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from slime.backends.embedded_engine.distribution import cut_distribution
-from slime.backends.embedded_engine.noise import uniforms
-from slime.backends.embedded_engine.penalties import adjust_logits
+from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import Nucleus, Sequence, TopLogprobs
 
 _BLOCK = 128
@@ -157,3 +155,118 @@ def _invert(
     index = (cumulative <= target).sum(-1, keepdim=True).clamp_(max=cumulative.shape[1] - 1)
     before = torch.where(index > 0, cumulative.gather(1, (index - 1).clamp_(min=0)), 0.0)
     return index[:, 0], (target - before)[:, 0]
+
+
+def adjust_logits(logits: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int]) -> None:
+    """Applies a sequence's penalties, biases, grammar and ``min_new_tokens`` in place.
+
+    Penalties look at response tokens only, as in SGLang.
+
+    Args:
+        logits: ``[vocab]`` float32.
+        sequence: with its response so far.
+        stop_ids: ids that would end it.
+    """
+    params = sequence.params
+    if params.frequency_penalty or params.presence_penalty:
+        ids, counts = _response(sequence, logits).unique(return_counts=True)
+        logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    if params.repetition_penalty != 1.0:
+        seen = _response(sequence, logits).unique()
+        values = logits[seen]
+        penalised = torch.where(
+            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
+        )
+        logits[seen] = penalised
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    if sequence.constraint is not None:
+        sequence.constraint.restrict(logits)
+    if len(sequence.output_ids) < params.min_new_tokens:
+        logits[[token for token in stop_ids if token < len(logits)]] = float("-inf")
+
+
+def _response(sequence: Sequence, logits: torch.Tensor) -> torch.Tensor:
+    """The tokens of the response so far, int64 beside the logits."""
+    return torch.tensor(sequence.output_ids, dtype=torch.int64, device=logits.device)
+
+
+_SHORTLIST = 1024
+
+
+def cut_distribution(weights: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Zeroes what the parameters exclude.
+
+    Order and comparisons are SGLang's: an entry stays if its rank is below top_k, the mass before it
+    does not exceed top_p, and its probability is at least min_p times the largest. A full sort of the
+    vocabulary is avoided where the likeliest entries decide.
+
+    Args:
+        weights: ``[R, vocab]`` float32, unnormalised probabilities.
+        params: of each row.
+
+    Returns:
+        ``[R, vocab]`` float32.
+    """
+    vocab = weights.shape[1]
+    size = min(_SHORTLIST, vocab)
+    cut, decided = _cut(weights, weights.topk(size), params)
+    if size < vocab and not decided.all():
+        # only those rows: where entries tie, a sort may choose others, and that must not depend on company
+        rows = (~decided).nonzero()[:, 0]
+        rest, undecided = weights[rows], [params[i] for i in rows.tolist()]
+        cut[rows], _ = _cut(rest, rest.sort(stable=True, dim=-1, descending=True), undecided)
+    return cut
+
+
+def _cut(
+    weights: torch.Tensor, ranked: tuple[torch.Tensor, torch.Tensor], params: list[SamplingParams]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keeps what the parameters allow of the ``ranked`` values and ids, ``[R, size]``, and zeroes the rest.
+
+    Returns:
+        ``[R, vocab]`` float32, and ``[R]`` bool: whether nothing behind the ranked entries could stay.
+    """
+    values, ids = ranked
+    size, device = values.shape[1], weights.device
+    total = weights.double().sum(-1, keepdim=True)
+    limits = [p.top_k if p.top_k > 0 else weights.shape[1] for p in params]
+    top_k = torch.tensor(limits, device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
+    mass = values.double().cumsum(-1) / total
+    keep = torch.arange(size, device=device)[None] < top_k
+    keep &= (mass - values.double() / total) <= top_p
+    keep &= values >= min_p * values[:, :1]
+    keep[:, 0] = True
+    return torch.zeros_like(weights).scatter_(1, ids, values * keep), ~keep[:, -1]
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(seeds: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Uniform noise as a function of a request's seed and the position of the token.
+
+    Counter-based, so that a token's noise depends neither on the batch it is drawn in nor on how often
+    its sequence was interrupted.
+
+    Args:
+        seeds: ``[B]`` uint64.
+        steps: ``[B]`` uint64, positions of the tokens.
+
+    Returns:
+        ``[B]`` float64 in [0, 1).
+    """
+    with np.errstate(over="ignore"):
+        return (_mix(_mix(seeds) + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """One step of splitmix64 (Steele, Lea and Flood 2014)."""
+    state = state + _GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * _MIX_1
+    state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    return state ^ (state >> np.uint64(31))

@@ -13,8 +13,10 @@ sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
 """
 
 import argparse
+import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -24,7 +26,6 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
-from slime.backends.sglang_utils.slime_router import slime_router_command
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.addresses import http_url
@@ -248,3 +249,31 @@ def _defaults_for_training(args: FleetView, changed: set[str]) -> dict[str, Any]
             args, "sglang_router_request_timeout_secs", STOCK_REQUEST_TIMEOUT_S
         )
     return values
+
+
+def slime_router_command(
+    args: FleetView, *, host: str, port: int, api_key: str | None, args_path: Path
+) -> list[str]:
+    """Returns the command line of slime's own router: a file that only this user reads, and that it removes.
+
+    It serves the stock router's ``/workers``, so `RouterProcess` speaks to both. Bodies pass through it
+    untouched, and a request is sent to a second engine only if the first could not be connected to.
+
+    The file has all of ``args`` that JSON can say: middleware of users' may read any of it.
+    """
+    values = {name: value for name, value in vars(args).items() if _is_plain(value)}
+    place = {"sglang_router_ip": host, "sglang_router_port": port, "sglang_api_key": api_key}
+    args_path.parent.mkdir(parents=True, exist_ok=True)
+    args_path.unlink(missing_ok=True)
+    descriptor = os.open(args_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(values | place, file)
+    return [sys.executable, "-m", "slime.router", str(args_path)]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float)

@@ -13,8 +13,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
-from slime.backends.embedded_engine.build import build_server
-from slime.backends.embedded_engine.device import engine_device
+from slime.backends.embedded_engine.build import build_server, engine_device
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.sampling_params import SamplingParams
@@ -33,7 +32,7 @@ ENGINE = "slime.backends.embedded_engine"
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This machine has one."""
-    monkeypatch.setattr(f"{ENGINE}.device.gpu_count", lambda: 1)
+    monkeypatch.setattr(f"{ENGINE}.build.gpu_count", lambda: 1)
     monkeypatch.setattr(f"{ENGINE}.build.free_memory", lambda device: 1 << 30)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
@@ -216,7 +215,7 @@ def test_a_seed_means_the_same_random_weights_on_any_device(qwen3, request) -> N
     ],
 )
 def test_where_an_engine_computes(monkeypatch, name, number, count, expected) -> None:
-    monkeypatch.setattr(f"{ENGINE}.device.gpu_count", lambda: count)
+    monkeypatch.setattr(f"{ENGINE}.build.gpu_count", lambda: count)
     try:
         found = str(engine_device(name, number))
     except ValueError as error:

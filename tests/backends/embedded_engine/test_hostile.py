@@ -17,7 +17,7 @@ from slime.backends.embedded_engine.http import prompts, weight_routes
 from slime.backends.embedded_engine.http.app import create_app
 from slime.backends.embedded_engine.http.bodies import Body, GenerateBody
 from slime.backends.embedded_engine.http.streaming import _possible_stop
-from slime.backends.embedded_engine.stop_patterns import check_pattern
+from slime.backends.embedded_engine.sampling_params import check_pattern
 from slime.backends.embedded_engine.stopping import StopChecker
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.utils.http_utils import HttpStatusError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slime.backends.embedded_engine.chat_template import takes_parts
+from slime.backends.embedded_engine.tokenizer import takes_parts
 
 CHAT = [{"role": "user", "content": "2+2?"}]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from slime.backends.embedded_engine.penalties import adjust_logits
+from slime.backends.embedded_engine.sampler import adjust_logits
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from slime.utils.model_inputs import SequenceInputs

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime.backends.embedded_engine.distribution import cut_distribution
-from slime.backends.embedded_engine.noise import uniforms
-from slime.backends.embedded_engine.sampler import SamplingBatch
+from slime.backends.embedded_engine.sampler import SamplingBatch, cut_distribution, uniforms
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Sequence
 from slime.utils.model_inputs import SequenceInputs

@@ -1,11 +1,13 @@
-"""Assembles the FastAPI application."""
+"""Assembles the FastAPI application, and asks for API keys before its routes."""
 
+import hmac
 import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http import (
@@ -16,7 +18,6 @@ from slime.backends.embedded_engine.http import (
     parsing_routes,
     weight_routes,
 )
-from slime.backends.embedded_engine.http.auth import ApiKeyMiddleware
 from slime.backends.embedded_engine.http.bodies import MAX_WEIGHTS_BYTES
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.running import ClientGone
@@ -24,6 +25,19 @@ from slime.backends.embedded_engine.http.state import ServerState
 from slime.utils.request_gate import RequestGate
 
 logger = logging.getLogger(__name__)
+
+_OPEN = ("/health", "/ready", "/metrics")
+_NORMAL = (
+    "/generate",
+    "/model_info",
+    "/get_model_info",
+    "/server_info",
+    "/get_server_info",
+    "/v1/",
+    "/tokenize",
+    "/detokenize",
+)
+_UNAUTHORIZED = b'{"error":"Unauthorized"}'
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -70,3 +84,35 @@ async def _server_error(request: Request, error: Exception) -> Response:
     # the connection does not survive an exception: unless told, the client would send its next request on it
     answer.headers["Connection"] = "close"
     return answer
+
+
+class ApiKeyMiddleware:
+    """SGLang's rules: normal endpoints take the API key only; control endpoints take the admin key if
+    there is one, else the API key; health, readiness and metrics are open."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, admin_api_key: str | None) -> None:
+        self._app = app
+        self._api_key = api_key
+        self._admin_api_key = admin_api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": _UNAUTHORIZED})
+
+    def _allowed(self, scope: Scope) -> bool:
+        wanted = self._wanted_key(scope["path"])
+        if wanted is None or scope["method"] == "OPTIONS":
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return hmac.compare_digest(given, b"Bearer " + wanted.encode())
+
+    def _wanted_key(self, path: str) -> str | None:
+        if path.startswith(_OPEN):
+            return None
+        if path.startswith(_NORMAL):
+            return self._api_key
+        return self._admin_api_key or self._api_key

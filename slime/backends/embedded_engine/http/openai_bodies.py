@@ -1,12 +1,12 @@
-"""Bodies of the OpenAI endpoints, and how they become sampling parameters."""
+"""Bodies of the OpenAI endpoints, and how they become sampling parameters and grammars."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field, model_validator
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http.bodies import Body, Items
-from slime.backends.embedded_engine.http.response_format import format_params
 
 _PASSED_THROUGH = (
     "temperature",
@@ -125,3 +125,42 @@ def sampling_params_of(
         params["min_new_tokens"] = body.min_tokens
     constraint = format_params(data.get("response_format"))
     return {**params, **constraint, "max_new_tokens": max_tokens, "sampling_seed": body.seed}
+
+
+_TYPES = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def format_params(given: Any) -> dict[str, str]:
+    """The sampling parameter of a ``response_format``; none for text.
+
+    Raises:
+        BadRequest: it is of no known type, or lacks its schema.
+    """
+    if given is None:
+        return {}
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind not in _TYPES:
+        raise BadRequest(
+            f"response_format.type {kind!r}: wanted one of {', '.join(_TYPES)}", kind=BadRequest.BODY
+        )
+    if kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    if kind == "structural_tag":
+        return {"structural_tag": orjson.dumps(given).decode()}
+    if kind == "json_schema":
+        return {"json_schema": orjson.dumps(_schema(given)).decode()}
+    return {}
+
+
+def _schema(given: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI puts the schema within ``json_schema``; SGLang takes it beside ``type`` too."""
+    named = given.get("json_schema")
+    if named is None:
+        named = {"name": "", "schema": given.get("schema")}
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        raise BadRequest(
+            "response_format.json_schema: wanted an object with name and schema", kind=BadRequest.BODY
+        )
+    if not isinstance(named.get("schema"), dict):
+        raise BadRequest("response_format.json_schema.schema: wanted an object")
+    return named["schema"]
