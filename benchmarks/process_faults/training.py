@@ -9,8 +9,8 @@ _STEP = ("tests/backends/megatron_utils/test_train_step_parity.py",)
 _OF_WEIGHT_SYNC: dict[str, Fault] = {
     "a bucket is dropped": Fault(
         "slime/weight_sync/update.py",
-        "if failure is None and dist.get_rank() in sources:",
-        "if failure is None and dist.get_rank() in sources and (is_last or not sent):",
+        "        return sum(transport.send(bucket, is_last) for transport in self._transports)\n",
+        "        return sum(t.send(bucket, True) for t in self._transports) if is_last else 0\n",
         _SYNC,
         "test_engines_hold_the_trainers_weights and handle and tp1",
     ),
@@ -29,14 +29,14 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
         DP_2,
     ),
     "the version comes with the first bucket": Fault(
-        "slime/weight_sync/update.py",
-        "sent += sum(transport.send(stored, is_last)",
-        "sent += sum(transport.send(stored, not sent)",
+        "slime/weight_sync/plan.py",
+        "        yield previous, following is None\n",
+        "        yield previous, following is not None\n",
         ("tests/weight_sync/test_handle.py",),
         "the_last_one_carries_the_version",
     ),
     "caches are not flushed before an update": Fault(
-        "slime/weight_sync/update.py",
+        "slime/weight_sync/transports/session.py",
         "        self._engines.each(lambda engine: engine.flush_cache())\n",
         "",
         ("tests/weight_sync/test_handle.py",),
@@ -49,7 +49,7 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
         ("tests/weight_sync/test_pairs.py",),
     ),
     "generation does not go on after an update": Fault(
-        "slime/weight_sync/update.py",
+        "slime/weight_sync/transports/session.py",
         "        self._engines.each(lambda engine: engine.continue_generation())\n",
         "",
         _SYNC,
@@ -96,9 +96,9 @@ _OF_TRAINERS: dict[str, Fault] = {
         "test_a_rank_trains_on_the_shard",
     ),
     "the weights of another version stay in place after a pass": Fault(
-        "slime/training/trainer.py",
-        "            if tag != TRAINED:\n                versions.restore(TRAINED)\n",
-        "",
+        "slime/training/versions.py",
+        "            self.restore(TRAINED)\n",
+        "            pass\n",
         LAYOUTS,
         DP_2,
     ),

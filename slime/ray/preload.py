@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from slime.arguments.trainers import trainer_of
 from slime.arguments.views import FleetView
+from slime.weight_sync.transports import TRANSPORTS
 
 
 def modules_of(args: FleetView) -> Iterator[str]:
@@ -16,4 +17,5 @@ def modules_of(args: FleetView) -> Iterator[str]:
         yield from ("slime.backends.embedded_engine.build", "slime.backends.embedded_engine.http.app")
         yield from ("slime.backends.embedded_engine.row_executor", "uvicorn")
     if not args.debug_rollout_only:
-        yield from ("slime.weight_sync.update", *trainer_of(args).imports)
+        transports = (path.rpartition(".")[0] for path in TRANSPORTS.values())
+        yield from ("slime.weight_sync.update", *transports, *trainer_of(args).imports)

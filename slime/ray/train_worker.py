@@ -23,19 +23,12 @@ from slime.ray.process_watch import ProcessLocation, process_location
 from slime.training.backend import TrainBackend
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
-from slime.training.passes import (
-    OLD_ACTOR,
-    REFERENCE,
-    ROLLOUT_ACTOR,
-    TEACHER,
-    TRAINED,
-    needs_reference,
-    needs_teacher,
-)
+from slime.training.passes import needs_reference, needs_teacher
 from slime.training.probe import text_log_probs
 from slime.training.roles import ACTOR, ROLES
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
+from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TEACHER, TRAINED
 from slime.utils.accelerator import empty_cache
 from slime.utils.misc import load_function
 from slime.utils.reserved_ports import reserve_port
@@ -156,7 +149,7 @@ class TrainWorker:
         """Prepares weight sync with these engines, in place of those before."""
         if self._update is None:
             served = self._args.synced_checkpoint
-            self._update = WeightUpdate(self._args, self.backend.hf_tensors(), served=served)
+            self._update = WeightUpdate(self._args, self.backend.weights(), served=served)
         self._update.connect(endpoints)
 
     def update_weights(self) -> tuple[int, int]:

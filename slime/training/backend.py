@@ -1,6 +1,6 @@
 """What the rest of the project knows about a trainer: the weights of one role on one rank."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,11 +11,9 @@ from slime.arguments.views import TrainingView
 from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
-from slime.utils.tensor_backper import TensorBackuper
+from slime.training.versions import WeightVersions
+from slime.training.weights import FULL, Weights
 from slime.utils.types import RolloutBatch
-
-NamedTensors = list[tuple[str, torch.Tensor]]
-"""(Hugging Face name, full tensor) pairs."""
 
 Outputs = dict[str, list[torch.Tensor]]
 """Per sample values [R] float32 under the names of batch fields; empty before the last pipeline stage."""
@@ -51,19 +49,6 @@ class Memory(Protocol):
     def require_weights(self, what: str) -> None: ...
 
 
-class HfTensors(Protocol):
-    """The whole model under Hugging Face names, whatever the parallel layout.
-
-    Attributes:
-        ranks: the global ranks that have to iterate in step with this one, itself included.
-    """
-
-    ranks: frozenset[int]
-
-    def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
-        """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
-
-
 class TrainBackend(Protocol):
     """A model with its optimizer. Methods are collective over the ranks of the role.
 
@@ -72,12 +57,12 @@ class TrainBackend(Protocol):
     Attributes:
         context: the parallel layout.
         device: where this rank computes.
-        versions: copies of other weights (a reference, say) under their tags, beside the trained ones.
+        versions: other weights (a reference, say) beside the trained ones, under their tags.
     """
 
     context: ParallelContext
     device: torch.device
-    versions: TensorBackuper
+    versions: WeightVersions
     memory: Memory
 
     def load(self) -> Start:
@@ -129,8 +114,12 @@ class TrainBackend(Protocol):
             RuntimeError: names the first such parameter of this rank.
         """
 
-    def hf_tensors(self) -> HfTensors:
-        """The weights as they are when the result is iterated."""
+    def weights(self, form: str = FULL) -> Weights:
+        """The trained weights as they are when the result is iterated.
+
+        Raises:
+            ValueError: this trainer does not have them in that form.
+        """
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
         """Writes a checkpoint to ``--save``.

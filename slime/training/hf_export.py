@@ -15,7 +15,7 @@ from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbyte
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.mtp import is_copy
-from slime.training.backend import HfTensors, NamedTensors
+from slime.training.weights import NamedTensors, Weights
 
 SHARD_BYTES = 5 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -25,7 +25,7 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin
 def save_hf_model_to_path(
     args: Namespace,
     path: str | Path,
-    weights: HfTensors,
+    weights: Weights,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes config, tokenizer and weights to the directory ``path``. Called on every rank.
@@ -67,7 +67,7 @@ def _shard_name(number: int, count: int) -> str:
 
 
 def _write_shards(
-    directory: Path, weights: HfTensors, shard_bytes: int, writers: list[int]
+    directory: Path, weights: Weights, shard_bytes: int, writers: list[int]
 ) -> list[dict[str, int]]:
     """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes."""
     shards = []

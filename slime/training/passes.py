@@ -10,15 +10,7 @@ from slime.arguments.views import TrainingView
 from slime.training.backend import Head, Outputs
 from slime.training.log_probs import response_log_probs
 from slime.training.values import response_values
-
-TRAINED = "actor"
-"""The tag of the weights that are trained."""
-REFERENCE = "ref"
-TEACHER = "teacher"
-OLD_ACTOR = "old_actor"
-"""What the engines had when they made the rollout that is trained next, with ``--keep-old-actor``."""
-ROLLOUT_ACTOR = "rollout_actor"
-"""What the engines have been sent last."""
+from slime.training.versions import OLD_ACTOR, REFERENCE, TEACHER, TRAINED
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class Pass:
 
     Attributes:
         name: of its time among the metrics.
-        tag: which weights.
+        tag: the version of the weights that it enters.
         prefix: goes before the names of what it adds to the batch.
         head: what is computed.
         when: whether a rollout of so many optimizer steps needs it.

@@ -19,8 +19,9 @@ from slime.training.losses.policy import OWN_LOG_PROBS
 from slime.training.losses.reducers import LossFunction
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
-from slime.training.passes import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED, Pass
+from slime.training.passes import Pass
 from slime.training.roles import ACTOR, Role
+from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
 
@@ -103,13 +104,9 @@ class Trainer:
         return [p for p in self._role.passes if p.when(self._args, num_steps)]
 
     def _run(self, forward_pass: Pass, batch: RolloutBatch, data: DataIterator) -> None:
-        tag, versions = forward_pass.tag, self._backend.versions
-        with self._timer.measure(forward_pass.name):
-            if tag != TRAINED:
-                versions.restore(tag)
-            batch |= self._backend.forward(batch, data.reset(), forward_pass.head, forward_pass.prefix)
-            if tag != TRAINED:
-                versions.restore(TRAINED)
+        backend = self._backend
+        with self._timer.measure(forward_pass.name), backend.versions.entered(forward_pass.tag):
+            batch |= backend.forward(batch, data.reset(), forward_pass.head, forward_pass.prefix)
 
     def _optimizer_steps(
         self, rollout_id: int, batch: RolloutBatch, data: DataIterator

@@ -27,7 +27,7 @@ def fsdp_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
 
 def weights_of(worker: TrainWorker) -> dict[str, torch.Tensor]:
     """All weights under Hugging Face names. Collective."""
-    buckets = worker.backend.hf_tensors().buckets(100_000)
+    buckets = worker.backend.weights().buckets(100_000)
     return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
 
 

@@ -35,15 +35,15 @@ async def broken_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
 
 def perturb_a_tensor(args: Namespace) -> None:
     """Engines get one tensor otherwise than the trainer has it."""
-    from slime.weight_sync.update import WeightUpdate
+    from slime.weight_sync.plan import WeightPlan
 
-    buckets = WeightUpdate._buckets
+    filtered = WeightPlan.filtered
 
-    def perturbed(self: WeightUpdate) -> Any:
-        for bucket in buckets(self):
+    def perturbed(self: WeightPlan, buckets: Any) -> Any:
+        for bucket in filtered(self, buckets):
             yield [(name, tensor * 2 if name == PERTURBED else tensor) for name, tensor in bucket]
 
-    WeightUpdate._buckets = perturbed  # type: ignore[method-assign]
+    WeightPlan.filtered = perturbed  # type: ignore[method-assign]
 
 
 PERTURBED = "model.layers.1.self_attn.v_proj.weight"

@@ -6,7 +6,8 @@ import transformers
 
 from slime.ray.train_worker import TrainWorker
 from slime.training.micro_batches import DataIterator, tensorize
-from slime.training.passes import TRAINED, log_probs
+from slime.training.passes import log_probs
+from slime.training.versions import TRAINED
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 
@@ -32,10 +33,9 @@ class _Engines:
 
 def _own_log_probs(worker, shard, tag):
     batch = tensorize(shard, worker.backend.device)
-    worker.backend.versions.restore(tag)
     data = DataIterator(batch, batch["micro_batch_indices"])
-    found = worker.backend.forward(batch, data, log_probs, "")["log_probs"]
-    worker.backend.versions.restore(TRAINED)
+    with worker.backend.versions.entered(tag):
+        found = worker.backend.forward(batch, data, log_probs, "")["log_probs"]
     return torch.cat(found)
 
 

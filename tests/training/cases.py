@@ -234,8 +234,10 @@ class GivenLogits:
         self.backup_tags: list[str] = []
         self._case, self._leaves, self._steps, self._tag = case, leaves, steps, "actor"
 
-    def restore(self, tag: str) -> None:
+    @contextmanager
+    def entered(self, tag: str) -> Iterator[None]:
         self._tag = tag
+        yield
 
     def training(self) -> AbstractContextManager[None]:
         return nullcontext()

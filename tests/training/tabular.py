@@ -9,7 +9,7 @@ import torch
 from slime.training.losses.scaling import loss_function
 from slime.training.micro_batches import DataIterator, packed_micro_batch
 from slime.training.parallel import ParallelContext
-from slime.utils.tensor_backper import TensorBackuper
+from slime.training.versions import WeightVersions
 
 
 class TabularBackend:
@@ -18,7 +18,7 @@ class TabularBackend:
     def __init__(self, args: Any, table: torch.Tensor, lr: float) -> None:
         self.table = table.clone().requires_grad_()
         self.context, self.device = ParallelContext(), torch.device("cpu")
-        self.versions = TensorBackuper(lambda: [("table", self.table)])
+        self.versions = WeightVersions(lambda: [("table", self.table)])
         self._args, self._optimizer = args, torch.optim.Adam([self.table], lr=lr, betas=(0.9, 0.98))
 
     def training(self) -> AbstractContextManager[None]:

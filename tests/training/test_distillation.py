@@ -8,9 +8,10 @@ from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.conversion import samples_to_train_data, split_train_data_by_dp
 from slime.training.micro_batches import tensorize
-from slime.training.passes import ACTOR_PASSES, TEACHER, TRAINED
+from slime.training.passes import ACTOR_PASSES
 from slime.training.roles import ACTOR
 from slime.training.trainer import Trainer
+from slime.training.versions import TEACHER, TRAINED
 from slime.utils.types import Sample
 from tests.training.cases import VOCAB, flags
 from tests.training.tabular import TabularBackend

@@ -8,9 +8,10 @@ import torch
 from slime.observability.timer import Timer
 from slime.ray.train_worker import TrainWorker
 from slime.training.micro_batches import tensorize
-from slime.training.passes import TRAINED, Pass, log_probs
+from slime.training.passes import Pass, log_probs
 from slime.training.roles import ACTOR
 from slime.training.trainer import Trainer
+from slime.training.versions import TRAINED
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 

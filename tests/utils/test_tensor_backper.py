@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from slime.training.versions import TRAINED, WeightVersions
 from slime.utils.tensor_backper import TensorBackuper
 
 
@@ -27,4 +28,18 @@ def test_another_version_is_in_place_only_for_a_while():
     with pytest.raises(RuntimeError, match="full"), backups.swapped("ref", "trained"):
         assert live.tolist() == [1, 1, 1]
         raise RuntimeError("full")
+    assert live.tolist() == [2, 2, 2]
+
+
+def test_a_version_is_entered_and_left_again_even_by_a_failure():
+    live = torch.ones(3)
+    versions = WeightVersions(lambda: [("weight", live)])
+    versions.backup("ref")
+    live.fill_(2)
+    versions.backup(TRAINED)
+    with versions.entered(TRAINED):
+        assert live.tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="stop"), versions.entered("ref"):
+        assert live.tolist() == [1, 1, 1]
+        raise RuntimeError("stop")
     assert live.tolist() == [2, 2, 2]

@@ -10,11 +10,13 @@ import torch
 from slime.weight_sync.transports import broadcast
 from slime.weight_sync.transports.broadcast import BroadcastTransport
 
+ARGS = Namespace(distributed_timeout_minutes=1, check_weight_update_equal=False)
+
 
 @pytest.fixture
 def transport(monkeypatch):
     """In a group with two engines, whose members have all that was broadcast."""
-    made = BroadcastTransport(Namespace(distributed_timeout_minutes=1, train_timeout=60))
+    made = BroadcastTransport(ARGS)
     made._engines = MagicMock(clients=[MagicMock(), MagicMock()])
     made._group, made._group_name = object(), "weights"
     monkeypatch.setattr(made, "_broadcast", lambda flat, answers: [answer.result() for answer in answers])
@@ -23,7 +25,7 @@ def transport(monkeypatch):
 
 def test_engines_learn_the_version_with_the_last_bucket(transport):
     """Before it their weights are of two versions."""
-    transport.begin("7")
+    transport.open("7", MagicMock(needs_session=False))
     buckets = [("a", torch.ones(3, 2)), ("b", torch.ones(4).bfloat16()), ("c", torch.ones(2))]
     sent = [transport.send([pair], is_last=pair[0] == "c") for pair in buckets]
     assert sent == [24, 8, 8]
@@ -44,7 +46,7 @@ def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_eng
         module = importlib.reload(broadcast)  # as in another process
         monkeypatch.setattr(module, "init_process_group", lambda *_: object())
         monkeypatch.setattr(module, "group_address", lambda urls: "127.0.0.1")
-        transport = module.BroadcastTransport(Namespace(distributed_timeout_minutes=1, train_timeout=60))
+        transport = module.BroadcastTransport(ARGS)
         client = MagicMock()
         transport._engines = MagicMock(clients=[client], endpoints=[MagicMock(num_gpus=1)])
         transport._join()

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from slime.backends.fsdp_utils.model import named_tensors
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors, TensorInfo
 
 
 class FsdpHfTensors:
@@ -30,6 +30,20 @@ class FsdpHfTensors:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self.ranks = frozenset(range(dist.get_world_size()))
+
+    def manifest(self) -> list[TensorInfo]:
+        """Goes the way of the tensors with empty ones."""
+        return list(self._announced())
+
+    def _announced(self) -> Iterator[TensorInfo]:
+        for unit in units(self._model):
+            empty = {
+                name: torch.empty(tensor.shape, dtype=self._dtype_of(tensor), device="meta")
+                for name, tensor in unit
+            }
+            shard = _shard(unit[0][1]) if len(unit) == 1 else None
+            for name, tensor in as_in_checkpoints(self._model, empty).items():
+                yield TensorInfo(name, tuple(tensor.shape), tensor.dtype, shard)
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes``; what fits in none, or must stay together, comes alone."""
@@ -63,6 +77,11 @@ class FsdpHfTensors:
             part = part.to(part.device_mesh.device_type)
         whole: torch.Tensor = part.full_tensor()
         return whole
+
+
+def _shard(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """(dimension, parts) of a parameter that FSDP has split."""
+    return (0, tensor.device_mesh.size()) if isinstance(tensor, DTensor) else None
 
 
 def units(model: PreTrainedModel) -> Iterator[NamedTensors]:

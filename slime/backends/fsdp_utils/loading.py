@@ -23,7 +23,7 @@ from slime.models.checkpoint.passthrough import passthrough_names
 from slime.models.checkpoint.tensor_views import view_at
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.weight_prefix import WeightPrefix
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -28,8 +28,8 @@ from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
-from slime.training.passes import TRAINED
-from slime.utils.tensor_backper import TensorBackuper
+from slime.training.versions import TRAINED, WeightVersions
+from slime.training.weights import FULL, require_form
 from slime.utils.types import RolloutBatch
 
 
@@ -52,7 +52,7 @@ class FSDPBackend:
         self.memory = TrainerMemory(
             lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
         )
-        self.versions = TensorBackuper(self._named_shards)
+        self.versions = WeightVersions(self._named_shards)
         self._writer = CheckpointWriter(args)
         self._resumes = _is_checkpoint(args.load)
         start = self._start()
@@ -126,7 +126,8 @@ class FSDPBackend:
     def require_finite(self, what: str) -> None:
         require_finite(self._named_shards(), what)
 
-    def hf_tensors(self) -> FsdpHfTensors:
+    def weights(self, form: str = FULL) -> FsdpHfTensors:
+        require_form(form, FULL)
         return FsdpHfTensors(self.state.model, self._args.params_dtype)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
@@ -139,7 +140,7 @@ class FSDPBackend:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._args, path, self.hf_tensors())
+        save_hf_model_to_path(self._args, path, self.weights())
 
     def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, local(param)) for name, param in self.state.model.named_parameters())

@@ -25,7 +25,7 @@ from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.rules import Rule
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class ParamInfo:
         if is_expert(self.name):
             return mpu.get_expert_tensor_and_model_parallel_group()
         return None if self.dim is None else mpu.get_tensor_model_parallel_group()
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """(dimension, parts) of the full parameter."""
+        return None if self.dim is None else (self.dim, shard_group(self.name).size())
 
     @property
     def full_bytes(self) -> int:
@@ -73,6 +78,21 @@ class HfWeights:
         self._params = {name: param for name, param in named_weights(model) if name not in absent}
         self._device = torch.cuda.current_device()
         self._infos = self._all_infos()
+
+    def manifest(self) -> list[TensorInfo]:
+        """Goes the way of the tensors with empty ones."""
+        return list(self._announced())
+
+    def _announced(self) -> Iterator[TensorInfo]:
+        stacks = Stacks(self._args)
+        for info in self._infos:
+            count = info.group.size() if info.group is not None else 1
+            parts = [torch.empty(info.shape, dtype=info.dtype, device="meta")] * count
+            for name, expert, tensor in self._converted(info, parts):
+                whole = tensor if expert is None else stacks.add(name, expert, tensor)
+                if whole is not None:
+                    shard = info.shard if expert is None else None
+                    yield TensorInfo(name, tuple(whole.shape), whole.dtype, shard, info.stage)
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of (HF name, tensor) of at most ``max_bytes`` each; a larger parameter comes alone."""
@@ -119,11 +139,17 @@ class HfWeights:
         shards = self._broadcast_over_stages(bucket)
         gathered = _gather_parts(bucket, shards)
         return [
-            (hf_name, self._rule_for(name).expert, tensor)
+            piece
             for info, parts in zip(bucket, gathered, strict=True)
-            for name, full in self._joined(info, parts)
-            for hf_name, tensor in self._rules.split(self._args, name, full)
+            for piece in self._converted(info, parts)
         ]
+
+    def _converted(
+        self, info: ParamInfo, parts: list[torch.Tensor]
+    ) -> Iterator[tuple[str, int | None, torch.Tensor]]:
+        for name, full in self._joined(info, parts):
+            for hf_name, tensor in self._rules.split(self._args, name, full):
+                yield hf_name, self._rule_for(name).expert, tensor
 
     def _joined(self, info: ParamInfo, parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of the parameters that these parts, one of each rank of a group, make up."""

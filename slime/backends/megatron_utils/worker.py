@@ -34,9 +34,9 @@ from slime.training.hf_export import save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
-from slime.training.passes import TRAINED
+from slime.training.versions import TRAINED, WeightVersions
+from slime.training.weights import FULL, require_form
 from slime.utils.misc import load_function
-from slime.utils.tensor_backper import TensorBackuper
 from slime.utils.types import RolloutBatch
 
 
@@ -55,7 +55,7 @@ class MegatronBackend:
         self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
         self.memory = trainer_memory(self.state.model, self.state.optimizer)
-        self.versions = TensorBackuper(lambda: named_weights(self.state.model))
+        self.versions = WeightVersions(lambda: named_weights(self.state.model))
         self._writer = CheckpointWriter(args)
         if self._resumes:
             return self._resume()
@@ -152,7 +152,8 @@ class MegatronBackend:
     def require_finite(self, what: str) -> None:
         require_finite(named_weights(self.state.model), what)
 
-    def hf_tensors(self) -> HfWeights:
+    def weights(self, form: str = FULL) -> HfWeights:
+        require_form(form, FULL)
         return HfWeights(view(self._args, ModelView), self.state.model)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
@@ -171,4 +172,4 @@ class MegatronBackend:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._args, path, self.hf_tensors())
+        save_hf_model_to_path(self._args, path, self.weights())

@@ -59,13 +59,32 @@ class StoredFormat:
             for part in self._encoded(weight, matrix)
         ]
 
-    def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def encoded(self, name: str, spec: Spec) -> dict[str, Spec]:
+        """Names, formats and shapes of what `encode` gives for a weight of this format and shape.
+
+        Raises:
+            ValueError: the checkpoint has no such weight, or one of another shape.
+        """
+        empty = torch.empty(spec[1], dtype=spec[0], device="meta")
+        found: dict[str, Spec] = {}
+        for weight, matrix in self._stacks.apart(name, empty):
+            encoding = self._encoding(weight, matrix)
+            plain = {weight: (matrix.dtype, tuple(matrix.shape))}
+            found |= plain if encoding is None else encoding.specs()
+        return found
+
+    def _encoding(self, name: str, tensor: torch.Tensor) -> Encoding | None:
+        """How a weight of this checkpoint is stored; None if it is as it is."""
         encoding = self._encodings.get(name)
         if encoding is None and name not in self._plain:
             raise ValueError(f"{self._path}: has no weight {name!r}, which its engines are to be given")
         wanted = list(self._plain[name] if encoding is None else encoding.shape)
         if (given := list(tensor.shape)) != wanted:
             raise ValueError(f"{self._path}: {name} is {wanted}, and its engines are to be given {given}")
+        return encoding
+
+    def _encoded(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        encoding = self._encoding(name, tensor)
         if encoding is None:
             return [(name, tensor)]
         try:

@@ -1,32 +1,52 @@
 """Weights in the format of the checkpoint that the engines serve."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.hf_config import HfConfig
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors, TensorInfo
+from slime.weight_sync.filters.filter import Filter
 
 
-class ServedFormat:
+class ServedFormat(Filter):
     """Quantises bucket by bucket, matrix by matrix, on the device of the trainer.
 
     Engines whose checkpoint is quantised know its tensors only: float8 and scales, or packed integers.
 
     Args:
-        path: of the checkpoint; None for engines that are given the weights as they are.
+        path: of the checkpoint.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._found = read_quantization(HfConfig.read(path)) if path is not None else None
-        self._stored: StoredFormat | None = None
+        self._found = read_quantization(HfConfig.read(path))
+        # SGLang packs 4-bit integers anew for its kernels, and undoes that between begin and end only.
+        self.needs_session = self._found is not None and self._found.kind == "int4"
 
-    @property
-    def needs_session(self) -> bool:
-        """Whether engines have to be told when an update begins and ends.
+    @cached_property
+    def _stored(self) -> StoredFormat:  # read on ranks that send alone
+        return StoredFormat(self._path)
 
-        SGLang packs 4-bit integers anew for its kernels, and undoes that in between only.
+    def manifest(self, tensors: Iterable[TensorInfo]) -> Iterable[TensorInfo]:
         """
-        return self._found is not None and self._found.kind == "int4"
+        Raises:
+            ValueError: the checkpoint has no such weight, or one of another shape.
+        """
+        if self._found is None:
+            return tensors
+        return [
+            replace(tensor, name=name, dtype=dtype, shape=shape, shard=None)
+            for tensor in tensors
+            for name, (dtype, shape) in self._stored.encoded(
+                tensor.name, (tensor.dtype, tensor.shape)
+            ).items()
+        ]
+
+    def apply(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
+        return iter(buckets) if self._found is None else map(self.encode, buckets)
 
     def encode(self, bucket: NamedTensors) -> NamedTensors:
         """What the engines are to be given in the place of these tensors.
@@ -37,9 +57,5 @@ class ServedFormat:
         Raises:
             ValueError: the checkpoint has no such weight, or one of another shape; or a number is not finite.
         """
-        if self._found is None or self._path is None:
-            return bucket
-        if self._stored is None:  # on ranks that send alone
-            self._stored = StoredFormat(self._path)
         # Wide formats first, so that each tensor of a flat bucket is aligned to its own.
         return sorted(self._stored.encode(bucket), key=lambda pair: -pair[1].dtype.itemsize)

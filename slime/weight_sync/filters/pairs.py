@@ -2,11 +2,19 @@
 
 from collections.abc import Iterable, Iterator
 
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors
+from slime.weight_sync.filters.filter import Filter
 
 # SGLang keeps the down-projections of multi-latent attention in one matrix. It writes that when it has met
 # both in one request, and forgets one that came alone.
 _FIRST, _SECOND = ".q_a_proj.", ".kv_a_proj_with_mqa."
+
+
+class WholePairs(Filter):
+    """Keeps such tensors together."""
+
+    def apply(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
+        return whole_pairs(buckets)
 
 
 def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:

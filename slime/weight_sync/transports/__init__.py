@@ -1,1 +1,21 @@
-"""Ways of weights to engines."""
+"""Ways of weights to engines, a file each."""
+
+from typing import TYPE_CHECKING, cast
+
+from slime.utils.misc import load_function
+
+if TYPE_CHECKING:
+    from slime.arguments.views import WeightSyncView
+    from slime.weight_sync.transports.transport import Transport
+
+TRANSPORTS = {
+    "handle": "slime.weight_sync.transports.handle.HandleTransport",
+    "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
+}
+"""Where each one is, in the order in which they are asked whether they reach an engine."""
+
+
+def transports_of(args: "WeightSyncView") -> "list[Transport]":
+    """Returns those that the flags ask for, unconnected."""
+    kinds = [cast("type[Transport]", load_function(path)) for path in TRANSPORTS.values()]
+    return [kind(args) for kind in kinds if kind.is_wanted(args)]

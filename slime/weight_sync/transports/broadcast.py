@@ -13,20 +13,19 @@ import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.agreement import group_address, wait_limit
+from slime.weight_sync.agreement import group_address
 from slime.weight_sync.transports.flat_buffer import FlatBuffer
-from slime.weight_sync.transports.session import EngineClients
-from slime.weight_sync.transports.transport import Transport
+from slime.weight_sync.transports.session import SessionTransport
 
 logger = logging.getLogger(__name__)
 
 
-class BroadcastTransport(Transport):
+class BroadcastTransport(SessionTransport):
     """One group for all engines: trainer rank 0, then the ranks of each engine in turn.
 
     A group per pipeline stage would let stages broadcast at the same time. It is not needed: the backend
@@ -36,32 +35,20 @@ class BroadcastTransport(Transport):
     """
 
     def __init__(self, args: WeightSyncView) -> None:
-        self._timeout = wait_limit(args)
-        self._engines = EngineClients([], 0.0)
+        super().__init__(args)
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
         self._buffer = FlatBuffer()
-        self._version = ""
+
+    @classmethod
+    def is_wanted(cls, args: WeightSyncView) -> bool:
+        return True
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         return True
 
-    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
-        """
-        Raises:
-            EngineError: an engine refused to join.
-            RuntimeError: the group did not form in time.
-        """
-        self.disconnect()
-        self._engines = EngineClients(endpoints, self._timeout.total_seconds())
-        if endpoints and dist.get_rank() == 0:
-            self._join()
-
     def source_ranks(self) -> set[int]:
-        return {0} if self._engines.endpoints else set()
-
-    def begin(self, version: str) -> None:
-        self._version = version
+        return {0} if self._endpoints else set()
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._group is None:
@@ -86,17 +73,23 @@ class BroadcastTransport(Transport):
             self._broadcast(flat.flattened_tensor, answers)
         return flat.flattened_tensor.nbytes
 
-    def disconnect(self) -> None:
+    def _leave(self) -> None:
         if name := self._group_name:
             self._engines.each(lambda client: client.destroy_weights_update_group(name))
         if self._group is not None:
             dist.destroy_process_group(self._group)
         self._group, self._group_name, self._buffer = None, "", FlatBuffer()
-        self._engines.close()
-        self._engines = EngineClients([], 0.0)
 
     def _join(self) -> None:
-        endpoints = self._engines.endpoints
+        """
+        Raises:
+            EngineError: an engine refused to join.
+            RuntimeError: the group did not form in time.
+        """
+        if self._engines.endpoints:
+            self._form_group(self._engines.endpoints)
+
+    def _form_group(self, endpoints: Sequence[EngineEndpoint]) -> None:
         address = group_address(endpoint.url for endpoint in endpoints)
         port = reserve_port(address)
         sizes = [endpoint.num_gpus for endpoint in endpoints]

@@ -2,7 +2,7 @@
 
 import torch
 
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors
 from slime.utils.tensor_bucket import FlattenedTensorBucket, layout
 
 

@@ -1,23 +1,21 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch.distributed as dist
 
 from slime.arguments.views import WeightSyncView
+from slime.backends.sglang_utils.client import EngineClient
 from slime.processes.reaper import start_memory_reaper
-from slime.training.backend import NamedTensors
+from slime.training.weights import NamedTensors
 from slime.utils.accelerator import collect_handles
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.transports.flat_buffer import FlatBuffer
-from slime.weight_sync.transports.session import EngineClients
-from slime.weight_sync.transports.transport import Transport
+from slime.weight_sync.transports.session import SessionTransport
 
 
-class HandleTransport(Transport):
+class HandleTransport(SessionTransport):
     """Trainer ranks ``gpu_offset ... gpu_offset + num_gpus - 1`` stand behind the ranks of an engine.
 
     Each of them puts the bucket into one flat tensor on its own GPU; the first collects the handles and
@@ -25,43 +23,23 @@ class HandleTransport(Transport):
     """
 
     def __init__(self, args: WeightSyncView) -> None:
-        self._timeout = wait_limit(args)
+        super().__init__(args)
         self._all_ranks: set[int] = set()
-        self._engine: EngineClients | None = None
+        self._engine: EngineClient | None = None
         self._ranks: list[int] = []
         self._group: dist.ProcessGroup | None = None
         self._buffer = FlatBuffer()
-        self._version = ""
+
+    @classmethod
+    def is_wanted(cls, args: WeightSyncView) -> bool:
+        return args.colocate
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         offset = endpoint.gpu_offset
         return offset is not None and offset + endpoint.num_gpus <= dist.get_world_size()
 
-    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
-        """
-        Raises:
-            ValueError: two engines claim the same trainer rank.
-        """
-        self.disconnect()
-        for endpoint in endpoints:
-            first = endpoint.gpu_offset or 0
-            ranks = list(range(first, first + endpoint.num_gpus))
-            if self._all_ranks.intersection(ranks):
-                raise ValueError(
-                    f"engine {endpoint.url}: another engine has one of its trainer ranks {ranks}"
-                )
-            self._all_ranks.update(ranks)
-            # Collective on all ranks, members or not.
-            group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
-            if dist.get_rank() in ranks:
-                self._engine = EngineClients([endpoint], self._timeout.total_seconds())
-                self._ranks, self._group = ranks, group
-
     def source_ranks(self) -> set[int]:
         return self._all_ranks
-
-    def begin(self, version: str) -> None:
-        self._version = version
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._engine is None:
@@ -71,7 +49,7 @@ class HandleTransport(Transport):
         failure: Exception | None = None
         if payloads is not None:
             try:
-                self._engine.clients[0].update_weights_from_tensor(
+                self._engine.update_weights_from_tensor(
                     payloads,
                     load_format="flattened_bucket",
                     weight_version=self._version if is_last else None,
@@ -82,7 +60,26 @@ class HandleTransport(Transport):
         collect_handles()
         return flat.flattened_tensor.nbytes
 
-    def disconnect(self) -> None:
+    def _join(self) -> None:
+        """
+        Raises:
+            ValueError: two engines claim the same trainer rank.
+        """
+        for endpoint in self._endpoints:
+            first = endpoint.gpu_offset or 0
+            ranks = list(range(first, first + endpoint.num_gpus))
+            if self._all_ranks.intersection(ranks):
+                raise ValueError(
+                    f"engine {endpoint.url}: another engine has one of its trainer ranks {ranks}"
+                )
+            self._all_ranks.update(ranks)
+            # Collective on all ranks, members or not.
+            group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
+            if dist.get_rank() in ranks:
+                self._engine = EngineClient(endpoint, timeout=self._timeout.total_seconds())
+                self._ranks, self._group = ranks, group
+
+    def _leave(self) -> None:
         if self._engine is not None:
             self._engine.close()
         if self._group is not None:

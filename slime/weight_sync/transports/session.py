@@ -1,16 +1,23 @@
-"""Sends the same control request to several engines at once."""
+"""The session in which engines take weights: pause, flush, begin; the buckets; end, continue."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from slime.backends.sglang_utils.client import EngineClient
+import torch.distributed as dist
+
+from slime.arguments.views import WeightSyncView
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.agreement import wait_limit
+from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.transports.transport import Transport
 
 
 class EngineClients:
     """Clients of some engines. A request goes to all of them in parallel; each has the client's deadline."""
 
-    def __init__(self, endpoints: Sequence[EngineEndpoint], timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[EngineEndpoint] = (), timeout_s: float = 0.0) -> None:
         self.endpoints = list(endpoints)
         self.clients = [EngineClient(endpoint, timeout=timeout_s) for endpoint in endpoints]
 
@@ -30,3 +37,83 @@ class EngineClients:
     def close(self) -> None:
         for client in self.clients:
             client.close()
+
+
+class SessionTransport(Transport):
+    """A transport whose engines stand still from before the first bucket until after the last.
+
+    With ``--check-weight-update-equal`` they look whether the first update has brought back what they had
+    loaded.
+    """
+
+    def __init__(self, args: WeightSyncView) -> None:
+        self._timeout = wait_limit(args)
+        self._endpoints: list[EngineEndpoint] = []
+        self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
+        self._check_pending = args.check_weight_update_equal
+        self._is_open = False
+        self._version = ""
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Makes what carries buckets to the engines. Collective."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Undoes that."""
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """
+        Raises:
+            EngineError: an engine refused.
+        """
+        self.disconnect()
+        self._endpoints = list(endpoints)
+        if dist.get_rank() == 0:
+            self._engines = EngineClients(endpoints, self._timeout.total_seconds())
+        self._join()
+        if self._is_open:
+            self._check_pending = False  # what there was to compare with is gone
+            self._engines.each(_end_interrupted)
+        self._is_open = False
+
+    def open(self, version: str, plan: WeightPlan) -> None:
+        self._version, self._is_open = version, True
+        self._engines.each(lambda engine: engine.pause_generation())
+        self._engines.each(lambda engine: engine.flush_cache())
+        if self._check_pending:
+            self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+        self._engines.each(lambda engine: engine.begin_weight_update())
+        if plan.needs_session:
+            self._engines.each(_require_session)
+
+    def commit(self) -> None:
+        self._engines.each(lambda engine: engine.end_weight_update())
+        if self._check_pending:
+            self._engines.each(lambda engine: engine.weights_checker("compare"))
+
+    def resume(self) -> None:
+        self._engines.each(lambda engine: engine.continue_generation())
+        self._check_pending = self._is_open = False
+
+    def disconnect(self) -> None:
+        self._leave()
+        self._engines.close()
+        self._endpoints, self._engines = [], EngineClients()
+
+
+def _require_session(engine: EngineClient) -> None:
+    if not engine.has_update_session:
+        raise RuntimeError(
+            f"engine {engine.endpoint.url}: has no /begin_weight_update, without which packed weights "
+            "cannot be replaced (wanted: SGLang 0.5.23, or a checkpoint of another format)"
+        )
+
+
+def _end_interrupted(engine: EngineClient) -> None:
+    """Ends the update that a failure left open; an engine that was started since then has none."""
+    try:
+        engine.end_weight_update()
+    except EngineError as error:
+        if error.status is None:
+            raise

@@ -3,15 +3,26 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from slime.training.backend import NamedTensors
+from slime.arguments.views import WeightSyncView
+from slime.training.weights import NamedTensors
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.plan import WeightPlan
 
 
 class Transport(ABC):
-    """One way to engines. All methods are called on every trainer rank, in the same order.
+    """One way to engines, with what has to happen to them before the first bucket and after the last.
 
-    connect; then for each update: begin, send, send, ..., finish; at last disconnect.
+    All methods are called on every trainer rank, in the same order: connect; then for each update: open,
+    send, send, ..., commit, resume; at last disconnect.
     """
+
+    @abstractmethod
+    def __init__(self, args: WeightSyncView) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def is_wanted(cls, args: WeightSyncView) -> bool:
+        """Whether a run with these flags uses it."""
 
     @abstractmethod
     def accepts(self, endpoint: EngineEndpoint) -> bool:
@@ -19,29 +30,31 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
-        """Replaces the engines that this transport serves."""
+        """Replaces the engines that this transport serves, and ends what a failed update has left open."""
 
     @abstractmethod
     def source_ranks(self) -> set[int]:
         """The trainer ranks whose weights are read; the same answer on every rank."""
 
     @abstractmethod
-    def begin(self, version: str) -> None:
-        """An update starts; ``version`` is what the engines serve once they have its last bucket."""
+    def open(self, version: str, plan: WeightPlan) -> None:
+        """An update starts; ``version`` is what the engines serve once they have all of it."""
 
     @abstractmethod
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
-        """Carries full HF tensors to the engines; returns when they are loaded.
-
-        Called on the source ranks and, where tensors are gathered with them, on their model-parallel peers.
+        """Carries full HF tensors away. Called on the source ranks.
 
         Returns:
             Bytes that this rank handed over.
         """
 
-    def finish(self) -> None:
-        """The last bucket was sent; nothing to do where engines have loaded each one when they answer."""
-        return
+    @abstractmethod
+    def commit(self) -> None:
+        """All ranks have sent all. When it returns the engines hold the new weights."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """All engines of all transports hold the new weights, and may generate."""
 
     @abstractmethod
     def disconnect(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.announced import announced
 from tests.backends.fsdp_utils.architectures import load, model_args, packed_row, save
 from tests.megatron_harness import run_ranks
 
@@ -21,7 +22,7 @@ def _compute(rank, path):
         logits = forward(packed_row()).clone()
     buckets = [
         [(name, tensor.clone()) for name, tensor in bucket]
-        for bucket in FsdpHfTensors(model, torch.float32).buckets(BUCKET)
+        for bucket in announced(FsdpHfTensors(model, torch.float32), BUCKET)
     ]
     found = {"logits": logits, "packed": forward.way == "packed", "buckets": buckets}
     return {**found, "in_parts": _in_parts(rank, model)}

@@ -59,7 +59,7 @@ def test_they_get_biases_of_experts_as_the_trainer_has_them(tmp_path):
 def _export(rank, args, target):
     worker = TrainWorker(args)
     worker.start()
-    save_hf_model_to_path(args, target, worker.backend.hf_tensors(), 100_000)
+    save_hf_model_to_path(args, target, worker.backend.weights(), 100_000)
     worker.backend.save_hf(target)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.announced import announced
 from tests.covering import covering, full_product, pairs
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
 from tests.megatron_harness import make_args, run_ranks
@@ -186,7 +187,7 @@ def _of_family(args):
         logits = torch.cat(parts, dim=-1)[0, :, : args.vocab_size]
     else:
         dist.send(out, dst=mpu.get_pipeline_model_parallel_next_rank())
-    buckets = HfWeights(args, model).buckets(50_000)
+    buckets = announced(HfWeights(args, model), 50_000)
     weights = {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
     return {"logits": logits, "weights": weights}
 

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from tests.announced import announced
 from tests.megatron_harness import make_args, run_ranks, tiny_hf_model
 
 pytestmark = pytest.mark.slow
@@ -78,7 +79,7 @@ def _logits_and_weights(rank, args):
         logits = torch.cat(parts, dim=-1)[0, :, : args.vocab_size]
     else:
         dist.send(out, dst=dist.get_global_rank(stages, 1))
-    buckets = [dict(bucket) for bucket in HfWeights(args, model).buckets(50_000)]
+    buckets = [dict(bucket) for bucket in announced(HfWeights(args, model), 50_000)]
     sizes = [sum(tensor.nbytes for tensor in bucket.values()) for bucket in buckets]
     weights = {name: tensor.clone() for bucket in buckets for name, tensor in bucket.items()}
     return {"logits": logits, "weights": weights, "sizes": sizes, "row": mpu.get_data_parallel_rank()}

@@ -1,0 +1,61 @@
+"""The weights of a model for whatever carries them away: first what there is, then the tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+NamedTensors = list[tuple[str, torch.Tensor]]
+"""(Hugging Face name, full tensor) pairs."""
+
+FULL = "full"
+"""The form of weights in which every tensor of the model is whole."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor that is to come.
+
+    Attributes:
+        name: in Hugging Face checkpoints.
+        shape: of the full tensor.
+        shard: (dimension, parts) if trainer ranks hold parts of it that are neighbours along a dimension.
+        owner: the pipeline stage whose ranks hold it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shard: tuple[int, int] | None = None
+    owner: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+class Weights(Protocol):
+    """A model's weights in some form under Hugging Face names, whatever the parallel layout.
+
+    Attributes:
+        ranks: the global ranks that have to iterate in step with this one, itself included.
+    """
+
+    ranks: frozenset[int]
+
+    def manifest(self) -> Sequence[TensorInfo]:
+        """All tensors that `buckets` gives, in its order. Needs no other rank and moves nothing."""
+
+    def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
+
+
+def require_form(form: str, *known: str) -> None:
+    """Refuses a form of weights that a trainer does not have.
+
+    Raises:
+        ValueError: ``form`` is none of ``known``.
+    """
+    if form not in known:
+        raise ValueError(f"weights: form {form!r} (wanted: {' or '.join(known)})")

@@ -1,0 +1,79 @@
+"""An update before it is sent: where the weights come from, and what becomes of them on their way."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+
+from slime.training.weights import NamedTensors, TensorInfo, Weights
+from slime.weight_sync.filters.filter import Filter
+from slime.weight_sync.manifest import Manifest
+
+Send = Callable[[NamedTensors, bool], int]
+"""Takes a bucket, and whether it is the last one; returns the bytes that this rank handed over."""
+
+
+class WeightPlan:
+    """A source of weights, and the filters that they pass one after the other.
+
+    Args:
+        max_bytes: of a bucket as the source gives it.
+    """
+
+    def __init__(self, source: Weights, filters: Sequence[Filter], max_bytes: int) -> None:
+        self._source, self._filters, self._max_bytes = source, filters, max_bytes
+        self.ranks = source.ranks
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether engines have to be told when an update begins and ends."""
+        return any(each.needs_session for each in self._filters)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What transports are given, the same in each update.
+
+        Raises:
+            ValueError: a filter cannot do with a tensor.
+        """
+        tensors: Iterable[TensorInfo] = self._source.manifest()
+        for each in self._filters:
+            tensors = each.manifest(tensors)
+        return Manifest(tensors)
+
+    def filtered(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
+        """What becomes of buckets of the source."""
+        for each in self._filters:
+            buckets = each.apply(buckets)
+        return self.manifest.checked(buckets)
+
+    def carry(self, send: Send | None) -> int:
+        """Gathers the weights, in step with the other ranks of the source, and gives them to ``send``.
+
+        A rank without ``send`` only gathers. So does one after a failure, which it raises at the end: others
+        would wait for it.
+
+        Returns:
+            Bytes that this rank handed over.
+        """
+        gathered = self._source.buckets(self._max_bytes)
+        if send is None:
+            _exhaust(gathered)
+            return 0
+        try:
+            return sum(send(bucket, is_last) for bucket, is_last in _with_last(self.filtered(gathered)))
+        except Exception:
+            _exhaust(gathered)
+            raise
+
+
+def _exhaust(buckets: Iterator[NamedTensors]) -> None:
+    for _ in buckets:
+        pass
+
+
+def _with_last(buckets: Iterator[NamedTensors]) -> Iterator[tuple[NamedTensors, bool]]:
+    """Each bucket, and whether it is the last one."""
+    previous = next(buckets, None)
+    while previous is not None:
+        following = next(buckets, None)
+        yield previous, following is None
+        previous = following

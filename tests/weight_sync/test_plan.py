@@ -1,0 +1,90 @@
+"""A plan knows what an update consists of before it starts, and tells when something else is sent."""
+
+import pytest
+import torch
+
+from slime.training.weights import TensorInfo, require_form
+from slime.weight_sync.filters.filter import Filter
+from slime.weight_sync.manifest import Manifest
+from slime.weight_sync.plan import WeightPlan
+
+NAMES = ("a", "b", "c")
+
+
+class Source:
+    """Three tensors, a bucket each; counts what was gathered."""
+
+    ranks = frozenset({0})
+
+    def __init__(self, announced=NAMES, dtype=torch.float32):
+        self.gathered = []
+        self._announced, self._dtype = announced, dtype
+
+    def manifest(self):
+        return [TensorInfo(name, (2,), self._dtype) for name in self._announced]
+
+    def buckets(self, max_bytes):
+        for name in NAMES:
+            self.gathered.append(name)
+            yield [(name, torch.ones(2))]
+
+
+class Halves(Filter):
+    """Sends each tensor as two."""
+
+    needs_session = True
+
+    def manifest(self, tensors):
+        return [TensorInfo(t.name + part, (1,), t.dtype) for t in tensors for part in "12"]
+
+    def apply(self, buckets):
+        for bucket in buckets:
+            yield [
+                (name + part, tensor[at : at + 1]) for name, tensor in bucket for at, part in enumerate("12")
+            ]
+
+
+def test_filters_say_what_they_make_of_the_manifest():
+    plan = WeightPlan(Source(), [Halves()], 1)
+    assert [*plan.manifest.tensors] == ["a1", "a2", "b1", "b2", "c1", "c2"]
+    assert plan.manifest.nbytes == 24
+    assert plan.needs_session and not WeightPlan(Source(), [], 1).needs_session
+    sent = []
+    assert plan.carry(lambda bucket, is_last: sent.append(([*dict(bucket)], is_last)) or 8) == 24
+    assert sent == [(["a1", "a2"], False), (["b1", "b2"], False), (["c1", "c2"], True)]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Source(("a", "b")), "'c': sent twice, or not in the manifest"),
+        (Source((*NAMES, "d", "e")), "'d' and 1 others: not sent"),
+        (Source(dtype=torch.bfloat16), r"'a': float32 \[2\] \(wanted: bfloat16 \[2\]\)"),
+    ],
+)
+def test_another_tensor_than_was_announced_is_named(source, said):
+    with pytest.raises(RuntimeError, match=said):
+        WeightPlan(source, [], 1).carry(lambda bucket, is_last: 0)
+
+
+def test_a_name_that_comes_twice_is_refused_before_anything_is_sent():
+    with pytest.raises(ValueError, match="'b': is in the update twice"):
+        Manifest(Source((*NAMES, "b")).manifest())
+
+
+def test_a_rank_that_fails_or_sends_nothing_gathers_to_the_end():
+    """Others gather in step with it."""
+    failed, silent = Source(), Source()
+
+    def refuse(bucket, is_last):
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        WeightPlan(failed, [Halves()], 1).carry(refuse)
+    assert WeightPlan(silent, [], 1).carry(None) == 0
+    assert failed.gathered == silent.gathered == [*NAMES]
+
+
+def test_a_form_that_a_trainer_does_not_have_is_refused():
+    with pytest.raises(ValueError, match=r"form 'adapters' \(wanted: full\)"):
+        require_form("adapters", "full")
