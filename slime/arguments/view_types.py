@@ -35,7 +35,7 @@ class ModelView(DerivedModelShape):
     """The shape of the model: names and sizes of its weights, and its FLOPs."""
 
 
-class WeightSyncView(ModelView, WeightSyncConfig, ClusterConfig):
+class WeightSyncView(ModelView, WeightSyncConfig, ClusterConfig, DerivedEngines):
     """How weights leave the trainer."""
 
 

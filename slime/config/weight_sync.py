@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.config.flag import flag, refused
+from slime.config.flag import flag, place_flag, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,17 @@ class WeightSyncConfig:
         above=0, help="how far apart they may be on average; default by number format: docs/usage.md"
     )
     update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
-    update_weight_transport: Literal["nccl", "disk"] = refused(
-        "nccl", help="process group (nccl or gloo), or shared memory when colocated"
+    update_weight_transport: Literal["nccl", "disk"] = flag(
+        "nccl",
+        help="nccl: process group (nccl or gloo), or shared memory when colocated; disk: checkpoints in "
+        "--update-weight-disk-dir",
     )
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
-    update_weight_disk_dir: str | None = refused(help="directory that trainer and engines share")
-    update_weight_disk_keep_files: bool = refused(
-        False, help="keep old version directories", idle_without="--update-weight-transport disk"
+    update_weight_disk_dir: str | None = place_flag(
+        help="directory of this run alone that trainer and engines share, for --update-weight-transport disk"
+    )
+    update_weight_disk_keep_files: bool = flag(
+        False, help="keep the versions there that all engines have left behind"
     )
     update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
         "xor", help="form of a byte difference", idle_without="--update-weight-mode delta"

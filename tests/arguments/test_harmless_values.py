@@ -162,6 +162,14 @@ WITHOUT_EFFECT = [
         dict(update_weight_delta_encoding="overwrite"),
         "--update-weight-delta-encoding overwrite: has no effect without --update-weight-mode delta",
     ),
+    (
+        dict(update_weight_disk_dir="/tmp/versions"),
+        "--update-weight-disk-dir /tmp/versions: has no effect without --update-weight-transport disk",
+    ),
+    (
+        dict(update_weight_disk_keep_files=True),
+        "--update-weight-disk-keep-files: has no effect without --update-weight-transport disk",
+    ),
     (dict(save="out"), "--save: no checkpoint will be written without --save-interval"),
     (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
     (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),
@@ -250,3 +258,12 @@ def test_train_py_sends_weights_after_every_rollout(words):
         "--update-weights-interval 2: has no effect, train.py sends them after every rollout"
     ]
     assert [*train.notes(validated_args(words()))] == []
+
+
+def test_weights_over_a_disk_need_a_directory(words, notes, refusal, tmp_path):
+    line = words(update_weight_transport="disk")
+    assert refusal(line).startswith("--update-weight-disk-dir: missing (wanted: a directory that trainer and")
+    (tmp_path / "file").touch()
+    refused = refusal([*line, "--update-weight-disk-dir", str(tmp_path / "file")])
+    assert refused.startswith(f"--update-weight-disk-dir {tmp_path}/file: ")
+    assert notes([*line, "--update-weight-disk-dir", str(tmp_path / "versions")]) == []

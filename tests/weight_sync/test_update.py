@@ -76,6 +76,7 @@ def _sync(rank, args, checkpoint, transport, endpoints, versions):
     model = get_model(args)
     load_hf_weights(args, model, checkpoint)
     args.colocate = transport == "handle"
+    args.update_weight_transport = "disk" if transport == "disk" else "nccl"
     update = WeightUpdate(args, HfWeights(args, model))
     update.connect(endpoints)
     sent = [update.run(version) for version in versions]
@@ -102,6 +103,19 @@ def test_engines_hold_the_trainers_weights_after_a_sync(engines, checkpoints, tr
     model_bytes = sum(p.numel() * 4 for p in tiny_hf_model("qwen3").parameters())
     sources = world_size if transport == "handle" else 1
     assert [by_rank[-1] for by_rank in sent[:sources]] == [model_bytes] * sources
+
+
+def test_engines_load_what_a_trainer_has_written(engines, checkpoints, tmp_path):
+    engines[0].update_weights_from_disk(checkpoints[TRAINER], flush_cache=True)
+    wanted = _checksum(engines[0])
+    engines[0].update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
+    overrides = {"update_weight_disk_dir": str(tmp_path), "update_weight_disk_keep_files": False}
+    overrides |= {"synced_checkpoint": str(checkpoints[ENGINE]), "update_weight_buffer_size": 60_000}
+    args = make_args(checkpoints[TRAINER], **overrides, **LAYOUTS["pp2"])
+    run_ranks(_sync, 2, args, checkpoints[TRAINER], "disk", _endpoints(engines, "disk"), [1, 2])
+    assert [_checksum(engine) for engine in engines] == [wanted, wanted]
+    assert [engine.weight_version() for engine in engines] == ["2", "2"]
+    assert [path.name for path in tmp_path.iterdir()] == ["weight_v000002"]
 
 
 LAYOUTS_OF_EXPERTS = {

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from slime.weight_sync.transports.transport import Transport
 
 TRANSPORTS = {
+    "disk": "slime.weight_sync.transports.disk.DiskTransport",
     "handle": "slime.weight_sync.transports.handle.HandleTransport",
     "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
 }

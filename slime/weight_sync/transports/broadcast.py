@@ -42,7 +42,7 @@ class BroadcastTransport(SessionTransport):
 
     @classmethod
     def is_wanted(cls, args: WeightSyncView) -> bool:
-        return True
+        return args.update_weight_transport == "nccl"
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         return True

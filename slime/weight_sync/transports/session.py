@@ -78,17 +78,23 @@ class SessionTransport(Transport):
         self._is_open = False
 
     def open(self, version: str, plan: WeightPlan) -> None:
-        self._version, self._is_open = version, True
-        self._engines.each(lambda engine: engine.pause_generation())
-        self._engines.each(lambda engine: engine.flush_cache())
-        if self._check_pending:
-            self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+        self._pause(version)
         self._engines.each(lambda engine: engine.begin_weight_update())
         if plan.needs_session:
             self._engines.each(_require_session)
 
     def commit(self) -> None:
         self._engines.each(lambda engine: engine.end_weight_update())
+        self._compare()
+
+    def _pause(self, version: str) -> None:
+        self._version, self._is_open = version, True
+        self._engines.each(lambda engine: engine.pause_generation())
+        self._engines.each(lambda engine: engine.flush_cache())
+        if self._check_pending:
+            self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+
+    def _compare(self) -> None:
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("compare"))
 

@@ -1,0 +1,220 @@
+"""Versions of weights in a directory: whole or not there, and kept until engines have the next."""
+
+import errno
+import json
+import os
+import signal
+from argparse import Namespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from fastapi.responses import JSONResponse
+from safetensors.torch import load_file
+
+from slime.training.weights import TensorInfo
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports import transports_of
+from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
+from slime.weight_sync.update import WeightUpdate
+from tests.weight_sync.test_handle import Recorder
+
+NAMES = ("a", "b", "c")
+
+
+class Source:
+    """Three tensors, a bucket each, whose values are the number of the update."""
+
+    ranks = frozenset({0})
+    value = 1.0
+
+    def manifest(self):
+        return [TensorInfo(name, (4, 2), torch.float32) for name in NAMES]
+
+    def buckets(self, max_bytes):
+        for name in NAMES:
+            yield [(name, torch.full((4, 2), self.value))]
+
+
+class Reader(Recorder):
+    """An engine that notes what is in the directory when it is asked to stop, and to load."""
+
+    def __init__(self, root):
+        super().__init__()
+        self.root, self.seen_then, self.loaded = root, [], {}
+        self.answers["pause_generation"] = self.look
+        self.answers["update_weights_from_disk"] = self.load
+
+    def look(self, body):
+        self.seen_then.append(sorted(path.name for path in self.root.iterdir()))
+        return {"success": True}
+
+    def load(self, body):
+        files = sorted(os.scandir(body["model_path"]), key=lambda file: file.name)
+        weights = [load_file(file.path) for file in files if file.name.endswith(".safetensors")]
+        self.loaded[body["weight_version"]] = {name: t for each in weights for name, t in each.items()}
+        return {"success": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "versions"
+
+
+@pytest.fixture
+def args(tmp_path, root):
+    assets = tmp_path / "served"
+    assets.mkdir()
+    (assets / "config.json").write_text("{}")
+    (assets / "model.safetensors").write_bytes(b"weights of long ago")
+    return Namespace(
+        distributed_timeout_minutes=1,
+        check_weight_update_equal=False,
+        update_weight_buffer_size=1,
+        update_weight_transport="disk",
+        update_weight_disk_dir=str(root),
+        update_weight_disk_keep_files=False,
+        colocate=False,
+        synced_checkpoint=str(assets),
+    )
+
+
+@pytest.fixture
+def engine(root):
+    engine = Reader(root)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def connected(args, engine):
+    """A function that gives an update of a source to the engine, and the source."""
+
+    def connect():
+        source = Source()
+        update = WeightUpdate(args, source)
+        update.connect([EngineEndpoint(engine.url, None, 1, None)])
+        return update, source
+
+    return connect
+
+
+def versions(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connected, engine, root):
+    update, source = connected()
+    assert update.run(1) == 3 * 32
+    source.value = 2.0
+    update.run(2)
+    session = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
+    assert engine.paths == session * 2
+    # The old version is there until the engine has the new one.
+    assert engine.seen_then == [["weight_v000001"], ["weight_v000001", "weight_v000002"]]
+    assert versions(root) == ["weight_v000002"]
+    for version, value in (("1", 1.0), ("2", 2.0)):
+        weights = engine.loaded[version]
+        assert sorted(weights) == [*NAMES] and all((t == value).all() for t in weights.values())
+    manifest = json.loads((root / "weight_v000002" / MANIFEST).read_bytes())
+    entry = manifest["tensors"]["b"]
+    assert manifest["version"] == "2" and [*manifest["tensors"]] == [*NAMES]
+    assert (entry["shape"], entry["dtype"], entry["file"]) == ([4, 2], "float32", "model-00002.safetensors")
+    assert (root / "weight_v000002" / "config.json").read_text() == "{}"
+
+
+def test_versions_are_kept_if_they_are_wanted(connected, args, root):
+    args.update_weight_disk_keep_files = True
+    update, _ = connected()
+    update.run(1)
+    update.run(2)
+    assert versions(root) == ["weight_v000001", "weight_v000002"]
+
+
+def test_a_version_that_an_engine_refuses_is_not_served_and_the_last_one_stays(connected, engine, root):
+    update, _ = connected()
+    update.run(1)
+    engine.answers["update_weights_from_disk"] = JSONResponse({"success": False}, status_code=400)
+    with pytest.raises(RuntimeError, match="/update_weights_from_disk: HTTP 400"):
+        update.run(2)
+    assert engine.paths[-1] == "update_weights_from_disk"
+    assert "weight_v000001" in versions(root)
+
+
+def _write_and_die(root):
+    staged = StagedVersion(root, 3)
+    staged.write([("a", torch.ones(4, 2))])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_writer_leaves_nothing_that_is_taken_for_a_version(connected, engine, root):
+    child = os.fork()
+    if not child:
+        _write_and_die(root)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert versions(root) == [".weight_v000003.partial"]
+    update, _ = connected()
+    update.run(3)
+    assert versions(root) == ["weight_v000003"] and sorted(engine.loaded["3"]) == [*NAMES]
+
+
+def test_what_killed_writers_left_of_earlier_versions_goes_and_nothing_else(connected, root):
+    for name in (".weight_v000002.partial", "weight_v000001", "weight_v000009", "notes"):
+        (root / name).mkdir(parents=True)
+    update, _ = connected()
+    update.run(3)
+    assert versions(root) == ["notes", "weight_v000003", "weight_v000009"]
+
+
+def test_a_full_disk_ends_the_update_by_name_and_no_engine_is_stopped(connected, engine, monkeypatch, root):
+    write = os.pwrite
+
+    def fill(descriptor, data, at):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("model-00002.safetensors"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, at)
+
+    update, _ = connected()
+    monkeypatch.setattr(os, "pwrite", fill)
+    with pytest.raises(RuntimeError, match=f"--update-weight-disk-dir {root}: .*No space left on device"):
+        update.run(1)
+    assert engine.paths == [] and versions(root) == [".weight_v000001.partial"]
+
+
+def test_a_directory_that_cannot_be_written_is_named_before_the_first_update(connected, args):
+    args.update_weight_disk_dir = "/proc/versions"
+    with pytest.raises(RuntimeError, match="--update-weight-disk-dir /proc/versions: "):
+        connected()
+
+
+def test_a_byte_that_the_disk_changes_names_the_tensor_before_an_engine_stops(
+    connected, engine, monkeypatch, root
+):
+    write = os.pwrite
+
+    def damage(descriptor, data, at):
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        damaged = name.endswith("model-00003.safetensors") and at
+        return write(descriptor, bytes([data[0] ^ 1, *data[1:]]) if damaged else data, at)
+
+    update, _ = connected()
+    monkeypatch.setattr(os, "pwrite", damage)
+    with pytest.raises(ValueError, match=r"c: xxh3 \w+ is read"):
+        update.run(1)
+    assert engine.paths == [] and versions(root) == [".weight_v000001.partial"]
+
+
+def test_only_the_transport_that_flags_ask_for_is_used(args):
+    assert [type(each).__name__ for each in transports_of(args)] == ["DiskTransport"]
+    args.update_weight_transport, args.colocate = "nccl", True
+    assert [type(each).__name__ for each in transports_of(args)] == ["HandleTransport", "BroadcastTransport"]
+    args.colocate = False
+    assert [type(each).__name__ for each in transports_of(args)] == ["BroadcastTransport"]
