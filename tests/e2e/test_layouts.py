@@ -79,7 +79,7 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) ->
     flags += ["--update-weight-disk-dir", tmp_path / "versions"]
     run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
-    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["weight_v000003"]
+    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["weight_v000004"]
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
     assert "note: train_async.py: tokens are older than the weights they train, and nothing" in run.output
