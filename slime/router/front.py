@@ -1,6 +1,8 @@
-"""The router without middleware: as few steps as possible between a client and a worker."""
+"""What the router does with a request: as few steps as possible between a client and a worker."""
 
 import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import orjson
@@ -20,19 +22,49 @@ NO_TREE = (
 )
 
 
+class Client(Protocol):
+    """Who gets an answer: a connection, or middleware."""
+
+    status: int
+    """Of the answer; 0 before it has begun."""
+
+    @property
+    def expects_body(self) -> bool: ...
+
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None: ...
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int | None) -> None: ...
+
+    async def write(self, part: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class Front:
     """Handles requests.
 
     Args:
         api_key: that clients have to show; None for none.
         host: on which the server listens.
+        middleware: answers in place of this, and may ask ``answer`` in turn; None without.
+        tree: returns the tree that answers ``/retrieve_from_text``; None without.
     """
 
     def __init__(
-        self, upstream: Upstream, admin: AdminServer, counts: Counts, api_key: str | None, host: str
+        self,
+        upstream: Upstream,
+        admin: AdminServer,
+        counts: Counts,
+        api_key: str | None,
+        host: str,
+        middleware: Callable[[Request, ClientConnection], Awaitable[None]] | None = None,
+        tree: Callable[[], Any] = lambda: None,
     ) -> None:
         self._upstream, self._admin, self._counts = upstream, admin, counts
         self._api_key, self._host = api_key, host
+        self._middleware, self._tree = middleware, tree
 
     def admits(self, target: bytes, headers: RawHeaders) -> bool:
         """Whether the body of a request is worth keeping: not without the key."""
@@ -40,31 +72,37 @@ class Front:
         return is_allowed(self._api_key, target.partition(b"?")[0].decode("latin-1"), shown)
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
-        """Answers one request of a client."""
-        raw_path, _, query = request.target.partition(b"?")
-        path = raw_path.decode("latin-1")
+        """Answers one request of a client, or refuses it."""
+        path = _path_of(request)
         host, origin = (request.header(name).decode("latin-1") for name in (b"host", b"origin"))
         if not is_allowed(self._api_key, path, request.header(b"authorization")):
             _respond_json(client, 401, {"error": "Unauthorized"})
         elif is_foreign(host, origin, self._host):
             _respond_json(client, 403, FOREIGN)
-        elif is_own(path):
-            await self._answer_itself(request, path, query, client)
+        elif self._middleware is not None:
+            await self._middleware(request, client)
+        else:
+            await self.answer(request, client)
+
+    async def answer(self, request: Request, client: Client) -> None:
+        """Answers a request that nothing is wrong with."""
+        path = _path_of(request)
+        if is_own(path):
+            await self._answer_itself(request, path, client)
         elif path == "/retrieve_from_text":
-            _respond_json(client, 404, {"error": {"type": "no_radix_tree", "message": NO_TREE}})
+            _retrieve(self._tree(), request, client)
         else:
             await self._forward(request, client)
             self._counts[f"requests/{client.status}"] += 1
 
-    async def _answer_itself(
-        self, request: Request, path: str, query: bytes, client: ClientConnection
-    ) -> None:
-        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    async def _answer_itself(self, request: Request, path: str, client: Client) -> None:
+        query = request.target.partition(b"?")[2].decode("latin-1")
+        asked = dict(parse_qsl(query, keep_blank_values=True))
         body = request.body.decode(errors="replace")
         answer = await self._admin.answer(AdminRequest(request.method.decode(), path, asked, body))
         client.respond(answer.status, [(b"Content-Type", answer.content_type.encode())], answer.content)
 
-    async def _forward(self, request: Request, client: ClientConnection) -> None:
+    async def _forward(self, request: Request, client: Client) -> None:
         try:
             asked = self._upstream.answer(request.method, request.target, request.headers, request.body)
             async with asked as reply:
@@ -76,7 +114,7 @@ class Front:
                 _respond_json(client, error.status, error.body)
 
 
-async def _deliver(reply: HttpConnection, client: ClientConnection) -> None:
+async def _deliver(reply: HttpConnection, client: Client) -> None:
     headers, length = end_to_end(reply.headers), reply.content_length
     if length is not None and length <= WHOLE_BYTES and client.expects_body:
         client.respond(reply.status, headers, await reply.read())
@@ -94,5 +132,47 @@ def is_allowed(api_key: str | None, path: str, shown: bytes) -> bool:
     return hmac.compare_digest(shown, f"Bearer {api_key}".encode())
 
 
-def _respond_json(client: ClientConnection, status: int, body: object) -> None:
+def _path_of(request: Request) -> str:
+    return request.target.partition(b"?")[0].decode("latin-1")
+
+
+def _retrieve(tree: Any, request: Request, client: Client) -> None:
+    if tree is None:
+        _respond_error(client, 404, "no_radix_tree", NO_TREE)
+    elif request.method != b"POST":
+        _respond_error(client, 405, "method_not_allowed", "(wanted: POST)")
+    else:
+        try:
+            _respond_json(client, 200, retrieved(tree, **orjson.loads(request.body)))
+        except (ValueError, TypeError) as error:
+            _respond_error(client, 400, "bad_request", f"{error} (wanted: {{text, prompt_characters}})")
+
+
+def retrieved(tree: Any, text: str, prompt_characters: int | None = None) -> dict[str, Any]:
+    """Returns the answer of ``/retrieve_from_text``.
+
+    Args:
+        prompt_characters: if given, the answer says how many tokens lie in so many characters.
+    """
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"text is {text!r}")
+    run = tree.whole(text)
+    answer: dict[str, Any] = {
+        "tokens": run.ids,
+        "response": text,
+        "loss_mask": run.loss_mask,
+        "token_length": len(run),
+        "loss_mask_length": len(run),
+        "rollout_logp": run.logp,
+    }
+    if prompt_characters is not None:
+        answer["prompt_tokens"] = run.tokens_within(prompt_characters)
+    return answer
+
+
+def _respond_error(client: Client, status: int, kind: str, message: str) -> None:
+    _respond_json(client, status, {"error": {"type": kind, "code": kind, "message": message}})
+
+
+def _respond_json(client: Client, status: int, body: object) -> None:
     client.respond(status, [(b"Content-Type", b"application/json")], orjson.dumps(body))

@@ -96,6 +96,12 @@ class ClientConnection(asyncio.Protocol):
     # What a handler does.
 
     @property
+    def peer(self) -> tuple[str, int] | None:
+        """Address and port of the client."""
+        address = self._transport.get_extra_info("peername")
+        return (address[0], address[1]) if address else None
+
+    @property
     def expects_body(self) -> bool:
         """Whether an answer to the request may have one."""
         return self._request.method != b"HEAD"

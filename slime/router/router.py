@@ -8,22 +8,21 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from slime.router.admin import Admin
-from slime.router.asgi import AuthMiddleware, ProxyApp
+from slime.router.asgi import AuthMiddleware, FrontApp, run_app
 from slime.router.front import Front
 from slime.router.health import HealthWatch
 from slime.router.metrics import Counts
 from slime.router.pool import WorkerPool, WorkerState
 from slime.router.processes import run_parent
-from slime.router.serving import BACKLOG, listening, stop_signal, until_first
+from slime.router.serving import listening, stop_signal, until_first
 from slime.router.settings import RouterSettings
-from slime.router.strict_http import StrictProtocol
 from slime.router.upstream import Upstream
 from slime.utils.misc import load_function
 
@@ -47,6 +46,7 @@ class SlimeRouter:
             logging.getLogger("slime.router").setLevel(logging.INFO)
         self.upstream: Upstream
         self.admin: Admin
+        self.front: Front
         self.app = self._app()
 
     @property
@@ -65,11 +65,20 @@ class SlimeRouter:
         self.upstream = Upstream(self.pool, self.settings, self.counts)
         health = HealthWatch(self.pool, self.settings, _nothing)
         self.admin = Admin(self.pool, self.counts, health.check, _nothing)
+        self.front = self._front()
         try:
             yield health
         finally:
             await health.close()
             await self.upstream.close()
+
+    def _front(self) -> Front:
+        settings, middleware = self.settings, None
+        if settings.middleware_paths:
+            self.app.middleware_stack = self.app.build_middleware_stack()  # what is wrong with it is said now
+            middleware = partial(run_app, self.app)
+        parts = (self.upstream, self.admin, self.counts)
+        return Front(*parts, settings.api_key, settings.host, middleware, lambda: self.radix_tree)
 
     def _app(self) -> Starlette:
         @asynccontextmanager
@@ -87,7 +96,7 @@ class SlimeRouter:
                 *middleware,
             ],
         )
-        app.router.default = ProxyApp(self)
+        app.router.default = FrontApp(self)
         return app
 
 
@@ -96,40 +105,17 @@ async def _nothing() -> None:
 
 
 def run_router(args: Any) -> None:
-    """Serves until SIGTERM: middleware under uvicorn, else a server of its own, in one process or several."""
+    """Serves until SIGTERM, in one process or several; middleware, which shares no state, in one."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     router = SlimeRouter(args)
     settings = router.settings
-    if settings.middleware_paths:
-        uvicorn.run(router.app, **server_options(settings))
-    elif settings.processes > 1:
+    if settings.processes > 1 and not settings.middleware_paths:
         asyncio.run(run_parent(settings))
     else:
         asyncio.run(_serve(router))
 
 
-def server_options(settings: RouterSettings) -> dict[str, Any]:
-    """Returns the options of uvicorn.
-
-    It parses by h11: with httptools it ends at the head of a request that wishes for another protocol, as
-    clients do that know HTTP/2, and takes its body for the next request. What h11 puts up with is refused.
-    """
-    return {
-        "host": settings.host,
-        "port": settings.port,
-        "access_log": False,
-        "log_level": "warning",
-        "backlog": BACKLOG,
-        "lifespan": "on",
-        "http": StrictProtocol,
-        "ws": "none",
-        "timeout_graceful_shutdown": 1,
-    }
-
-
 async def _serve(router: SlimeRouter) -> None:
     stop, settings = stop_signal(), router.settings
-    async with router.running() as health:
-        front = Front(router.upstream, router.admin, router.counts, settings.api_key, settings.host)
-        async with listening(front, settings.host, settings.port):
-            await until_first(stop.wait(), health.task)
+    async with router.running() as health, listening(router.front, settings.host, settings.port):
+        await until_first(stop.wait(), health.task)

@@ -1,3 +1,4 @@
+import asyncio
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -7,13 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slime.router.front import Front
 from slime.router.router import SlimeRouter
 from slime.router.serving import listening
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
 from tests.router.bpe import byte_level
 
+LONGEST = 60.0
 SETTINGS = {
     "sglang_router_ip": "127.0.0.1",
     "sglang_api_key": None,
@@ -64,10 +65,24 @@ async def served(**changes: Any) -> AsyncIterator[Served]:
     router = SlimeRouter(args)
     host, port = args.sglang_router_ip, args.sglang_router_port
     url = f"http://{host}:{port}"
-    async with router.running(), aiohttp.ClientSession(base_url=url) as client:
-        front = Front(router.upstream, router.admin, router.counts, router.settings.api_key, host)
-        async with listening(front, host, port):
-            yield Served(router, client, url)
+    async with (
+        router.running(),
+        aiohttp.ClientSession(base_url=url) as client,
+        listening(router.front, host, port),
+    ):
+        yield Served(router, client, url)
+
+
+async def exchanged(router: Served, *pieces: bytes) -> bytes:
+    """What the router sends on one connection until its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rpartition(":")[2]))
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    async with asyncio.timeout(LONGEST):
+        answer = await reader.read()
+    writer.close()
+    return answer
 
 
 @pytest.fixture

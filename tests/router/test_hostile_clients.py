@@ -3,18 +3,15 @@
 import asyncio
 import resource
 import tracemalloc
-from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
-import uvicorn
 from fastapi.responses import RedirectResponse, Response
 
 from slime.router import asgi, http_server, serving
-from slime.router.router import SlimeRouter, server_options
 from slime.utils.worker_url import spelling, worker_url
-from tests.router.conftest import router_args, served
+from tests.router.conftest import exchanged, served
 
-LONGEST = 60.0
 NO_WORKERS = [
     *(
         "http://a..b:80",
@@ -100,17 +97,6 @@ async def test_no_answer_of_a_worker_ends_the_health_checks(start_engine) -> Non
         engine.answers["model_info"] = {"weight_version": "12"}
         await health.check(worker)
         assert worker.version == 12 and not health.task.done()
-
-
-async def exchanged(router, *pieces: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(router.url.rpartition(":")[2]))
-    for piece in pieces:
-        writer.write(piece)
-        await writer.drain()
-    async with asyncio.timeout(LONGEST):
-        answer = await reader.read()
-    writer.close()
-    return answer
 
 
 async def test_of_a_body_without_the_key_nothing_is_kept() -> None:
@@ -202,23 +188,7 @@ class Nothing:
         await self._app(scope, receive, send)
 
 
-class Behind:
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-
-@asynccontextmanager
-async def behind_middleware(**changes):
-    router = SlimeRouter(router_args(slime_router_middleware_paths=[f"{__name__}.Nothing"], **changes))
-    server = uvicorn.Server(uvicorn.Config(router.app, **server_options(router.settings)))
-    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield Behind(f"http://127.0.0.1:{router.settings.port}")
-    server.should_exit = True
-    await task
-
+behind_middleware = partial(served, slime_router_middleware_paths=[f"{__name__}.Nothing"])
 
 LOOSE = [
     b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import socket
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -18,11 +17,10 @@ from slime.rollout import text_generation
 from slime.rollout.base_types import RolloutError
 from slime.router.middleware_hub import radix_tree_middleware
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
-from slime.router.router import SlimeRouter, server_options
+from slime.router.router import SlimeRouter
 from slime.utils.types import Sample
 from tests.router.bpe import byte_level
-from tests.router.conftest import router_args
-from tests.serving import served
+from tests.router.conftest import exchanged, router_args, served
 
 RADIX = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 ORDER: list[str] = []
@@ -113,34 +111,74 @@ async def test_a_users_middleware_works_unchanged_and_the_last_is_outermost(star
         assert ORDER == ["Outer", "Stamping"]
 
 
-@contextmanager
-def under_uvicorn(*paths: str, **changes: Any) -> Iterator[int]:
-    """The port of a router that serves as its process does, in a thread of this one."""
-    router = SlimeRouter(router_args(slime_router_middleware_paths=list(paths), **changes))
-    with served(router.app, **server_options(router.settings)) as port:
-        yield port
-
-
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
-def test_another_protocol_may_be_wished_for_in_vain(start_engine, protocol) -> None:
+async def test_another_protocol_may_be_wished_for_in_vain(start_engine, protocol) -> None:
     """RFC 9110, section 7.8: the body is part of the request, and what follows it is the next one."""
-    with under_uvicorn(f"{__name__}.Stamping", hf_checkpoint="m") as port:
-        engine = start_engine()
-        answer = httpx.post(f"http://127.0.0.1:{port}/workers", json={"url": engine.url})
-        assert answer.status_code == 202
+    engine = start_engine()
+    async with served(slime_router_middleware_paths=[f"{__name__}.Stamping"], hf_checkpoint="m") as router:
+        await router.add(engine)
         wish = b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n"
         body = b'{"input_ids": [1, 2]}'
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-            head = (
-                b"POST /generate HTTP/1.1\r\nHost: [::1]\r\n"
-                + wish
-                + b"Content-Length: %d\r\n\r\n" % len(body)
-            )
-            client.sendall(head + body + b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n")
-            received = b"".join(iter(lambda: client.recv(65536), b""))
-        assert received.count(b"HTTP/1.1 200 OK\r\n") == 2
-        (call,) = (call for call in engine.calls if call.path == "generate")
-        assert call.body == {"input_ids": [1, 2]} and "upgrade" not in call.headers
+        head = (
+            b"POST /generate HTTP/1.1\r\nHost: [::1]\r\n" + wish + b"Content-Length: %d\r\n\r\n" % len(body)
+        )
+        after = b"GET /health HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\n\r\n"
+        received = await exchanged(router, head + body + after)
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 2 and received.count(b"x-model: m\r\n") == 2
+    (call,) = (call for call in engine.calls if call.path == "generate")
+    assert call.body == {"input_ids": [1, 2]} and "upgrade" not in call.headers
+
+
+class Careless:
+    """Middleware that goes wrong in the way that the request's path says."""
+
+    def __init__(self, app: Any, *, router: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        fault = scope["path"].removeprefix("/")
+        if fault not in ("silent", "late", "short", "long", "lines", "half"):
+            scope["path"] = scope["path"].replace("/renamed", "/generate")
+            await self._app(scope, receive, send)
+        elif fault != "silent":
+            length = {"short": b"9", "long": b"1"}.get(fault, b"2")
+            headers = [(b"content-length", length), (b"x", b"a\r\nb" if fault == "lines" else b"a")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            if fault != "half":
+                await send({"type": "http.response.body", "body": b"k", "more_body": False})
+            if fault == "late":
+                raise RuntimeError("after the answer")
+
+
+@pytest.mark.parametrize(
+    ("path", "begins", "ends"),
+    [
+        (b"silent", b"HTTP/1.1 500", b"\r\n\r\n"),
+        (b"lines", b"HTTP/1.1 500", b""),
+        (b"late", b"HTTP/1.1 200", b"\r\n\r\nok"),
+        *((path, b"", b"o") for path in (b"half", b"short", b"long")),
+    ],
+)
+async def test_middleware_that_goes_wrong_gives_no_answer_that_looks_whole(path, begins, ends) -> None:
+    async with served(slime_router_middleware_paths=[f"{__name__}.Careless"]) as router:
+        request = b"GET /" + path + b" HTTP/1.1\r\nConnection: close\r\n\r\n"
+        try:
+            answer = await exchanged(router, request)
+        except ConnectionResetError:
+            answer = b""
+        assert answer.startswith(begins)
+        if begins == b"":
+            assert not answer.endswith(b"ok") or b"content-length: 9" in answer.lower()
+        else:
+            assert answer.endswith(ends)
+
+
+async def test_middleware_may_send_a_request_to_another_path(start_engine) -> None:
+    engine = start_engine()
+    async with served(slime_router_middleware_paths=[f"{__name__}.Careless"]) as router:
+        await router.add(engine)
+        assert (await router.post("/renamed", input_ids=[1, 2]))[1]["output_ids"] == [2, 1]
 
 
 async def test_nobody_without_the_key_gets_to_the_middleware(start_engine) -> None:

@@ -16,7 +16,6 @@ from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.backends.embedded_engine.http import bodies
 from slime.backends.embedded_engine.http.app import create_app as engine_app
 from slime.router import asgi, http_server
-from slime.router.front import Front
 from slime.router.router import SlimeRouter
 from slime.router.serving import listening
 from slime_plugins.rollout_buffer import buffer
@@ -64,11 +63,9 @@ def router(host):
     own, port = SlimeRouter(args), free_port()
 
     async def serve():
-        async with own.running():
-            front = Front(own.upstream, own.admin, own.counts, KEY, host)
-            async with listening(front, host, port):
-                started.set()
-                await stop.wait()
+        async with own.running(), listening(own.front, host, port):
+            started.set()
+            await stop.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
