@@ -24,8 +24,8 @@ FAULTS: dict[str, Fault] = {
         "slime/processes/reaper.py",
         "        reap(left)\n        sweep(seen | left.keys())",
         "        pass",
-        _ENDINGS,
-        "test_sigkill_of_the_driver_stops_everything",
+        ("tests/processes/test_reaper.py",),
+        "test_nothing_outlives_a_killed_driver",
     ),
     "SIGTERM waits for the main thread": Fault(
         "slime/processes/termination.py",

@@ -123,8 +123,8 @@ _OF_THE_ASYNCHRONOUS_LOOP: dict[str, Fault] = {
         "slime/ray/train_worker.py",
         "self._weight_version + self._trained_since_update",
         "self._weight_version",
-        LAYOUTS,
-        "test_async_training_is_one_rollout_ahead",
+        ("tests/ray/test_train_worker.py",),
+        "test_the_age_of_tokens_counts_from_the_weights_that_are_trained",
     ),
     "a group may be one version too old": Fault(
         "slime/rollout/async_worker.py",

@@ -42,10 +42,12 @@ _ASK = """
 import os
 import ray
 from slime.ray.local_gpu import local_gpu
+from slime.ray.local_start import start_ray
 from slime.ray.node import process_env, runtime_env, share_environment
 
 share_environment()
-ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, logging_level="error")
+options = {"num_cpus": 2, "num_gpus": 2, "include_dashboard": False, "logging_level": "error"}
+start_ray(300.0, lambda: ray.init(address="local", **options))
 
 class Rank:
     def number(self):

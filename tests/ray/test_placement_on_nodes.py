@@ -5,24 +5,20 @@ from typing import Any
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 from slime.ray import spawned_engines
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.placement_group import create_placement_groups
+from tests.ray.nodes import joined_nodes
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
 def three_nodes():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 0})
-    for _ in range(2):
-        cluster.add_node(num_cpus=4, num_gpus=2)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    node = {"num_cpus": 4, "num_gpus": 2}
+    with joined_nodes({"num_cpus": 4, "num_gpus": 0}, node, node) as cluster:
+        yield cluster
 
 
 def flags(**overrides: object) -> Namespace:

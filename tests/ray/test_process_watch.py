@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime.ray import process_watch
 from slime.ray.process_watch import ProcessStopped, ProcessWatch, process_location
 from slime.ray.waiting import wait_all
+from tests.ray.nodes import joined_nodes
 
 pytestmark = pytest.mark.cluster
 
@@ -29,12 +30,8 @@ class Rank:
 
 @pytest.fixture(scope="module", autouse=True)
 def two_nodes() -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
-    cluster.add_node(num_cpus=4)
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with joined_nodes({"num_cpus": 4}, {"num_cpus": 4}) as cluster:
+        yield cluster
 
 
 @pytest.fixture
