@@ -5,8 +5,10 @@
 ``slime train --async`` is the same command, where the package is installed without this file.
 """
 
+import sys
+
 from slime.ray.asynchronous import notes, refusal, train
 from slime.ray.session import main
 
 if __name__ == "__main__":
-    main(train, refusal, notes)
+    main(train, refusal, notes, ["--async", *sys.argv[1:]])

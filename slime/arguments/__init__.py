@@ -69,15 +69,35 @@ def _checked(
     show: Callable[[Namespace], None],
     refuse: "Rule",
 ) -> tuple[Namespace, list[str]]:
+    from slime.arguments.core.config_files import expand
     from slime.arguments.core.mistakes import Mistakes
     from slime.arguments.core.parser import read_words
+    from slime.arguments.core.run_args import forget
+
+    mistakes, told = Mistakes(), list[str]()
+    words = expand(sys.argv[1:] if argv is None else argv)
+    mistakes.add(*words.mistakes)
+    try:
+        args = read_words(words.words, add_custom_arguments, mistakes, told)
+        forget(args, words.unknown)
+        _derive_and_look(args, mistakes, told, show, refuse)
+    except UsageError as error:
+        raise UsageError(*map(words.placed, error.messages), unknown=error.unknown) from None
+    return args, [words.placed(note) for note in told]
+
+
+def _derive_and_look(
+    args: Namespace,
+    mistakes: "Mistakes",
+    told: list[str],
+    show: Callable[[Namespace], None],
+    refuse: "Rule",
+) -> None:
     from slime.arguments.core.run_args import is_known
     from slime.arguments.core.working_directory import make_absolute
     from slime.arguments.registry import declared_groups, notes
     from slime.arguments.validate.tokenizer_process import tokenizer_process
 
-    mistakes, told = Mistakes(), list[str]()
-    args = read_words(argv, add_custom_arguments, mistakes, told)
     if not mistakes.messages:
         told += notes(args)
     specs = (spec for group in declared_groups() for spec in group.flags)
@@ -85,7 +105,6 @@ def _checked(
     # Started early: it takes as long as all that comes before its first answer is needed.
     with nullcontext() if mistakes.messages else tokenizer_process():
         _look(args, mistakes, show, refuse)
-    return args, told
 
 
 def _look(args: Namespace, mistakes: "Mistakes", show: Callable[[Namespace], None], refuse: "Rule") -> None:

@@ -41,6 +41,7 @@ from slime.arguments.groups import (
     rewards,
     rollout,
     router,
+    run_files,
     slime_router,
     tracking,
     trainer,
@@ -50,6 +51,7 @@ from slime.arguments.groups.megatron import megatron_flags
 from slime.arguments.validate.user_code import unusable_code
 
 CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
+    run_files.CONFIG_GROUP,
     cluster.CONFIG_GROUP,
     engines.CONFIG_GROUP,
     router.CONFIG_GROUP,

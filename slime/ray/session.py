@@ -45,7 +45,8 @@ def main(
         argv: words of the command line; default ``sys.argv``.
     """
     end_on_sigterm()
-    args = parse_args(argv=argv, show=_show_if_checked, refuse=refuse)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parse_args(argv=words, show=_show_if_checked, refuse=refuse)
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     if args.check:
@@ -53,7 +54,7 @@ def main(
     reached("arguments checked")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        status = _run(view(args, FleetView), loop)
+        status = _run(view(args, FleetView), loop, lambda: _keep_record(args, words))
     except SystemExit as exit_:
         status = exit_status(exit_)
     _leave(status)
@@ -77,9 +78,17 @@ def _fits(args: Namespace) -> int:
     return 1 if misfits else 0
 
 
-def _run(args: FleetView, loop: Loop) -> int:
+def _keep_record(args: Namespace, words: Sequence[str]) -> None:
+    """Writes all flags into the run's directory, if it has one."""
+    from slime.arguments.config_record import directory_of, write_record
+
+    if directory := directory_of(args):
+        write_record(directory, words)
+
+
+def _run(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> int:
     try:
-        _session(args, loop)
+        _session(args, loop, keep_record)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -95,33 +104,40 @@ def _run(args: FleetView, loop: Loop) -> int:
     return 0
 
 
-def _session(args: FleetView, loop: Loop) -> None:
+def _session(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> None:
     # Imported late: bad flags are answered without waiting for them.
-    from slime.observability.console import ConsoleSink
-    from slime.observability.run_log import RunLog
-    from slime.observability.spans import TraceFile
-    from slime.observability.tracking import init_tracking
     from slime.ray.cluster import ray_cluster
-    from slime.ray.setup import running_groups
 
     if args.rollout_external:
         from slime.backends.sglang_utils.external import external_engines
 
         external_engines(args)  # one that is not there, or another one, is told before anything starts
-    with _own_save_directory(args), ray_cluster(args):
-        reached("Ray up")
-        tracker = init_tracking(args)
-        args = with_context(args, **tracker.context)
-        with putting_away(_PUTTING_AWAY):
-            try:
-                log = RunLog(tracker, TraceFile(Path(args.trace)) if args.trace else None)
-                with running_groups(args, log) as groups:
-                    _warn_if_done(groups.args, groups.actor.start_rollout_id)
-                    tracker.add(ConsoleSink(groups.args))
-                    log.start_loop()
-                    loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
-            finally:
-                tracker.finish()
+    with _own_save_directory(args):
+        keep_record()
+        with ray_cluster(args):
+            reached("Ray up")
+            _in_cluster(args, loop)
+
+
+def _in_cluster(args: FleetView, loop: Loop) -> None:
+    from slime.observability.console import ConsoleSink
+    from slime.observability.run_log import RunLog
+    from slime.observability.spans import TraceFile
+    from slime.observability.tracking import init_tracking
+    from slime.ray.setup import running_groups
+
+    tracker = init_tracking(args)
+    args = with_context(args, **tracker.context)
+    with putting_away(_PUTTING_AWAY):
+        try:
+            log = RunLog(tracker, TraceFile(Path(args.trace)) if args.trace else None)
+            with running_groups(args, log) as groups:
+                _warn_if_done(groups.args, groups.actor.start_rollout_id)
+                tracker.add(ConsoleSink(groups.args))
+                log.start_loop()
+                loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
+        finally:
+            tracker.finish()
 
 
 def _warn_if_done(args: FleetView, start: int) -> None:

@@ -50,6 +50,8 @@ def train(
 
 
 def refusal(args: Namespace) -> Iterator[str]:
+    if args.asynchronous:
+        yield "--async: train.py is the synchronous loop (wanted: slime train, or train_async.py)"
     if args.keep_old_actor:
         yield (
             "--keep-old-actor: train.py makes each rollout with the weights that it then trains "
