@@ -133,7 +133,7 @@ def product_rate(threads: int) -> float:
 
 
 def step_flops(model: Path, prompts: Path, response: float) -> float:
-    """Of 256 samples with responses of this mean length: generated, and trained on with three times that."""
+    """FLOPs of generating 256 samples with responses of this mean length and of training on them."""
     from transformers import AutoTokenizer
 
     from slime.models import calculate_fwd_flops, shape_from_hf_config

@@ -59,7 +59,7 @@ SHAPES = {
 
 @dataclass
 class Measurement:
-    """Of one wave of requests."""
+    """What was measured of one wave of requests."""
 
     tokens: int
     wall_s: float

@@ -38,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "fsdp_architectures.json"
 
 
 def outcome(name: str, seed: int) -> dict[str, Any]:
-    """Of one random configuration."""
+    """Returns the outcome of one random configuration."""
     try:
         found = compared(random_model(name, seed))
     except NoModel as error:

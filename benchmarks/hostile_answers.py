@@ -29,7 +29,7 @@ LIMIT_S = 10
 
 
 def look_through(process: GradingProcess, grader: str, seed: int) -> dict[str, object]:
-    """Of a thousand answers."""
+    """Has a grader look through a thousand answers."""
     longest, ran, unended = 0.0, [], []
     for number, answer in enumerate(islice(hostile.answers(seed), ANSWERS)):
         start = time.monotonic()

@@ -49,7 +49,7 @@ def loop(layer: Any, rows: torch.Tensor, top: int) -> torch.Tensor:
 
 
 def dense(layer: Any, rows: torch.Tensor, top: int) -> torch.Tensor:
-    """The same by all experts for all rows."""
+    """Computes the layer by all experts for all rows."""
     weights, chosen = _route(layer, rows, top)
     experts = layer.experts.local_experts
     shares = torch.zeros(len(rows), len(experts)).scatter(1, chosen, weights)

@@ -203,7 +203,7 @@ class _InPlaceOfFile(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def test_files(path: str) -> list[str]:
-    """Those that have to see what is wrong with a module."""
+    """Returns the test files that have to see what is wrong with a module."""
     return [f"{ROOT}/tests/training/test_{name}.py" for name in TESTS.get(path, _FORMULAS)]
 
 
@@ -226,7 +226,7 @@ def _fork(mutant: Mutant, cpu_seconds: int) -> int:
 
 
 def survivors(candidates: Sequence[Mutant], workers: int, cpu_seconds: int) -> list[Mutant]:
-    """Those that no test kills, ``workers`` at a time."""
+    """Returns the mutants that no test kills, ``workers`` at a time."""
     waiting, running, alive = list(candidates)[::-1], dict[int, Mutant](), list[Mutant]()
     while waiting or running:
         while waiting and len(running) < workers:

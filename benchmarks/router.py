@@ -134,7 +134,7 @@ async def load(port: int, body: bytes, connections: int, seconds: float) -> list
 
 
 def cpu_seconds(root: int | None) -> float:
-    """Of a process and its descendants so far."""
+    """Returns the CPU seconds of a process and its descendants so far."""
     if root is None:
         return 0.0
     total = 0.0

@@ -91,7 +91,7 @@ def drawn(package: str, count: int, seed: int) -> list[Mutant]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a run of tests: whether all passed, why not, and the seconds."""
+    """The outcome of a run of tests: whether all passed, why not, and the seconds."""
 
     passed: bool
     why: str

@@ -48,7 +48,7 @@ def make_args(mode: str) -> Namespace:
 
 
 def above_bounds(args: Any, schedule: DpSchedule, lengths: Sequence[int]) -> dict[str, float]:
-    """Of the ranks and of the micro-batches, the dearest one's FLOPs over their lower bound."""
+    """Returns, of the ranks and of the micro-batches, the dearest one's FLOPs over their lower bound."""
     flops = [calculate_fwd_flops([length], args) for length in lengths]
     ranks, micro_batches = [], []
     for partition, bins in zip(schedule.partitions, schedule.micro_batch_indices, strict=True):

@@ -98,7 +98,7 @@ def packed_step(directory: str, batch: dict) -> Callable[[], None]:
 
 
 def padded_step(directory: str, batch: dict, *, by_length: bool) -> Callable[[], None]:
-    """The same step in plain transformers."""
+    """Takes the same step in plain transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.98), fused=True)
     micro_batches = _padded_micro_batches(batch, by_length)

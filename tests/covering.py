@@ -21,7 +21,7 @@ def full_product(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Row], 
 
 
 def pairs(rows: Iterable[Row]) -> set[Pair]:
-    """Those of two factors' values that are seen together."""
+    """Returns the pairs of two factors' values that are seen together."""
     return {pair for row in rows for pair in combinations(row.items(), 2)}
 
 

@@ -230,7 +230,7 @@ def _save(name: str, model: transformers.PreTrainedModel, path: Path) -> None:
 
 
 def chat_family(name: str, path: Path, seed: int = 0) -> transformers.PreTrainedModel:
-    """The same with a byte-level chat tokenizer, so that a whole run can be made of it."""
+    """Makes a checkpoint of a family with a byte-level chat tokenizer, for whole runs."""
     tokenizer = make_tokenizer()
     model = tiny_family(name, path, seed, vocab_size=320, eos_token_id=tokenizer.eos_token_id)
     tokenizer.save_pretrained(path)
@@ -251,7 +251,7 @@ def _rename(name: str, path: Path) -> None:
 
 
 def stored_tensors(name: str, path: Path) -> dict[str, torch.Tensor]:
-    """Those of the checkpoint that a model of the family has."""
+    """Returns the tensors of the checkpoint that a model of the family has."""
     kept = kept_tensors(name, path)
     return {key: value for key, value in load_file(path / "model.safetensors").items() if key not in kept}
 

@@ -81,7 +81,7 @@ def run(seed: int, words: Sequence[str], report: Path) -> int:
 
 
 def search(seeds: Sequence[int], load: int, words: Sequence[str], outputs: Path = OUTPUTS) -> list[Flaky]:
-    """Those that failed with any of the seeds."""
+    """Returns the tests that failed with any of the seeds."""
     found: dict[str, Flaky] = {}
     shutil.rmtree(outputs, ignore_errors=True)
     outputs.mkdir(parents=True)

@@ -149,7 +149,7 @@ class WarmCluster:
 
 
 def _environment() -> dict[str, str]:
-    """That of all processes: what a run would give its workers, so that these can be forked."""
+    """Returns the environment that a run would give its workers, so that these can be forked."""
     from slime.ray.node import process_env
 
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLIME_"))}

@@ -32,7 +32,7 @@ class Recipe(Protocol):
         """Names and formats of what becomes of a tensor."""
 
     def convert(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The same with values.
+        """Returns what a tensor becomes, with values.
 
         Raises:
             ValueError: the tensor has values that cannot be converted.
@@ -43,7 +43,7 @@ class Recipe(Protocol):
 
 
 class MatrixReader(WeightsReader):
-    """As `WeightsReader`, but experts are read one by one whatever form the checkpoint has them in."""
+    """A `WeightsReader` whose experts are read one by one whatever form the checkpoint has them in."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)

@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def alive_nodes(address: str) -> int:
-    """Those of a cluster, 0 while there is none."""
+    """Counts the living nodes of a cluster, 0 while there is none."""
     import ray
 
     try:

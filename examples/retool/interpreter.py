@@ -15,7 +15,7 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = W
 
 
 def _processors() -> asyncio.Semaphore:
-    """Of all interpreters of an event loop together: as many pieces of code at a time as there are cores."""
+    """Returns an event loop's semaphore: its interpreters run as many programs as there are cores."""
     loop = asyncio.get_running_loop()
     if loop not in _semaphores:
         _semaphores[loop] = asyncio.Semaphore(os.cpu_count() or 1)

@@ -60,7 +60,7 @@ class BM25Index:
         return BM25Index(passages)
 
     def scores(self, query: str) -> np.ndarray:
-        """Of each passage: float64 [N]."""
+        """Scores each passage: float64 [N]."""
         scores = np.zeros(len(self.passages))
         for word in words_of(query):
             if word in self._postings:

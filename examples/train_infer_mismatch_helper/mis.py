@@ -23,7 +23,7 @@ def compute_mis_weights(
     rollout_log_probs: Sequence[torch.Tensor],
     loss_masks: Sequence[torch.Tensor],
 ) -> tuple[Tensors, Tensors, dict[str, Tensors]]:
-    """Of whole responses, per sample [R]: weights without a gradient, loss masks, and metrics."""
+    """Returns, of whole responses and per sample [R]: weights without a gradient, loss masks, and metrics."""
     return weights_by_flags(
         args,
         train_log_probs=train_log_probs,

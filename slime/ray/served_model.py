@@ -35,12 +35,12 @@ class ServedModel:
 
     @property
     def living(self) -> list[Engine]:
-        """Those that have started and not died since."""
+        """The engines that have started and not died since."""
         return [engine for engine in self.engines if engine.lives]
 
     @property
     def dead(self) -> list[Engine]:
-        """Those that have not been replaced yet."""
+        """The dead engines that have not been replaced yet."""
         return [engine for engine in self.engines if engine.state is EngineState.DEAD]
 
     @property

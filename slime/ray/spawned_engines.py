@@ -118,7 +118,7 @@ class SpawnedEngines:
 
 
 def _plain(args: FleetView) -> FleetView:
-    """Those that can be unpickled without torch and our own classes, which take a second to import.
+    """Returns the arguments that can be unpickled without importing torch and our classes, a second's work.
 
     Options of the server are all kept: one that is left out would be at its default without a word.
     """

@@ -338,7 +338,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _head_without_upgrade(request: Request) -> bytes:
-    """Nor with an Expect, which has been answered."""
+    """Returns the head of a request without its Upgrade, and without an Expect, which has been answered."""
     version = b"1.1" if request.knows_chunks else b"1.0"
     lines = [b"%b %b HTTP/%b" % (request.method, request.target, version)]
     lines += [b"%b: %b" % pair for pair in request.headers if pair[0].lower() not in (b"upgrade", b"expect")]

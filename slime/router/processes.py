@@ -91,7 +91,7 @@ class Parent:
         self._all_serve: asyncio.Task[None]
 
     async def run(self) -> None:
-        """Until SIGTERM.
+        """Runs until SIGTERM.
 
         Raises:
             ChildEnded: a child has ended.

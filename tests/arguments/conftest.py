@@ -43,7 +43,7 @@ def write_empty_weights(path: Path) -> None:
 
 
 def _write_zeros(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """As safetensors writes it, but without making a tensor of each of a hundred thousand names."""
+    """Writes a file as safetensors does, but without making a tensor of each of a hundred thousand names."""
     entries, end = {}, 0
     for name, size in shapes.items():
         start = end

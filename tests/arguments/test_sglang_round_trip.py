@@ -65,7 +65,7 @@ def written(action: argparse.Action, name: str) -> Iterator[list[str]]:
 
 
 def accepted() -> list[tuple[str, list[str], object]]:
-    """Of every option that is a run's, each word list that the server takes, with dest and value."""
+    """Returns, for every option of a run, each word list that the server takes, with dest and value."""
     taken = []
     for action in server()._actions:
         if action.dest in LAUNCHER_OWNED or action.dest in ("help", "api_key"):
@@ -82,7 +82,7 @@ def accepted() -> list[tuple[str, list[str], object]]:
 
 
 def ours(word: str) -> str:
-    """The same option on our command line."""
+    """Returns an option as our command line has it."""
     return f"--sglang-{word.removeprefix('--')}"
 
 

@@ -154,7 +154,7 @@ async def by_position(args, sample, params, evaluation=False, /):
 
 
 async def any_more(args, sample, params, *evaluation):
-    """Of these there are none."""
+    """A generate function that takes any number of further arguments."""
 
 
 @pytest.mark.parametrize("function", [by_position, any_more])

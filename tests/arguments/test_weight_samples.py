@@ -263,7 +263,7 @@ def test_each_tensor_of_a_quantised_checkpoint_has_one_shape_and_format(quantize
 
 
 def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
-    """With a NaN: of float8, or of the powers of two in which MXFP4 has its scales."""
+    """Puts a NaN into a tensor: of float8, or of the powers of two in which MXFP4 has its scales."""
     codes = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D, torch.uint8: 0xFF}
     changed = tensor.clone()
     if tensor.dtype in codes:

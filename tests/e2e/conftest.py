@@ -217,7 +217,7 @@ def start(tmp_path: Path, cluster: WarmCluster) -> Iterator[Start]:
 
 @pytest.fixture
 def start_alone(tmp_path: Path) -> Iterator[Start]:
-    """The same with a cluster of the run's own; whatever is left of it is killed after the test."""
+    """Starts a run with a cluster of its own; whatever is left of it is killed after the test."""
     runs: list[OwnRun] = []
 
     def start_run(flags: Sequence[object], script: str = "train.py", metrics: Path | None = None) -> Run:

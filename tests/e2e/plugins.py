@@ -18,7 +18,7 @@ async def token_parity_reward(args: Namespace, sample: Sample, **kwargs: Any) ->
 
 
 async def waiting_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
-    """The same behind a gate, so that a test finds its run under way, however late it looks."""
+    """Scores behind a gate, so that a test finds its run under way, however late it looks."""
     first, _, gate = os.environ[GATE].partition(":")
     while (sample.index or 0) >= int(first) and not os.path.exists(gate):
         await asyncio.sleep(0.05)

@@ -22,7 +22,7 @@ def training(start, rl_flags):
 
 @pytest.fixture
 def training_alone(start_alone, rl_flags):
-    """The same with a Ray cluster of its own."""
+    """Trains with a Ray cluster of its own."""
     return _in_its_middle(start_alone([*rl_flags, *LONG]))
 
 

@@ -88,7 +88,7 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) ->
 
 
 def _expect_overlap(trace: Path) -> None:
-    """Of the second rollout and of what the trainer does with the first one, in the trace of a run."""
+    """Expects that the second rollout overlaps with the trainer's work on the first one, by the trace."""
     events = json.loads(trace.read_text().rstrip().rstrip(",") + "]")
     processes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert set(processes.values()) == {"driver", "rollouts", "actor rank 0"}

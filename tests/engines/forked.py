@@ -43,7 +43,7 @@ class Blow:
             return None
 
     def obey(self) -> None:
-        """Of an engine, whose responses have begun and are to go on."""
+        """Does as an engine whose responses have begun and are to go on."""
         mine = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.rename(mine)

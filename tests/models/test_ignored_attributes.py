@@ -90,7 +90,7 @@ def _shape(values: Mapping[str, Any]) -> str:
 
 
 class _Model:
-    """Of a family: what its logits become when its config has another value."""
+    """A model of a family: what its logits become when its config has another value."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self._kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -56,7 +56,7 @@ def bits(tensor):
 
 @pytest.fixture
 def experts():
-    """Of two layers' matrices, biases and a norm; numbers and scales of one matrix in different files."""
+    """Makes the tensors of two layers; numbers and scales of one matrix are in different files."""
     tensors = stored(UP, 3, 10, 2) | stored(DOWN, 3, 64, 1, seed=1)
     tensors[f"{DOWN}_blocks"][1] = 0
     tensors[f"{DOWN}_scales"][1] = 0

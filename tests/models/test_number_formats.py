@@ -25,7 +25,7 @@ E4M3 = sorted(
 
 @st.composite
 def matrices(draw, columns=st.integers(1, 40)):
-    """Of blocks whose sizes differ by orders of magnitude, some of them zero."""
+    """Draws matrices of blocks whose sizes differ by orders of magnitude, some of them zero."""
     rows, width = draw(st.integers(1, 40)), draw(columns)
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = random.standard_normal((rows, width)) * 10.0 ** random.integers(-30, 20, (rows, 1))

@@ -269,7 +269,7 @@ RULES["of its own"] = (Backwards(("a",)), [(16, 6)])
 
 
 def sharded(rule, full, dim, rank, size):
-    """As the trainer's parts are joined again: what `unshard` undoes."""
+    """Returns a rank's part of a tensor: what `unshard` undoes."""
     if isinstance(rule, GateUpRule):
         return torch.cat([half.chunk(size)[rank] for half in full.chunk(2)])
     return full.chunk(size, dim)[rank]

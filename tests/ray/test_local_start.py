@@ -28,7 +28,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_after_starting(times: int, started: list["subprocess.Popen[bytes]"]) -> None:
-    """As Ray does: a child with a child of its own, and an error."""
+    """Fails as Ray does: a child with a child of its own has started, and an error comes."""
     if len(started) < times:
         started.append(subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True))
         time.sleep(0.2)

@@ -86,17 +86,17 @@ class OnlySlow:
         return NEVER if self.counts[number] > self.tokens else 0.0
 
     def wait(self):
-        """Until each of them has stopped; before, another delay would let it go on."""
+        """Waits until each of them has stopped; before, another delay would let it go on."""
         wait_until(lambda: all(count > self.tokens for count in self.counts.values()))
 
     def wait_alone(self):
-        """Until nothing else runs either: an abort would end that too."""
+        """Waits until nothing else runs either: an abort would end that too."""
         self.wait()
         wait_until(lambda: len(worker()._running) == len(self.counts) and worker()._room() <= 0)
 
 
 def wait_for_all_but_one(count):
-    """Until so many groups wait, one runs, and the rollout has seen that: seen later, they are too old."""
+    """Waits until so many groups wait, one runs, and the rollout has seen it: later, they are too old."""
     at_rest = worker()
     wait_until(
         lambda: _on_loop(

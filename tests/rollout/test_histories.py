@@ -52,7 +52,7 @@ def small_args(make_args, monkeypatch):
 
 
 def label_of(args, number):
-    """Of the prompt that this group has to have, whatever happened before it was issued."""
+    """Returns the label of the prompt that this group has to have, whatever happened before it was issued."""
     epoch, position = divmod(number, PROMPTS)
     return f"a{epoch_order([PROMPTS], None, args.rollout_seed, epoch, shuffled=True)[position]}"
 

@@ -49,7 +49,7 @@ def real_args(make_args, server):
 
 
 def update(client, version):
-    """As ``WeightUpdate`` and the rollout manager do it."""
+    """Updates the weights as ``WeightUpdate`` and the rollout manager do."""
     clock.begin_update()
     client.pause_generation()
     client.flush_cache()

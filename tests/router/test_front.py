@@ -19,7 +19,7 @@ GENERATE = {"input_ids": [1, 2, 3], "sampling_params": {"custom_params": {"a": 1
 
 
 def generations(engine: FakeEngine) -> list[Call]:
-    """Without the health checks, which come at any time."""
+    """Returns the calls without the health checks, which come at any time."""
     return [call for call in engine.calls if call.path == "generate"]
 
 

@@ -227,7 +227,7 @@ async def test_requests_do_not_pile_up_behind_a_slow_one() -> None:
 
 
 def silent(client: ClientConnection, since: float) -> None:
-    """As if nothing had come from it for so many seconds."""
+    """Has the server believe that nothing came from a client for so many seconds."""
     client._since -= since
     client._look()
 

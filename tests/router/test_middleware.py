@@ -27,7 +27,7 @@ ORDER: list[str] = []
 
 
 class Stamping(BaseHTTPMiddleware):
-    """As users of the original write them."""
+    """Middleware as users of the original write it."""
 
     def __init__(self, app: Any, *, router: Any) -> None:
         super().__init__(app)

@@ -287,7 +287,7 @@ def test_the_least_recently_used_leave_when_there_is_no_room() -> None:
 
 
 def _left(tree: StringRadixTrie, texts: str) -> str:
-    """Those of these texts that are known, looked up without being used."""
+    """Returns those of these texts that are known, looked up without being used."""
     return "".join(text for text in texts if descend(tree._root, text).complete)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def args(tmp_path) -> Iterator[Namespace]:
-    """Of a rollout through a router with the middleware, in front of an embedded engine."""
+    """Makes the arguments of a rollout through the middleware of a router, before an embedded engine."""
     make_checkpoint(tmp_path / "model")
     checkpoint = str(tmp_path / "model")
     args = router_args(slime_router_middleware_paths=[RADIX], hf_checkpoint=checkpoint)

@@ -109,7 +109,7 @@ def trained(start: Any, rl_flags: list[object], tmp_path: Path, record_property:
 
 @pytest.fixture
 def samples(tmp_path: Path) -> Callable[[], list[Sample]]:
-    """Those of the first rollout, once the run has ended."""
+    """Returns the samples of the first rollout, once the run has ended."""
 
     def read() -> list[Sample]:
         recorded = torch.load(tmp_path / "0.pt", weights_only=True)["samples"]

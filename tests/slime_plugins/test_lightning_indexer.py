@@ -76,7 +76,7 @@ def chosen_by_hand(indexer, hidden, latent, interleaved):
 
 
 def read_keys(choice, layout):
-    """The same of a choice: for each row the positions that it reads, by the masks of the groups."""
+    """Returns what a choice reads: for each row the positions that it reads, by the masks of the groups."""
     found = {}
     for number, group in enumerate(layout.groups):
         mask = choice.mask(number, layout)

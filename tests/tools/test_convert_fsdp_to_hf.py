@@ -47,7 +47,7 @@ def called(*words):
 
 
 def forked(log, *words):
-    """The same; ``log`` is a file for it."""
+    """Runs the converter in a forked process; ``log`` is a file for it."""
     status = ForkedScript(ROOT / "tools/convert_fsdp_to_hf.py", [*map(str, words)], log, cwd=ROOT).wait(600)
     return status, log.read_text()
 

@@ -41,7 +41,7 @@ def correct(
 
 
 def mean_weight(args: Namespace, samples: list[tuple[Vector, Vector]]) -> float:
-    """Of the (d, mask) of a step: over trained tokens, or over sequences that have any."""
+    """Averages the (d, mask) of a step: over trained tokens, or over sequences that have any."""
     weights: list[float] = []
     for d, mask in samples:
         used = _used(args, _weight(d, mask, args.tis_level))[mask == 1].tolist()

@@ -32,7 +32,7 @@ def _args(**overrides):
 
 
 def _kl_gradient(forwards):
-    """Of KL(policy || reference), or of KL(reference || policy), with respect to the policy's logits."""
+    """Differentiates KL(policy || reference), or KL(reference || policy), by the policy's logits."""
     logits = POLICY.clone().requires_grad_()
     policy, reference = logits.log_softmax(-1), REFERENCE.log_softmax(-1)
     p, q = (policy, reference) if forwards else (reference, policy)
@@ -41,7 +41,7 @@ def _kl_gradient(forwards):
 
 
 def _expected_gradient(args):
-    """Of the policy loss, over tokens of the policy, in one optimizer step."""
+    """Differentiates the policy loss, over tokens of the policy, in one optimizer step."""
     logits = POLICY.float().requires_grad_()
     probabilities = POLICY.softmax(-1)
     reference = REFERENCE.log_softmax(-1).float()

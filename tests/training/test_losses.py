@@ -120,7 +120,7 @@ def test_the_entropy_that_a_loss_of_the_users_adds_is_differentiated():
 
 
 def _losses_of_user_code(rank, checkpoint, logits):
-    """As a plug-in calls them: without a context."""
+    """Computes the losses as a plug-in does: without a context."""
     from slime.backends.megatron_utils.initialize import init
 
     init(make_args(checkpoint, tensor_model_parallel_size=2))

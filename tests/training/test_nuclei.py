@@ -32,7 +32,7 @@ def flags(seed: int) -> Namespace:
 
 
 def random_nuclei(batch: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Of random sizes, some without the drawn token; none of a third of the untrained tokens."""
+    """Draws nuclei of random sizes, some without the drawn token; none of a third of the untrained tokens."""
     generator = torch.Generator().manual_seed(seed)
     pick = lambda most: int(torch.randint(most, (), generator=generator))
     batch |= {IDS: [], OFFSETS: []}
@@ -93,7 +93,7 @@ def expected(args: Namespace, batch: dict[str, Any], logits: torch.Tensor) -> li
 
 
 def found_here(seed: int, context: ParallelContext) -> list[torch.Tensor]:
-    """The same by our code, of this rank's part of the logits."""
+    """Computes the log-probs by our code, of this rank's part of the logits."""
     args = flags(seed)
     batch = micro_batch(args, seed, context)
     rows = RowSplit.of(batch["segment_lengths"], context)

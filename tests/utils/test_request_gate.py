@@ -173,7 +173,7 @@ def test_a_server_for_other_machines_is_asked_under_any_name(name):
 
 
 def first_bytes(port, head):
-    """Of the answer to a head whose body never comes."""
+    """Returns the first bytes of the answer to a head whose body never comes."""
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as client:
         client.sendall(head)
         return client.recv(100)

@@ -30,5 +30,5 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 
 
 def title(algorithm: str) -> str:
-    """As it is written in a text: DR GRPO."""
+    """The name as it is written in a text: DR GRPO."""
     return algorithm.replace("_", " ").upper()

@@ -101,7 +101,7 @@ def _run(layout: Layout, seed: int, phase: Phase, console: Console) -> float:
 
 
 def distillation_flags(output: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Of a run whose teacher is the model of the first algorithm."""
+    """Returns the flags of a run whose teacher is the model of the first algorithm."""
     teachers = [Layout(output / name).rl_model for name in ("grpo", *names) if name != DISTILLATION]
     teacher = next((path for path in teachers if path.exists()), None)
     if teacher is None:

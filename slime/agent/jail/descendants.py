@@ -74,7 +74,7 @@ class Descendants:
         return max(waited_for, sum(self._seen.values()))
 
     def _alive(self) -> Iterator[_Row]:
-        """Those that are no zombies; nothing where there is no ``/proc``."""
+        """Yields the processes that are no zombies; none where there is no ``/proc``."""
         rows = list(_rows())
         own = {os.getpid()}
         while grown := [row for row in rows if row.parent in own and row.pid not in own]:

@@ -37,7 +37,7 @@ class RowStates:
         return replace(self, prompt_length=self.length, prompt=self.newest)
 
     def start(self, length: int) -> "RowStates":
-        """Those after ``length`` tokens.
+        """Returns the states after ``length`` tokens.
 
         Raises:
             ValueError: they are not kept.

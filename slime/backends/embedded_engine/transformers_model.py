@@ -127,7 +127,7 @@ class TransformersLM:
         return hidden
 
     def new_states(self) -> GrowingStates:
-        """Those before the first token of a sequence."""
+        """Returns the states before the first token of a sequence."""
         return GrowingStates(config=self._decoder.config)
 
     def forward_rows(

@@ -84,7 +84,7 @@ class _MegatronFinder(importlib.abc.MetaPathFinder):
         self._prepared = False
 
     def prepare(self) -> None:
-        """Once, before the first module is executed."""
+        """Runs once, before the first module is executed."""
         from slime.backends.megatron_utils import cpu_support
 
         if not self._prepared:

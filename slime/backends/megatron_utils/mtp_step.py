@@ -119,5 +119,5 @@ class MtpTraining:
 
 
 def layers_of(chunk: torch.nn.Module) -> MtpLayers | None:
-    """Those that a model chunk has."""
+    """Returns the MTP layers that a model chunk has."""
     return getattr(unwrap_model(chunk), "mtp", None)

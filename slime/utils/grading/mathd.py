@@ -32,7 +32,7 @@ def mathd_normalize_answer(answer: str | None) -> str | None:
 
 
 def _strip_string(string: str) -> str:
-    """Without spaces, units, signs of percent and money; fractions and roots with their braces.
+    """Returns an answer without spaces, units, signs of percent and money; fractions and roots get braces.
 
     Raises:
         IndexError: a command at the end lacks what belongs to it.

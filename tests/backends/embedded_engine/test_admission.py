@@ -55,7 +55,7 @@ def test_one_by_one_nothing_is_computed_beside_another() -> None:
 
 
 def prompt(rid: str, picture: float | None) -> Sequence:
-    """The same tokens each time, with another picture behind them or none."""
+    """Makes a prompt of the same tokens each time, with another picture behind them or none."""
     media = {} if picture is None else {"pixels": np.full((4, 3), picture, np.float32)}
     return Sequence(rid, SequenceInputs([5, 6, 7], media=media), SamplingParams(), LogprobOptions(), 0)
 

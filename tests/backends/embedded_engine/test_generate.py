@@ -34,7 +34,7 @@ LLAMA3 = {
 
 
 def message_of(answer) -> str:
-    """Of an error, whichever shape it has."""
+    """Returns the message of an error, whichever shape it has."""
     body = answer.json()
     error = body.get("error", body)
     return error if isinstance(error, str) else error["message"]

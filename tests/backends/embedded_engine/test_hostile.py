@@ -25,7 +25,7 @@ from tests.backends.embedded_engine.test_scheduler import make_state, sequence
 
 
 def within(seconds: float, function, *args, **kwargs):
-    """Of this thread's processor time: others may keep the machine busy."""
+    """Calls a function within so many seconds of processor time: others may keep the machine busy."""
     started = time.thread_time()
     result = function(*args, **kwargs)
     assert time.thread_time() - started < seconds

@@ -80,5 +80,5 @@ def rows() -> list[torch.Tensor]:
 
 
 def packed_row(context: ParallelContext | None = None) -> PackedInputs:
-    """The same in one row, or a rank's part of it."""
+    """Puts the sequences into one row, or a rank's part of it."""
     return PackedInputs.of([*map(SequenceInputs, rows())], context or ParallelContext())

@@ -60,7 +60,7 @@ def computed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def process_group():
-    """Of this process alone."""
+    """Makes a process group of this process alone."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield
     dist.destroy_process_group()

@@ -40,7 +40,7 @@ class NoModel(ValueError):
 
 
 def random_model(name: str, seed: int) -> PreTrainedModel:
-    """Of a row of `tests.families` or an architecture of ``transformers``, its attention far from uniform.
+    """Makes a model of a row of `tests.families` or of ``transformers``, its attention far from uniform.
 
     Raises:
         NoModel: nothing that was drawn can be built.
@@ -67,7 +67,7 @@ def _drawn(name: str, rng: random.Random, changed: bool) -> PretrainedConfig:
 
 
 def _small(name: str) -> PretrainedConfig:
-    """With few layers, heads and experts, so that it can be built at all."""
+    """Returns a config with few layers, heads and experts, so that it can be built at all."""
     if name in ALL:
         return tiny_config(name).get_text_config()
     config = CONFIG_MAPPING[name]()

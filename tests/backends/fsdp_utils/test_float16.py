@@ -32,7 +32,7 @@ def rollouts():
 
 
 def _of_megatron(args):
-    """Without its constructor, which wants CUDA."""
+    """Makes Megatron's scaler without its constructor, which wants CUDA."""
     scaler = DynamicGradScaler.__new__(DynamicGradScaler)
     vars(scaler).update(
         _scale=torch.tensor([args.initial_loss_scale]),

@@ -86,7 +86,7 @@ def test_freezing_that_matches_nothing_or_everything_is_refused(checkpoint):
 
 
 def _first_lines(rank, args, value):
-    """Of the errors of a save, a sync and a step, with one damaged value among the weights of one rank."""
+    """Returns the first lines of errors of a save, a sync and a step, with one value of a rank damaged."""
     worker = TrainWorker(args)
     worker.start()
     if rank == 0:

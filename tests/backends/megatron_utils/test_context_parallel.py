@@ -54,7 +54,7 @@ VARIANTS = {
 
 
 def sequence_weights(args, *, pg_loss, train_log_probs, rollout_log_probs, loss_masks, **lengths):
-    """As plug-ins for upstream do it: gather, weigh whole sequences, cut the weights to the rank's tokens."""
+    """Weighs sequences as plug-ins for upstream do: they gather, weigh, and cut to the rank's tokens."""
     sizes = list(zip(lengths["total_lengths"], lengths["response_lengths"], strict=True))
     weights, kept = [], []
     for (total, response), train, rollout, mask in zip(
@@ -124,7 +124,7 @@ def rollout():
 
 @pytest.fixture(scope="module")
 def near(checkpoint, rollout):
-    """The same with log-probs of the engine around the model's, so that few weights are out of bounds."""
+    """Makes a rollout with log-probs of the engine near the model's, so that few weights are clipped."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     generator, found = torch.Generator().manual_seed(7), []
     for tokens, response in zip(rollout["tokens"], rollout["response_lengths"], strict=True):

@@ -24,7 +24,7 @@ FACTORS = {"family": [*FAMILIES], "TP": SIZES, "PP": SIZES, "EP": SIZES, "ETP": 
 
 
 def _ranks(row):
-    """As few as have all experts: groups of EP times ETP ranks are within a stage."""
+    """Returns as few ranks as have all experts: groups of EP times ETP ranks are within a stage."""
     stage = max(row["TP"], row["EP"] * row["ETP"])
     return row["PP"] * stage
 

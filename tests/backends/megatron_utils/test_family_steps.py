@@ -150,7 +150,7 @@ def test_a_step_moves_biases_of_experts_towards_a_balance(tmp_path):
 
 
 def _routers(rank, args):
-    """Of a trainer that starts: biases of experts as engines get them, and formats of what routers keep."""
+    """Returns a new trainer's biases of experts, as engines get them, and the dtypes of its routers."""
     worker = TrainWorker(args)
     worker.start()
     weights = {

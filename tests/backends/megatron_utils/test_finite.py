@@ -17,7 +17,7 @@ def model(tmp_path_factory):
 
 
 def _first_lines(rank, args, value):
-    """Of the errors of a save, a weight sync and a step, with one damaged value among the weights."""
+    """Returns the first lines of the errors of a save, a weight sync and a step, with one weight damaged."""
     worker = TrainWorker(args)
     worker.start()
     with torch.no_grad():

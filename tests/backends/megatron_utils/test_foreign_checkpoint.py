@@ -41,7 +41,7 @@ WHOLE = ("embedding.word_embeddings.weight", "decoder.final_layernorm.weight")
 
 
 def _in_layer(args):
-    """Of what a layer has: its plain name, that of TransformerEngine, and its place in a further axis."""
+    """Yields, of what a layer has, the plain name, TransformerEngine's, and its place in a further axis."""
     if not getattr(args, "num_experts", None):
         yield from ((plain, fused, ()) for plain, fused in LAYER.items())
         return

@@ -17,7 +17,7 @@ PP2 = {"pipeline_model_parallel_size": 2}
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """With tied embeddings."""
+    """Makes a checkpoint with tied embeddings."""
     return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
 
 

@@ -100,7 +100,7 @@ def test_resuming_with_expert_parallelism_is_bit_exact(checkpoint, rollouts, tmp
 
 
 def _check_names(path):
-    """Those of Megatron-LM, whose layers are TransformerEngine's: layer 0 has experts, layer 1 has none."""
+    """Holds the names to Megatron-LM's (TransformerEngine's layers): layer 0 has experts, layer 1 none."""
     found = FileSystemReader(path).read_metadata().state_dict_metadata
     names = {name.split("decoder.layers.")[1] for name in found if name.startswith("decoder.layers.")}
     attention = {"linear_qkv.layer_norm_weight", "linear_qkv.weight", "linear_proj.weight"}

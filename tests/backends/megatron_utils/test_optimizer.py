@@ -62,7 +62,7 @@ _CRITIC = dict(
 
 
 def _rates_of(role, args, backend, stop):
-    """Of each rollout, two steps each, in which a role trains; after ``stop`` of them it is resumed."""
+    """Returns the rates of each rollout (two steps) in which a role trains; resumed after ``stop``."""
     seen, own = args if role == "actor" else of_critic(args), []
     optimizer = _optimizer()
     scheduler = SCHEDULERS[backend](seen, optimizer)

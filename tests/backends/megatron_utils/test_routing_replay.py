@@ -255,7 +255,7 @@ def test_one_route_changed_by_hand_changes_the_loss(checkpoint, rollout):
 
 @torch.inference_mode()
 def engine_routes(path, rollout):
-    """Of all tokens but the last one of each sample, by the embedded engine."""
+    """Returns the experts of all tokens but the last one of each sample, by the embedded engine."""
     limits = Limits(rows=4, tokens=512, chunk=64, context=128)
     executor, weights = build_executor(path, ModelConfig.from_directory(path), limits, True)
     load_checkpoint(weights, path)

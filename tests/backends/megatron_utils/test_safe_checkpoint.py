@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True, scope="module")
 def trainer_is_loaded():
-    """Without any call of ours: whoever loads megatron-core's way of reading gets the safe one."""
+    """Loads the trainer and calls nothing: whoever loads megatron-core's reader gets the safe one."""
     importlib.import_module("slime.backends.megatron_utils.checkpoint")
     importlib.import_module("megatron.core.dist_checkpointing.strategies.torch")
 

@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory):
 
 
 def _norms(rank, args, rollout):
-    """Of the gradients of each optimizer in the first step that is not skipped, and how many were."""
+    """Returns each optimizer's gradient norms in the first step that is not skipped, and how many were."""
     worker = TrainWorker(args)
     worker.start()
     shard = split(args, rollout, worker.parallel_config())
@@ -63,7 +63,7 @@ def _train(rank, args, rollouts):
 
 
 def _with_biases(path, **options):
-    """Of a model whose biases of experts move."""
+    """Returns the arguments of a model whose biases of experts move."""
     tiny_family("glm4_moe", path)
     return trainer_args(path, **ROUTER, moe_router_bias_update_rate=0.1, **options)
 

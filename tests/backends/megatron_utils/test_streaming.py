@@ -23,7 +23,7 @@ LAYOUTS = {
 
 
 def _there_and_back(rank, args, root, max_bytes):
-    """As two commands after one another."""
+    """Saves and loads, as two commands after one another would."""
     from megatron.core import parallel_state
 
     from slime.backends.megatron_utils.convert import write_hf, write_torch_dist

@@ -26,7 +26,7 @@ def run(rule, steps=4, storage=None, shapes=((5, 3), (7,)), dtype=torch.float32)
 
 
 def by_formula(step, steps=4, shapes=((5, 3), (7,))):
-    """The same with ``step(weight, gradient, state, number)`` in float64."""
+    """Takes the steps by ``step(weight, gradient, state, number)`` in float64."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(shape, generator=generator).double() for shape in shapes]
     states = [{} for _ in weights]

@@ -95,7 +95,7 @@ def read_answers() -> dict[str, Answer]:
 
 
 def client(url: str) -> httpx.Client:
-    """With a connection for each request: SGLang closes that of an answer 500."""
+    """Makes a client with a connection for each request: SGLang closes that of an answer 500."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(base_url=url, timeout=600, limits=limits, trust_env=False)
 

@@ -62,7 +62,7 @@ def engine_args(checkpoint: Path) -> Namespace:
 
 
 def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
-    """As an engine actor does it."""
+    """Starts an embedded engine as an engine actor does."""
     placement = EnginePlacement(rank=0, host="127.0.0.1", port=free_port(), gpu_offset=0, api_key=api_key)
     engine = ENGINES[args.rollout_engine](args, placement, log_dir)
     engine.launch()

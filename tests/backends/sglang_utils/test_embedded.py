@@ -31,7 +31,7 @@ def engine(tiny_checkpoint, tmp_path_factory):
 
 
 def command_lines() -> list[str]:
-    """Of all processes of this machine."""
+    """Returns the command lines of all processes of this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -185,7 +185,7 @@ COSTLY = (_deep, _huge, _long)
 
 
 def answers(seed: int, kinds: Sequence[Callable[[random.Random], str]] = (*CODE, *COSTLY)) -> Iterator[str]:
-    """The same for the same seed."""
+    """Yields the same answers for the same seed."""
     r = random.Random(seed)
     while True:
         yield r.choice(kinds)(r)

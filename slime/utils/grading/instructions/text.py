@@ -14,7 +14,7 @@ EDGES = string.punctuation + string.whitespace
 
 
 def bare(text: str) -> str:
-    """Without ASCII punctuation."""
+    """Returns a text without ASCII punctuation."""
     return text.translate(_NO_PUNCTUATION)
 
 
