@@ -1,7 +1,7 @@
 """Command lines in the manner of the original's launch scripts, and what they point to.
 
-Each file of launch_scripts/ has a flag and its values in a line; ``{root}`` is where models and data are, and
-``+NAME`` stands for the lines of parts/NAME.txt.
+Each file of launch_scripts/ stands where the original has the script. A line is a flag and its values;
+``{root}`` is where models and data are, and ``+NAME`` stands for the lines of parts/NAME.txt.
 """
 
 import json
@@ -18,17 +18,24 @@ from tests.arguments.conftest import write_empty_weights
 from tests.models.public_configs import CONFIGS, text_of
 
 FOLDER = Path(__file__).with_name("launch_scripts")
-SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+SCRIPTS = {
+    f"{path.relative_to(FOLDER).with_suffix('')}.sh": path
+    for folder in ("examples", "scripts")
+    for path in sorted((FOLDER / folder).rglob("*.txt"))
+}
 ROLLOUT = 128  # prompts of the largest rollout of those that go through the data by epochs
 CHAT = [{"role": "user", "content": "1+1"}]
 CONVERSATION = [*CHAT, {"role": "assistant", "content": "2"}]
-PLUG_INS = (
-    *("generate_with_retool", "generate_with_search", "generate_with_strands", "generate_with_tau"),
-    *("rollout_with_multi_agents", "generate"),
-)
-# What the config.json of families that are not here says.
-_ELSEWHERE = {
-    "Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
+# The modules that scripts name, and what they import of ours.
+PLUG_INS = {
+    **dict.fromkeys(("generate_with_retool", "generate_with_search", "generate_with_strands"), ""),
+    **dict.fromkeys(("generate_with_tau", "rollout_with_multi_agents"), ""),
+    "coding_agent_rl": (
+        "from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter\n"
+        "from slime.agent.aiohttp_threaded import FilteredAccessLogger, run_app_in_thread\n"
+        "from slime.agent.harness import ClaudeCodeHarness, CodexHarness\n"
+        "from slime.agent.sandbox import E2BSandbox, Sandbox, exec_and_wait\n"
+    ),
 }
 _BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 _GROUPS = {
@@ -87,25 +94,25 @@ def write_data(root: Path) -> None:
         row = {"messages": CONVERSATION if name == "openhermes2_5" else CHAT, "prompt": CHAT}
         row |= {"label": "2", "reward_model": {"ground_truth": {"target": ["2"]}, "style": "rule"}}
         pq.write_table(pa.Table.from_pylist([row] * ROLLOUT), root / f"{name}.parquet")
-    for name in PLUG_INS:
+    for name, imports in PLUG_INS.items():
         names = ("generate", "reward_func", "generate_with_multi_agents")
         text = "".join(f"async def {each}(args, sample, *given, **more): ...\n" for each in names)
-        (root / f"{name}.py").write_text(text)
+        (root / f"{name}.py").write_text(imports + text)
     datasets = [
         {"name": "aime", "path": str(root / "aime-2024.jsonl"), "rm_type": "deepscaler"},
         {"name": "ifbench", "path": str(root / "ifbench.jsonl"), "rm_type": "ifbench"},
     ]
     (root / "multi_task.yaml").write_text(json.dumps({"eval": {"datasets": datasets}}))
     (root / "mis.yaml").write_text("use_tis: true\n")
+    groups = [{"worker_type": "prefill", "num_gpus": 64}, {"worker_type": "decode", "num_gpus": 192}]
+    fleet = {"sglang": [{"name": "default", "server_groups": groups}]}
+    (root / "glm5.2.yaml").write_text(json.dumps(fleet))
 
 
-def config_of(name: str, words: list[str]) -> dict[str, Any]:
-    """What config.json of a script's model says."""
+def config_of(model: str | None, words: list[str]) -> dict[str, Any]:
+    """What config.json of a script's model says; of one that is not known, by the flags of its shape."""
     directory = Path(value_of(words, "--hf-checkpoint")).name
-    if directory in _ELSEWHERE:
-        return {"model_type": _ELSEWHERE[directory]}
-    model = model_of(name)
-    config = CONFIGS[model] if model else _spelt_out(words)
+    config = CONFIGS[model] if model in CONFIGS else _spelt_out(words)
     for end, described in _QUANTISED.items():
         if directory.endswith(end):
             config = config | {"quantization_config": described}
@@ -142,30 +149,37 @@ def _link_weights(source: Path, target: Path) -> None:
 
 
 def write_model(name: str, words: list[str], tokenizer_of: Path, weights: Path) -> None:
-    """A script's Hugging Face directory, and its conversion by Megatron-LM.
+    """A script's Hugging Face directory, and its conversion by Megatron-LM."""
+    write_model_of(model_of(name), name, words, tokenizer_of, weights)
+
+
+def write_model_of(model: str | None, name: str, words: list[str], tokenizer_of: Path, weights: Path) -> None:
+    """What the words have for ``--hf-checkpoint`` and ``--ref-load``.
 
     Args:
+        model: whose config.json it gets.
+        name: of its weights, if no model is named.
         tokenizer_of: a directory whose tokenizer it gets.
         weights: where the files of weights are kept that scripts share.
     """
-    path, config = Path(value_of(words, "--hf-checkpoint")), config_of(name, words)
-    path.mkdir()
+    path, config = Path(value_of(words, "--hf-checkpoint")), config_of(model, words)
+    path.mkdir(parents=True)
     for file in tokenizer_of.iterdir():
         if file.name != "config.json" and file.suffix != ".safetensors":
             (path / file.name).write_bytes(file.read_bytes())
     (path / "config.json").write_text(json.dumps(config))
     if "num_hidden_layers" in text_of(config):
         form = "-quantised" if "quantization_config" in config else ""
-        shared = weights / f"{model_of(name) or name}{form}"
+        shared = weights / f"{model or name}{form}"
         if not shared.exists():
             write_empty_weights(path)
-            shared.mkdir()
+            shared.mkdir(parents=True)
             _link_weights(path, shared)
         else:
             _link_weights(shared, path)
     for flag in {"--ref-load", "--opd-teacher-load"} & {*words}:
         converted = Path(value_of(words, flag))
-        converted.mkdir(exist_ok=True)
+        converted.mkdir(parents=True, exist_ok=True)
         (converted / "latest_checkpointed_iteration.txt").write_text("release")
         (converted / "release").mkdir(exist_ok=True)
         (converted / "release/metadata.json").write_text("{}")

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.arguments.launch_table import PAGE, reasons, table
+from slime.arguments.registry import declared_groups
+from tests.arguments.launch_reasons import reasons
+from tests.arguments.launch_table import PAGE, table
 from tests.arguments.original_scripts import SCRIPTS, words_of, write_data, write_model
 from tests.arguments.sglang_options import as_installed
 
@@ -36,6 +38,15 @@ def test_the_page_has_a_row_for_each_of_the_44():
     assert len(SCRIPTS) == 44
     assert table().keys() == SCRIPTS.keys()
     assert f"\n{sum(not messages for messages in table().values())} start." in PAGE.read_text()
+
+
+def test_flags_that_the_page_calls_not_supported_are_refused():
+    """Of the launchers in Python, whose command lines only the original has."""
+    rows = [message for messages in table(".py").values() for message in messages]
+    named = {message.split()[0].strip(":") for message in rows if message.endswith(": not supported")}
+    specs = [spec for group in declared_groups() for spec in group.flags]
+    refused = {name for spec in specs if spec.supported == (spec.default,) for name in spec.names}
+    assert len(table(".py")) == 30 and named and named <= refused
 
 
 @pytest.mark.parametrize("name", [name for name, messages in table().items() if not messages])
