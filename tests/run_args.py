@@ -7,22 +7,31 @@ config = run_config(args)                                     # the same as a tr
 import functools
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from slime.arguments.core.parser import parse
 from slime.arguments.groups import advantages, distillation, kl, loss, off_policy
 from slime.arguments.registry import CONFIG_GROUPS, derived_names
+from slime.config.run import RunConfig
 from tests.families import save_tiny_config
+
+
+def names_of(kind: Any) -> Iterator[str]:
+    """Yields the names of the values in a slice and its groups."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        yield from names_of(hints[field.name]) if is_dataclass(hints[field.name]) else (field.name,)
+
 
 _MODULES = (loss, kl, advantages, off_policy, distillation)
 _GROUPS = tuple(module.CONFIG_GROUP for module in _MODULES)
-"""The config groups of ``slime.config``: what follows from their flags is derived for each call."""
+"""The config groups of the algorithm: what follows from their flags is derived for each call."""
 _FLAGS = frozenset(spec.dest for group in _GROUPS for spec in group.specs())
-_NAMES = frozenset(field.name for group in _GROUPS for cls in group.flags.values() for field in fields(cls))
+_NAMES = frozenset(names_of(RunConfig)) - {"flat"}
 
 
 @functools.cache
@@ -39,7 +48,7 @@ def _parsed() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def run_args(**overrides: Any) -> Namespace:
-    """Every flag as given here, else with its default, and what follows from those of `slime.config`.
+    """Every flag as given here, else with its default, and what follows from those of the algorithm.
 
     Values of other groups are taken as they are, and so are values that follow from flags.
 
@@ -53,7 +62,7 @@ def run_args(**overrides: Any) -> Namespace:
 
 
 def with_groups(values: Mapping[str, Any]) -> Namespace:
-    """``args`` of a test that lists them itself, with the groups of `slime.config` made by `run_args`."""
+    """``args`` of a test that lists them itself, with what else `run_config` reads as `run_args` makes it."""
     given, complete = _parsed()
     full = _completed({**complete, **{name: given[name] for name in _FLAGS}}, values)
     return Namespace(**{**values, **{name: getattr(full, name) for name in _NAMES}})

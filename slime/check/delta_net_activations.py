@@ -8,8 +8,8 @@ from argparse import Namespace
 from typing import cast
 
 from slime.check.kernels import Kernels
+from slime.config.model import ModelConfig
 from slime.models.linear_attention import DeltaNetSizes
-from slime.models.shape import ShapeArgs
 
 _FLOAT32, _INDEX = 4, 8
 _CHUNK = 64
@@ -26,7 +26,7 @@ def delta_net(
         tp, cp: ranks that share heads, and tokens; the rule is computed for the tokens of all of the latter.
         longest: tokens of a segment.
     """
-    sizes, size = DeltaNetSizes.of(cast(ShapeArgs, args)), int(args.params_dtype.itemsize)
+    sizes, size = DeltaNetSizes.of(cast(ModelConfig, args)), int(args.params_dtype.itemsize)
     keys, heads = sizes.key_heads // tp, sizes.key_heads * sizes.ratio // tp
     projected = _convolved(sizes, keys, heads, size) + (2 * _FLOAT32 + size) * heads
     values = heads * sizes.value

@@ -10,11 +10,11 @@ from typing import Literal, cast
 
 from slime.arguments.core.run_args import copied
 from slime.check.layout import Layout, layout_of
+from slime.config.model import ModelConfig
 from slime.models import family_of
 from slime.models.linear_attention import DeltaNetSizes
 from slime.models.mtp import trained_mtp_layers
 from slime.models.rules import WeightMap
-from slime.models.shape import ShapeArgs
 
 Kind = Literal["embedding", "dense", "experts"]
 
@@ -71,7 +71,7 @@ def _norm(of_latent: str, heads: str) -> Callable[[Namespace], int]:
 
 
 def _delta_net(args: Namespace) -> DeltaNetSizes:
-    return DeltaNetSizes.of(cast(ShapeArgs, args))
+    return DeltaNetSizes.of(cast(ModelConfig, args))
 
 
 def _values(args: Namespace) -> int:
@@ -222,14 +222,14 @@ def _layer(
     args: Namespace, layout: Layout, weights: WeightMap, layer: int, prefix: str = ""
 ) -> Iterator[Parameter]:
     prefix, experts = prefix or f"decoder.layers.{layer}.", weights.experts
-    names = weights.names_beside_experts(cast(ShapeArgs, args), layer)
+    names = weights.names_beside_experts(cast(ModelConfig, args), layer)
     if experts is not None and args.moe_layer_freq[layer]:
         names = [name for name in names if not name.startswith("mlp.")] + [*experts.of_layer]
         for name in experts.of_expert:
             elements = OF_EXPERT[name](args) // layout.etp
             whole = f"{prefix}mlp.experts.local_experts.0.{name}"
             yield Parameter(whole, "experts", elements, args.num_experts // layout.ep)
-    absent = {*weights.absent(cast(ShapeArgs, args)), *BUFFERS}
+    absent = {*weights.absent(cast(ModelConfig, args)), *BUFFERS}
     for name in names:
         if name not in absent:
             yield Parameter(prefix + name, "dense", size_of(args, name, layout.tp))

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from slime.config.model import ModelConfig
 from slime.models.any_decoder import shape_of_any
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.families import FAMILIES, family_of
 from slime.models.family import Family
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.shape import ModelShape, ShapeArgs, trained_shape
+from slime.models.shape import ModelShape, trained_shape
 
 __all__ = [
     "FAMILIES",
@@ -50,7 +51,7 @@ def read_shape(path: str | Path) -> ModelShape:
     return family_of(config.get("model_type"), config.origin).shape(config)
 
 
-def calculate_fwd_flops(seqlens: Sequence[int], args: ShapeArgs) -> float:
+def calculate_fwd_flops(seqlens: Sequence[int], args: ModelConfig) -> float:
     """FLOPs of a forward pass over sequences of these lengths; without a family those of a dense decoder.
 
     Plug-ins may have no more than sizes: ``hidden_size``, ``num_layers``, heads, ``ffn_hidden_size`` and
@@ -59,6 +60,6 @@ def calculate_fwd_flops(seqlens: Sequence[int], args: ShapeArgs) -> float:
     if not hasattr(args, "model_type"):
         size = getattr(args, "kv_channels", None) or args.hidden_size // args.num_attention_heads
         sizes = vars(args) | {"kv_channels": size, "padded_vocab_size": args.vocab_size}
-        return decoder_forward_flops(seqlens, cast(ShapeArgs, Namespace(**sizes)))
+        return decoder_forward_flops(seqlens, cast(ModelConfig, Namespace(**sizes)))
     family = FAMILIES.get(args.model_type)
     return (family.forward_flops if family else decoder_forward_flops)(seqlens, args)

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from slime.config.model import ModelConfig
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import GateUpRule, QkvRule, Rule, VocabRule, WeightMap
-from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.shape import ModelShape
 
 _MOST_LAYERS = 100_000
 SEES_ALL, LOCAL = "full_attention", "sliding_attention"
@@ -65,7 +66,7 @@ def _qkv(kind: str) -> QkvRule:
     return QkvRule(tuple(f"self_attn.{part}_proj.{kind}" for part in "qkv"))
 
 
-def decoder_absent(shape: ShapeArgs) -> set[str]:
+def decoder_absent(shape: ModelConfig) -> set[str]:
     """Names that models of a shape do not have."""
     there = {
         "self_attention.linear_qkv.bias": shape.add_qkv_bias,

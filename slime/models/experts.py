@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from slime.config.model import ModelConfig
 from slime.models.flops import decoder_forward_flops, moe_products
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.rules import ExpertRules, GateUpRule, Rule
-from slime.models.shape import ModelShape, MoeShape, ShapeArgs
+from slime.models.shape import ModelShape, MoeShape
 
 
 def first_of(config: HfConfig, *names: str) -> str:
@@ -142,13 +143,13 @@ DEEPSEEK_EXPERTS = replace(
 )
 
 
-def shared_products(shape: ShapeArgs) -> int:
+def shared_products(shape: ModelConfig) -> int:
     """`moe_products`, and those of the shared experts."""
     shared = 3 * (shape.moe_shared_expert_intermediate_size or 0) * shape.hidden_size
     return moe_products(shape) + shared * sum(shape.moe_layer_freq)
 
 
-def shared_forward_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+def shared_forward_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     """Counts the FLOPs of a decoder whose experts have shared ones beside them."""
     return decoder_forward_flops(seqlens, shape, shared_products)
 

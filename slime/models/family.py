@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from slime.config.model import ModelConfig
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig
 from slime.models.rules import WeightMap
-from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.shape import ModelShape
 from slime.models.weight_prefix import WeightPrefix
 
 
@@ -27,7 +28,7 @@ class Family:
     shape: Callable[[HfConfig], ModelShape]
     weights: WeightMap
     layer_spec: str = "slime.backends.megatron_utils.layer_spec.layer_spec"
-    forward_flops: Callable[[Sequence[int], ShapeArgs], float] = decoder_forward_flops
+    forward_flops: Callable[[Sequence[int], ModelConfig], float] = decoder_forward_flops
     like_llama: bool = False
     known_to_transformers_as: str | None = None
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-from slime.models.shape import ShapeArgs
+from slime.config.model import ModelConfig
 
-Products = Callable[[ShapeArgs], int]
+Products = Callable[[ModelConfig], int]
 """Multiply-adds of one token."""
 
 
-def dense_products(shape: ShapeArgs) -> int:
+def dense_products(shape: ModelConfig) -> int:
     """Counts the products of the MLPs of all layers: gate, up and down."""
     return shape.num_layers * 3 * shape.hidden_size * shape.ffn_hidden_size
 
 
-def moe_products(shape: ShapeArgs) -> int:
+def moe_products(shape: ModelConfig) -> int:
     """Counts the products where layers are mixtures of experts: the router and the experts that a token is
     sent to.
     """
@@ -22,7 +22,7 @@ def moe_products(shape: ShapeArgs) -> int:
     return shape.hidden_size * sum(widths)
 
 
-def linear_flops_per_token(shape: ShapeArgs, mlp: Products = dense_products) -> int:
+def linear_flops_per_token(shape: ModelConfig, mlp: Products = dense_products) -> int:
     """Multiply-adds counted as two, of all matrix products of one token; attention scores left out."""
     query = shape.num_attention_heads * shape.kv_channels
     key_value = (shape.num_query_groups or shape.num_attention_heads) * shape.kv_channels
@@ -35,7 +35,9 @@ def causal_pairs(length: int) -> float:
     return length * (length + 1) / 2
 
 
-def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products = dense_products) -> float:
+def decoder_forward_flops(
+    seqlens: Sequence[int], shape: ModelConfig, mlp: Products = dense_products
+) -> float:
     """A decoder's FLOPs over sequences of these lengths, attention being causal."""
     width = shape.num_attention_heads * shape.kv_channels
     # Scores and weighted sum: 2 products of 2 FLOPs per pair, half of the pairs masked.
@@ -45,7 +47,7 @@ def decoder_forward_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Product
 
 def latent_forward_flops(
     seqlens: Sequence[int],
-    shape: ShapeArgs,
+    shape: ModelConfig,
     mlp: Products,
     pairs_of: Callable[[int], float] = causal_pairs,
 ) -> float:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.flops import Products
 from slime.models.hf_config import HfConfig
 from slime.models.rules import GatedQkvRule, Rule, joined
-from slime.models.shape import LinearShape, ShapeArgs
+from slime.models.shape import LinearShape
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ class DeltaNetSizes(NamedTuple):
     kernel: int
 
     @classmethod
-    def of(cls, shape: ShapeArgs | LinearShape) -> DeltaNetSizes:
+    def of(cls, shape: ModelConfig | LinearShape) -> DeltaNetSizes:
         """Returns the sizes of a model that has such layers."""
         keys, values = shape.linear_num_key_heads or 0, shape.linear_num_value_heads or 0
         kernel = shape.linear_conv_kernel_dim or 0
@@ -94,7 +95,7 @@ class ByKeyHead(Rule):
     kinds: tuple[tuple[int, ...], ...]
     grouped: bool
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         sizes = DeltaNetSizes.of(shape)
         parts = [
             part.reshape(sizes.key_heads, -1, *tensor.shape[1:])
@@ -110,7 +111,7 @@ class ByKeyHead(Rule):
             return [tensor]
         return tensor.split([sizes.key_heads * sizes.of_head[kind] for kind in kinds])
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         sizes = DeltaNetSizes.of(shape)
         heads = param.reshape(sizes.key_heads, -1, *param.shape[1:])
         widths = [[sizes.of_head[kind] for kind in kinds] for kinds in self.kinds]
@@ -139,7 +140,7 @@ GATED_LAYER = {
 """Of a layer with attention, whose output is gated."""
 
 
-def hybrid_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products) -> float:
+def hybrid_flops(seqlens: Sequence[int], shape: ModelConfig, mlp: Products) -> float:
     """Counts the FLOPs of a decoder some of whose layers are delta nets, the others having attention with an
     output gate.
     """
@@ -153,7 +154,7 @@ def hybrid_flops(seqlens: Sequence[int], shape: ShapeArgs, mlp: Products) -> flo
     return 2 * products * sum(seqlens) + 4 * full * width * pairs
 
 
-def _delta_net_products(shape: ShapeArgs) -> int:
+def _delta_net_products(shape: ModelConfig) -> int:
     """Multiply-adds of one token: projections, convolution, and reading, correcting and writing the state."""
     sizes, hidden = DeltaNetSizes.of(shape), shape.hidden_size
     heads = sizes.key_heads * sizes.ratio

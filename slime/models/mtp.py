@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.config.model import ModelConfig
 from slime.models.rules import Rule, joined
-from slime.models.shape import ShapeArgs
 
 if TYPE_CHECKING:
     import torch
@@ -75,10 +75,10 @@ class MtpRules:
 class HiddenFirstRule(Rule):
     """A projection of [hidden state, embedding], whose columns megatron-core has as [embedding, hidden]."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         return _swapped(tensors[0])
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return [_swapped(param)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
-from slime.models.shape import ShapeArgs
+from slime.config.model import ModelConfig
 from slime.models.weight_prefix import TEXT_ONLY, WeightPrefix
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Rule:
         """Whose part of the HF tensors it is about, where they hold those of all experts of a layer."""
         return None
 
-    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+    def layout(self, rows: Sequence[int], shape: ModelConfig) -> list[Segment]:
         """What the rows of the full parameter are, in order; ``rows`` counts those of each HF tensor."""
         return [Segment(0, 0, rows[0])]
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         """The full parameter; a rule that rows do not describe overrides this, and is read whole."""
         rest = tensors[0].shape[1:]
         parts = [
@@ -74,7 +74,7 @@ class Rule:
         part = -(-rows // size)
         return [range(min(rank * part, rows), min((rank + 1) * part, rows))]
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return [param]
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
@@ -89,10 +89,10 @@ class Rule:
 class VocabRule(Rule):
     """Embedding and head: megatron-core's have padding rows at the end, which are zero here."""
 
-    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+    def layout(self, rows: Sequence[int], shape: ModelConfig) -> list[Segment]:
         return [Segment(0, 0, rows[0]), Segment(None, 0, max(0, shape.padded_vocab_size - rows[0]))]
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return [param[: shape.vocab_size]]
 
 
@@ -100,7 +100,7 @@ class VocabRule(Rule):
 class QkvRule(Rule):
     """Query, key and value in one; per query group the rows are [its query heads, its key, its value]."""
 
-    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+    def layout(self, rows: Sequence[int], shape: ModelConfig) -> list[Segment]:
         counts = [count // shape.num_query_groups for count in rows]
         return [
             Segment(source, group * count, count)
@@ -108,7 +108,7 @@ class QkvRule(Rule):
             for source, count in enumerate(counts)
         ]
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         rest, head = param.shape[1:], shape.kv_channels
         grouped = param.reshape(shape.num_query_groups, -1, *rest)
         query_rows = shape.num_attention_heads // shape.num_query_groups * head
@@ -123,13 +123,13 @@ class GatedQkvRule(Rule):
     Per query group the rows are [its query heads, their gates, its key, its value].
     """
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         rest, groups = tensors[0].shape[1:], shape.num_query_groups
         heads = tensors[0].reshape(groups, -1, 2, shape.kv_channels, *rest)
         parts = [heads[:, :, 0], heads[:, :, 1], *tensors[1:]]
         return joined([part.reshape(groups, -1, *rest) for part in parts], dim=1).reshape(-1, *rest)
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         rest, groups, head = param.shape[1:], shape.num_query_groups, shape.kv_channels
         rows = shape.num_attention_heads // groups * head
         parts = param.reshape(groups, -1, *rest).split([rows, rows, head, head], dim=1)
@@ -142,10 +142,10 @@ class GatedQkvRule(Rule):
 class GateUpRule(Rule):
     """Gate over up. Each tensor-parallel rank holds its part of both, so each is sharded on its own."""
 
-    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+    def layout(self, rows: Sequence[int], shape: ModelConfig) -> list[Segment]:
         return [Segment(source, 0, count) for source, count in enumerate(rows)]
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return list(param.chunk(2))
 
     def ranges(self, rows: int, rank: int, size: int) -> list[range]:
@@ -162,10 +162,10 @@ class GateUpRule(Rule):
 class FusedGateUpRule(GateUpRule):
     """Gate over up, as in the checkpoint."""
 
-    def layout(self, rows: Sequence[int], shape: ShapeArgs) -> list[Segment]:
+    def layout(self, rows: Sequence[int], shape: ModelConfig) -> list[Segment]:
         return [Segment(0, 0, rows[0])]
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return [param]
 
 
@@ -180,10 +180,10 @@ class StackedRule(Rule):
     def expert(self) -> int:
         return self.number
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         return self.of_one.merge(tensors, shape)
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return self.of_one.split(param, shape)
 
     def ranges(self, rows: int, rank: int, size: int) -> list[range]:
@@ -249,9 +249,10 @@ class WeightMap:
         of_model, of_layer: by the parameter's name, that within a layer for the latter.
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
-        experts: what the layers that `ShapeArgs.moe_layer_freq` marks have instead of the names ``mlp.*``.
-        linear: what those that `ShapeArgs.linear_attention_freq` marks have instead of ``self_attention.*``.
-        indexer: what those that `ShapeArgs.dsa_indexer_freq` marks have beside the rest.
+        experts: what the layers that `ModelConfig.moe_layer_freq` marks have instead of the names ``mlp.*``.
+        linear: what those that `ModelConfig.linear_attention_freq` marks have in place of
+            ``self_attention.*``.
+        indexer: what those that `ModelConfig.dsa_indexer_freq` marks have beside the rest.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
             only if flags say so, as MTP layers or read images. Exports carry
             over what was not.
@@ -262,7 +263,7 @@ class WeightMap:
     of_model: Mapping[str, Rule]
     layer_prefix: str
     of_layer: Mapping[str, Rule]
-    absent: Callable[[ShapeArgs], Collection[str]]
+    absent: Callable[[ModelConfig], Collection[str]]
     experts: ExpertRules | None = None
     linear: Mapping[str, Rule] | None = None
     indexer: Mapping[str, Rule] | None = None
@@ -293,7 +294,7 @@ class WeightMap:
         rule = next((table[name] for table in tables if name in table), None)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
-    def names_beside_experts(self, shape: ShapeArgs, layer: int) -> list[str]:
+    def names_beside_experts(self, shape: ModelConfig, layer: int) -> list[str]:
         """The names within a layer, as if its MLP were dense."""
         if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
             kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
@@ -302,14 +303,14 @@ class WeightMap:
             return [*self.of_layer, *self.indexer]
         return [*self.of_layer]
 
-    def _names_in_layer(self, shape: ShapeArgs, layer: int) -> list[str]:
+    def _names_in_layer(self, shape: ModelConfig, layer: int) -> list[str]:
         names = self.names_beside_experts(shape, layer)
         if self.experts and shape.moe_layer_freq[layer]:
             dense = [name for name in names if not name.startswith("mlp.")]
             names = dense + self.experts.names(shape.num_experts)
         return names
 
-    def hf_names(self, shape: ShapeArgs, mtp_layers: int = 0) -> set[str]:
+    def hf_names(self, shape: ModelConfig, mtp_layers: int = 0) -> set[str]:
         """The names of all tensors of a model, and of so many of its MTP layers."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
@@ -321,7 +322,7 @@ class WeightMap:
             names += self.mtp.names(mtp_layers, inner)
         return {name for ours in names for name in self.rule_for(ours, shape.num_layers).hf_names}
 
-    def split(self, shape: ShapeArgs, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def split(self, shape: ModelConfig, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """(HF name, tensor) pairs that a full parameter holds; views of it where possible.
 
         Vocabulary padding is cut off. A parameter that models of this shape have no tensor for, as the copy

@@ -1,6 +1,5 @@
 """The sizes and switches of a model, under Megatron-LM's names."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -139,48 +138,6 @@ class ModelShape:
     latent: LatentShape | None = None
     indexer: IndexerShape | None = None
     linear: LinearShape | None = None
-
-
-@dataclass(frozen=True)
-class ShapeArgs:
-    """What weights and FLOPs read of ``args``: a shape, and the padded size of its vocabulary.
-
-    Those about experts are 0 or None for dense models, see `MoeShape`, those about latent, sparse and linear
-    attention None for others, see `LatentShape`, `IndexerShape` and `LinearShape`.
-    """
-
-    model_type: str
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    kv_channels: int
-    vocab_size: int
-    padded_vocab_size: int
-    untie_embeddings_and_output_weights: bool
-    qk_layernorm: bool
-    add_qkv_bias: bool
-    num_experts: int
-    moe_router_topk: int
-    moe_ffn_hidden_size: int
-    moe_layer_freq: Sequence[int]
-    moe_shared_expert_intermediate_size: int | None
-    q_lora_rank: int | None
-    kv_lora_rank: int | None
-    qk_head_dim: int | None
-    qk_pos_emb_head_dim: int | None
-    v_head_dim: int | None
-    dsa_indexer_n_heads: int | None
-    dsa_indexer_head_dim: int | None
-    dsa_indexer_topk: int | None
-    dsa_indexer_freq: Sequence[int] | None
-    linear_attention_freq: Sequence[int] | None
-    linear_conv_kernel_dim: int | None
-    linear_key_head_dim: int | None
-    linear_value_head_dim: int | None
-    linear_num_key_heads: int | None
-    linear_num_value_heads: int | None
 
 
 def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:

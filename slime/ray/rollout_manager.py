@@ -11,6 +11,7 @@ import ray
 
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView
+from slime.config.run import run_config
 from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
@@ -64,6 +65,7 @@ class RolloutManager:
         self._eval_fn = load_function(args.eval_function_path)
         self._data_source = load_function(args.data_source_path)(self._args)
         self._args = with_context(self._args, num_rollout=self.num_rollout())
+        self._config = run_config(self._args)
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._flat: str | None = None
@@ -126,7 +128,7 @@ class RolloutManager:
         self._check(
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
-        name_groups(self._args, output.samples, samples)
+        name_groups(self._config, output.samples, samples)
         self._record(rollout_id, samples, evaluation=False)
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
@@ -262,8 +264,8 @@ class RolloutManager:
         """
         if self._parallel_config is None:
             return [], {}
-        batch = samples_to_train_data(self._args, samples)
-        shards = split_train_data_by_dp(self._args, batch, self._parallel_config)
+        batch = samples_to_train_data(self._config, samples)
+        shards = split_train_data_by_dp(self._config, batch, self._parallel_config)
         metrics = mean_raw_reward(batch, shards) | self._book_left_out(samples, batch, shards)
         return [ray.put(shard) for shard in shards], metrics
 

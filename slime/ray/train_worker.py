@@ -11,6 +11,7 @@ import ray
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.trainers import trainer_of
 from slime.arguments.views import TrainWorkerView, view
+from slime.config.run import run_config
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
 from slime.observability.spans import Span
@@ -45,6 +46,7 @@ class TrainWorker:
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._args = view(with_context(args, rank=rank, world_size=world_size), TrainWorkerView)
+        self._config = run_config(self._args)
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None
@@ -62,15 +64,15 @@ class TrainWorker:
         self._weight_version = int(start.common.get("weight_version", 0))
         self._trained_steps = start.common.get("trained_steps")
         self._load_versions()
-        self._trainer = Trainer(args, self._role, self.backend, self._timer)
+        self._trainer = Trainer(self._config, self._role, self.backend, self._timer)
         return start.rollout_id
 
     def _load_versions(self) -> None:
         """The weights beside the trained ones."""
         args, backend = self._args, self.backend
-        if needs_reference(args):
+        if needs_reference(self._config):
             backend.load_version(REFERENCE, args.ref_load or args.hf_checkpoint, args.ref_ckpt_step)
-        if needs_teacher(args) and args.opd_teacher_load:
+        if needs_teacher(self._config) and args.opd_teacher_load:
             backend.load_version(TEACHER, args.opd_teacher_load, args.opd_teacher_ckpt_step)
         if args.keep_old_actor:
             for tag in (TRAINED, OLD_ACTOR, ROLLOUT_ACTOR):
@@ -139,7 +141,7 @@ class TrainWorker:
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
         if args.save:
-            moving = needs_reference(args) and args.ref_update_interval is not None
+            moving = needs_reference(self._config) and args.ref_update_interval is not None
             common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
             self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
         if args.save_hf:
@@ -176,7 +178,7 @@ class TrainWorker:
     def text_log_probs(self, tokens: list[int]) -> list[float] | None:
         """What the policy says of a text; None on ranks that do not know."""
         self.backend.memory.require_weights("text_log_probs")
-        return text_log_probs(self.backend, tokens)
+        return text_log_probs(self._config.logits, self.backend, tokens)
 
     def offload_training_state(self) -> None:
         """The first half of `sleep`: leaves the weights, which the engines are to be given."""

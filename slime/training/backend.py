@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 
-from slime.arguments.views import TrainingView
 from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
@@ -18,8 +17,8 @@ from slime.utils.types import RolloutBatch
 Outputs = dict[str, list[torch.Tensor]]
 """Per sample values [R] float32 under the names of batch fields; empty before the last pipeline stage."""
 
-Head = Callable[[TrainingView, torch.Tensor, Mapping[str, Any]], Outputs]
-"""What a forward pass is for: (args, logits [1, T, V / tp], micro-batch) -> values of its samples."""
+Head = Callable[[torch.Tensor, Mapping[str, Any]], Outputs]
+"""What a forward pass is for: (logits [1, T, V / tp], micro-batch) -> values of its samples."""
 
 
 @dataclass(frozen=True)

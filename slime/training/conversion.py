@@ -10,43 +10,43 @@ from numbers import Real
 from statistics import fmean
 from typing import Any
 
-from slime.arguments.views import TrainingView
+from slime.config.training import TrainingConfig
 from slime.training.batch import FIELDS, REQUIRED, BatchError, select
 from slime.training.nuclei import check_nuclei
 from slime.training.rewards import post_process_rewards
 from slime.training.routes import checked_routes
-from slime.training.schedule import build_dp_schedule
+from slime.training.schedule import dp_schedule
 from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import RolloutBatch, Sample, name_samples
 
 
-def samples_to_train_data(args: TrainingView, samples: list[Sample]) -> RolloutBatch:
+def samples_to_train_data(config: TrainingConfig, samples: list[Sample]) -> RolloutBatch:
     """Rewards and conversion in one, with the user's functions in place of ours where given.
 
     Raises:
         BatchError: the samples, or what a function of the user's made of them, are nothing to train on.
     """
-    path = args.custom_convert_samples_to_train_data_path
+    path = config.batches.custom_convert_samples_to_train_data_path
     if path:
-        batch = load_function(path)(args, samples)
+        batch = load_function(path)(config.flat, samples)
         if not isinstance(batch, Mapping):
             raise BatchError(f"{path}: returned {batch!r:.100}, wanted a dict of fields")
         if missing := REQUIRED - batch.keys():
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
     else:
-        batch = convert_samples_to_train_data(samples, *post_process_rewards(args, samples))
-    _check_values(args, batch, path or args.custom_reward_post_process_path or "")
+        batch = convert_samples_to_train_data(samples, *post_process_rewards(config, samples))
+    _check_values(config, batch, path or config.rewards.custom_reward_post_process_path or "")
     try:
-        if args.use_rollout_routing_replay:
-            batch["rollout_routed_experts"] = checked_routes(args, batch)
-        if args.replays_nucleus:
-            check_nuclei(batch, args.vocab_size)
+        if config.off_policy.use_rollout_routing_replay:
+            batch["rollout_routed_experts"] = checked_routes(config.model, batch)
+        if config.logits.replays_nucleus:
+            check_nuclei(batch, config.model.vocab_size)
     except ValueError as error:
         raise BatchError(str(error)) from None
     return batch
 
 
-def _check_values(args: TrainingView, batch: RolloutBatch, made_by: str) -> None:
+def _check_values(config: TrainingConfig, batch: RolloutBatch, made_by: str) -> None:
     """No training on NaN, nor on parts of tokens, whoever made the batch.
 
     Rewards that only the user's own advantages read may be anything.
@@ -55,7 +55,7 @@ def _check_values(args: TrainingView, batch: RolloutBatch, made_by: str) -> None
     names = range(len(batch["tokens"])) if names is None else names
     origin = f"{made_by}: " if made_by else ""
     for name, reward, mask in zip(names, batch["rewards"], batch["loss_masks"], strict=False):
-        if not is_finite_number(reward) and not args.custom_advantage_function_path:
+        if not is_finite_number(reward) and not config.advantages.custom_advantage_function_path:
             raise BatchError(f"{origin}sample {name}: reward {reward!r}, wanted a finite number")
         other = next((value for value in mask if value != 0 and value != 1), None)
         if other is not None:
@@ -237,7 +237,7 @@ def mean_raw_reward(batch: RolloutBatch, shards: list[RolloutBatch]) -> dict[str
 
 
 def split_train_data_by_dp(
-    args: TrainingView, batch: RolloutBatch, parallel_config: Mapping[str, int]
+    config: TrainingConfig, batch: RolloutBatch, parallel_config: Mapping[str, int]
 ) -> list[RolloutBatch]:
     """One shard per data-parallel rank: its samples and the schedule of its micro-batches.
 
@@ -247,11 +247,12 @@ def split_train_data_by_dp(
         parallel_config: dp_size, cp_size, vpp_size, microbatch_group_size_per_vp_stage.
     """
     total_lengths = [len(tokens) for tokens in batch["tokens"]]
-    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = build_dp_schedule(
-        args,
+    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = dp_schedule(
+        config.batches,
+        config.model,
         parallel_config,
         total_lengths,
-        global_batch_size=args.global_batch_size,
+        global_batch_size=config.batches.global_batch_size,
         rollout_indices=batch["rollout_ids"],
     )
     return [

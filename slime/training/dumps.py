@@ -8,14 +8,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import TrainingView
+from slime.config.debug import DebugConfig
 from slime.training.parallel import ParallelContext
 from slime.utils.types import RolloutBatch
 
 
-def dump_batch(args: TrainingView, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
+def dump_batch(config: DebugConfig, rollout_id: int, batch: RolloutBatch, context: ParallelContext) -> None:
     """Writes the shards of all data-parallel ranks into one file, if the flag asks for it."""
-    template = args.save_debug_train_data
+    template = config.save_debug_train_data
     if not template or not context.is_last_stage or context.tp_rank or context.cp_rank:
         return
     shard = {key: to_host(value) for key, value in batch.items()}
@@ -39,7 +39,7 @@ def to_host(value: Any) -> Any:
     return [to_host(item) for item in value] if isinstance(value, list) else value
 
 
-def save_debug_train_data(args: TrainingView, *, rollout_id: int, rollout_data: RolloutBatch) -> None:
+def save_debug_train_data(args: DebugConfig, *, rollout_id: int, rollout_data: RolloutBatch) -> None:
     """`dump_batch` on the rank that calls, for plug-ins."""
     dump_batch(args, rollout_id, rollout_data, ParallelContext.current())
 

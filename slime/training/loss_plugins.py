@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import TrainingView
+from slime.config.loss import LogitsConfig
 from slime.config.run import run_config
 from slime.training import advantages
 from slime.training.context_parallel import RowSplit, segment_multiple
@@ -43,7 +43,7 @@ class Results(tuple[torch.Tensor, dict[str, Tensors]]):
 def get_log_probs_and_entropy(
     logits: torch.Tensor,
     *,
-    args: TrainingView,
+    args: LogitsConfig,
     unconcat_tokens: Sequence[torch.Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
@@ -75,7 +75,7 @@ def get_log_probs_and_entropy(
 def get_values(
     logits: torch.Tensor,
     *,
-    args: TrainingView,
+    args: LogitsConfig,
     unconcat_tokens: Sequence[torch.Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
-from slime.training.backend import Head, Outputs
+from slime.config.training import TrainingConfig
+from slime.training.backend import Outputs
 from slime.training.log_probs import response_log_probs
 from slime.training.values import response_values
 from slime.training.versions import OLD_ACTOR, REFERENCE, TEACHER, TRAINED
@@ -28,66 +28,66 @@ class Pass:
     name: str
     tag: str
     prefix: str
-    head: Head
-    when: Callable[[TrainingView, int], bool]
+    head: Callable[[TrainingConfig, torch.Tensor, Mapping[str, Any]], Outputs]
+    when: Callable[[TrainingConfig, int], bool]
 
 
-def log_probs(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+def log_probs(config: TrainingConfig, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs`` of the responses."""
-    return {"log_probs": response_log_probs(args, logits, batch)[0]}
+    return {"log_probs": response_log_probs(config.logits, logits, batch)[0]}
 
 
-def log_probs_and_entropy(args: TrainingView, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+def log_probs_and_entropy(config: TrainingConfig, logits: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``log_probs``, and ``entropy`` where it is asked for."""
-    values, entropy = response_log_probs(args, logits, batch)
-    return {"log_probs": values, **({"entropy": entropy} if args.use_rollout_entropy else {})}
+    values, entropy = response_log_probs(config.logits, logits, batch)
+    return {"log_probs": values, **({"entropy": entropy} if config.off_policy.use_rollout_entropy else {})}
 
 
-def values(args: TrainingView, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
+def values(config: TrainingConfig, outputs: torch.Tensor, batch: Mapping[str, Any]) -> Outputs:
     """``values`` of the responses, by a critic."""
     return {"values": response_values(outputs, batch)}
 
 
-def needs_reference(args: TrainingView, num_steps: int = 1) -> bool:
+def needs_reference(config: TrainingConfig, num_steps: int = 1) -> bool:
     """Whether the reward or the loss has a KL to a reference model."""
-    return args.kl_coef != 0 or args.use_kl_loss
+    return config.kl.kl_coef != 0 or config.kl.use_kl_loss
 
 
-def needs_teacher(args: TrainingView, num_steps: int = 1) -> bool:
+def needs_teacher(config: TrainingConfig, num_steps: int = 1) -> bool:
     """Whether the trainer asks a teacher of its own."""
-    return args.use_opd and args.opd_type == "megatron"
+    return config.distillation.use_opd and config.distillation.opd_type == "megatron"
 
 
-def _of_trained(args: TrainingView, num_steps: int) -> bool:
-    return needs_own_log_probs(args, num_steps) and not args.keep_old_actor
+def _of_trained(config: TrainingConfig, num_steps: int) -> bool:
+    return needs_own_log_probs(config, num_steps) and not config.off_policy.keep_old_actor
 
 
-def _of_old_actor(args: TrainingView, num_steps: int) -> bool:
-    return needs_own_log_probs(args, num_steps) and args.keep_old_actor
+def _of_old_actor(config: TrainingConfig, num_steps: int) -> bool:
+    return needs_own_log_probs(config, num_steps) and config.off_policy.keep_old_actor
 
 
-def needs_own_log_probs(args: TrainingView, num_steps: int) -> bool:
+def needs_own_log_probs(config: TrainingConfig, num_steps: int) -> bool:
     """Whether the policy's log-probs are computed before training.
 
     Not if the engine's are used; nor if the loss can take its own, detached, because there is a single
     optimizer step, and nothing before it reads them or waits for the pass. ``--ci-test`` compares the two.
     """
-    if args.use_rollout_logprobs and not args.get_mismatch_metrics:
+    if config.off_policy.use_rollout_logprobs and not config.off_policy.get_mismatch_metrics:
         return False
     reusable = (
         num_steps == 1
-        and args.loss_type == "policy_loss"
-        and args.kl_coef == 0
-        and not args.get_mismatch_metrics
-        and not args.tis_needs_mean
-        and not args.use_opd
-        and not args.keep_old_actor
-        and not args.records_routes
-        and not args.use_rollout_entropy
-        and not args.ci_test
-        and not args.custom_advantage_function_path
-        and not args.rollout_data_postprocess_path
-        and not args.custom_megatron_before_log_prob_hook_path
+        and config.loss.loss_type == "policy_loss"
+        and config.kl.kl_coef == 0
+        and not config.off_policy.get_mismatch_metrics
+        and not config.off_policy.tis_needs_mean
+        and not config.distillation.use_opd
+        and not config.off_policy.keep_old_actor
+        and not config.off_policy.records_routes
+        and not config.off_policy.use_rollout_entropy
+        and not config.ci.ci_test
+        and not config.advantages.custom_advantage_function_path
+        and not config.hooks.rollout_data_postprocess_path
+        and not config.hooks.custom_megatron_before_log_prob_hook_path
     )
     return not reusable
 
@@ -98,4 +98,4 @@ ACTOR_PASSES = (
     Pass("log_probs", OLD_ACTOR, "", log_probs_and_entropy, _of_old_actor),
     Pass("log_probs", TRAINED, "", log_probs_and_entropy, _of_trained),
 )
-CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda args, num_steps: True),)
+CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda config, num_steps: True),)

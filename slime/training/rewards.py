@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import TrainingView
 from slime.config.advantages import ESTIMATORS
+from slime.config.training import TrainingConfig
 from slime.training.batch import BatchError
 from slime.training.overlong import soft_overlong_punishment
 from slime.utils.misc import is_finite_number, load_function
@@ -22,7 +22,7 @@ Group = list[list[int]]
 """The samples of a prompt as positions in the batch, a list for each execution."""
 
 
-def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[list[float], list[float]]:
+def post_process_rewards(config: TrainingConfig, samples: list[Sample]) -> tuple[list[float], list[float]]:
     """Raw rewards, and those that the advantages are made of.
 
     With a group-based estimator and ``--rewards-normalization``: (r - mean) / (std + 1e-6) within the
@@ -34,22 +34,22 @@ def post_process_rewards(args: TrainingView, samples: list[Sample]) -> tuple[lis
     Raises:
         BatchError: a sample has no reward or no group.
     """
-    if args.custom_reward_post_process_path:
-        return _post_processed(args.custom_reward_post_process_path, args, samples)
-    raw = [_reward_number(args, sample) for sample in samples]
-    shaped = _less_overlong(args, samples, raw)
-    estimator = ESTIMATORS[args.advantage_estimator]
-    if not estimator.centred or not args.rewards_normalization:
+    if config.rewards.custom_reward_post_process_path:
+        return _post_processed(config, config.rewards.custom_reward_post_process_path, samples)
+    raw = [_reward_number(config, sample) for sample in samples]
+    shaped = _less_overlong(config, samples, raw)
+    estimator = ESTIMATORS[config.advantages.advantage_estimator]
+    if not estimator.centred or not config.advantages.rewards_normalization:
         return raw, shaped
-    groups = _groups(args, samples)
+    groups = _groups(config, samples)
     if estimator.leaves_one_out:
         return raw, _against_others(shaped, groups)
-    return raw, _centred(shaped, groups, estimator.scaled and args.grpo_std_normalization)
+    return raw, _centred(shaped, groups, estimator.scaled and config.advantages.grpo_std_normalization)
 
 
-def _post_processed(path: str, args: TrainingView, samples: list[Sample]) -> tuple[Any, Any]:
+def _post_processed(config: TrainingConfig, path: str, samples: list[Sample]) -> tuple[Any, Any]:
     """Post-processes rewards by the user's function; any sequences of as many rewards as samples."""
-    result = load_function(path)(args, samples)
+    result = load_function(path)(config.flat, samples)
     try:
         raw, rewards = result
         lengths = len(raw), len(rewards)
@@ -62,15 +62,15 @@ def _post_processed(path: str, args: TrainingView, samples: list[Sample]) -> tup
     return raw, rewards
 
 
-def _less_overlong(args: TrainingView, samples: Sequence[Sample], rewards: list[float]) -> list[float]:
+def _less_overlong(config: TrainingConfig, samples: Sequence[Sample], rewards: list[float]) -> list[float]:
     """Rewards after the punishment of long responses, if ``--overlong-buffer-len`` asks for it."""
-    buffer = args.overlong_buffer_len
+    buffer = config.rewards.overlong_buffer_len
     if buffer is None:
         return rewards
-    limit = args.rollout_max_response_len
+    limit = config.rollout.rollout_max_response_len
     if limit is None:
         raise BatchError("--overlong-buffer-len: needs --rollout-max-response-len")
-    factor = args.overlong_penalty_factor
+    factor = config.rewards.overlong_penalty_factor
     lengths = [sample.response_length for sample in samples]
     return [
         reward + factor * soft_overlong_punishment(length, limit, buffer)
@@ -78,8 +78,8 @@ def _less_overlong(args: TrainingView, samples: Sequence[Sample], rewards: list[
     ]
 
 
-def _reward_number(args: TrainingView, sample: Sample) -> float:
-    reward = sample.get_reward_value(args)
+def _reward_number(config: TrainingConfig, sample: Sample) -> float:
+    reward = sample.get_reward_value(config.rewards)
     if reward is None:
         raise BatchError(f"{name_samples(sample)} ({sample.status.value}) has no reward")
     if isinstance(reward, dict):
@@ -89,19 +89,19 @@ def _reward_number(args: TrainingView, sample: Sample) -> float:
     return float(reward)
 
 
-def _groups(args: TrainingView, samples: Sequence[Sample]) -> list[Group]:
+def _groups(config: TrainingConfig, samples: Sequence[Sample]) -> list[Group]:
     """Groups samples by ``group_index``, and in each group by ``rollout_id``.
 
     A sample without one is an execution.
     """
     groups: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for position, index in enumerate(_group_indices(args, samples)):
+    for position, index in enumerate(_group_indices(config, samples)):
         rollout_id = samples[position].rollout_id
         groups[index][("alone", position) if rollout_id is None else rollout_id].append(position)
     return [list(executions.values()) for executions in groups.values()]
 
 
-def name_groups(args: TrainingView, groups: Sequence[Any], samples: Sequence[Sample]) -> None:
+def name_groups(config: TrainingConfig, groups: Sequence[Any], samples: Sequence[Sample]) -> None:
     """Gives samples of an irregular rollout that have no ``group_index`` that of the list in which they came.
 
     Lists of one are left alone: whether they are groups, or every sample came in a list, they do not tell.
@@ -110,7 +110,7 @@ def name_groups(args: TrainingView, groups: Sequence[Any], samples: Sequence[Sam
         groups: what the rollout function returned.
         samples: those in it.
     """
-    if _is_regular(args, samples) or any(sample.group_index is not None for sample in samples):
+    if _is_regular(config, samples) or any(sample.group_index is not None for sample in samples):
         return
     if all(isinstance(group, list) for group in groups) and any(len(group) > 1 for group in groups):
         for number, group in enumerate(groups):
@@ -125,11 +125,11 @@ def _nested(item: Any) -> Iterator[Sample]:
         yield item
 
 
-def _is_regular(args: TrainingView, samples: Sequence[Sample]) -> bool:
-    return len(samples) == args.n_samples_per_prompt * args.rollout_batch_size
+def _is_regular(config: TrainingConfig, samples: Sequence[Sample]) -> bool:
+    return len(samples) == config.batches.n_samples_per_prompt * config.batches.rollout_batch_size
 
 
-def _group_indices(args: TrainingView, samples: Sequence[Sample]) -> list[int]:
+def _group_indices(config: TrainingConfig, samples: Sequence[Sample]) -> list[int]:
     """Returns the group of each sample.
 
     Where no sample has one, groups of ``--n-samples-per-prompt`` follow one another.
@@ -137,14 +137,14 @@ def _group_indices(args: TrainingView, samples: Sequence[Sample]) -> list[int]:
     indices = [sample.group_index for sample in samples if sample.group_index is not None]
     if len(indices) == len(samples):
         return indices
-    if indices or not _is_regular(args, samples):
+    if indices or not _is_regular(config, samples):
         without = [sample for sample in samples if sample.group_index is None]
         raise BatchError(
             f"{name_samples(without)} have no group_index, by which rewards are compared: set one number on "
             "all samples of a prompt; it may be left out only by all samples of a rollout of "
-            f"{args.n_samples_per_prompt * args.rollout_batch_size}, found {len(samples)}"
+            f"{config.batches.n_samples_per_prompt * config.batches.rollout_batch_size}, found {len(samples)}"
         )
-    return [position // args.n_samples_per_prompt for position in range(len(samples))]
+    return [position // config.batches.n_samples_per_prompt for position in range(len(samples))]
 
 
 def _centred(rewards: Sequence[float], groups: Sequence[Group], scaled: bool) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime.arguments.views import TrainingView
+from slime.config.model import ModelConfig
 from slime.training.context_parallel import RowSplit
 from slime.utils.types import RolloutBatch
 
@@ -23,7 +23,7 @@ def compact(routes: Any) -> np.ndarray | None:
     return None if routes is None else np.asarray(routes).astype(np.int16)
 
 
-def checked_routes(args: TrainingView, batch: RolloutBatch) -> list[np.ndarray]:
+def checked_routes(model: ModelConfig, batch: RolloutBatch) -> list[np.ndarray]:
     """[n, layers, top-k] for each sample of a batch that is to be trained with the engine's routes.
 
     Raises:
@@ -35,29 +35,29 @@ def checked_routes(args: TrainingView, batch: RolloutBatch) -> list[np.ndarray]:
             "return_routed_experts in every request, and append_response_tokens with the answer's meta_info)"
         )
     routes = [np.asarray(of_sample) for of_sample in batch["rollout_routed_experts"]]
-    shape = (args.num_layers, args.moe_router_topk)
+    shape = (model.num_layers, model.moe_router_topk)
     routes = [of_sample if of_sample.size else of_sample.reshape(0, *shape) for of_sample in routes]
     names = batch.get("sample_indices", range(len(batch["tokens"])))
     for name, of_sample, tokens, mask in zip(
         names, routes, batch["tokens"], batch["loss_masks"], strict=True
     ):
-        if problem := _problem(args, of_sample, tokens, mask):
+        if problem := _problem(model, of_sample, tokens, mask):
             raise ValueError(f"--use-rollout-routing-replay: sample {name}: {problem}")
     return routes
 
 
 def _problem(
-    args: TrainingView, routes: np.ndarray, tokens: Sequence[int], mask: Sequence[int]
+    model: ModelConfig, routes: np.ndarray, tokens: Sequence[int], mask: Sequence[int]
 ) -> str | None:
-    wanted, length = (args.num_layers, args.moe_router_topk), len(tokens)
+    wanted, length = (model.num_layers, model.moe_router_topk), len(tokens)
     if routes.ndim != 3 or routes.shape[1:] != wanted:
         return f"routes of shape {list(routes.shape)}, wanted [tokens - 1, {wanted[0]}, {wanted[1]}]"
     # Up to the row that predicts the last token that is trained on.
     needed = max((i for i, counts in enumerate(mask, length - len(mask)) if counts), default=0)
     if not needed <= len(routes) < length:
         return f"routes of {len(routes)} tokens, wanted {needed} to {length - 1} for a sample of {length}"
-    if routes.size and not 0 <= routes.min() <= routes.max() < args.num_experts:
-        return f"experts {routes.min()} to {routes.max()}, wanted 0 to {args.num_experts - 1}"
+    if routes.size and not 0 <= routes.min() <= routes.max() < model.num_experts:
+        return f"experts {routes.min()} to {routes.max()}, wanted 0 to {model.num_experts - 1}"
     return None
 
 

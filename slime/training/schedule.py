@@ -1,9 +1,10 @@
 """Which sample is trained in which optimizer step, micro-batch and data-parallel rank."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from slime.arguments.views import TrainingView
+from slime.config.batches import BatchConfig
+from slime.config.model import ModelConfig
 from slime.models import calculate_fwd_flops
 from slime.utils.seqlen_balancing import (
     expand_bins_by_splitting,
@@ -32,8 +33,9 @@ class TooFewRolloutsError(AssertionError, ValueError):
     """A rollout is smaller than one step."""
 
 
-def build_dp_schedule(
-    args: TrainingView,
+def dp_schedule(
+    batches: BatchConfig,
+    model: ModelConfig,
     train_parallel_config: Mapping[str, int],
     total_lengths: Sequence[int],
     *,
@@ -60,8 +62,8 @@ def build_dp_schedule(
     for step, members in enumerate(steps):
         if len(members) < dp_size:
             raise ValueError(f"step {step} has {len(members)} samples, wanted at least dp_size {dp_size}")
-        bins = _pack(args, train_parallel_config, members, total_lengths)
-        shares = _distribute(args, bins, dp_size, total_lengths)
+        bins = _pack(batches, model, train_parallel_config, members, total_lengths)
+        shares = _distribute(batches, model, bins, dp_size, total_lengths)
         for rank, share in enumerate(shares):
             for bin_index in share:
                 start = len(schedule.partitions[rank])
@@ -70,6 +72,25 @@ def build_dp_schedule(
         schedule.num_microbatches.append(len(bins) // dp_size)
         schedule.global_batch_sizes.append(global_batch_size)
     return schedule
+
+
+def build_dp_schedule(
+    args: Any,
+    train_parallel_config: Mapping[str, int],
+    total_lengths: Sequence[int],
+    *,
+    global_batch_size: int,
+    rollout_indices: Sequence[int],
+) -> DpSchedule:
+    """Makes the `dp_schedule` of what ``args`` say, for plug-ins."""
+    return dp_schedule(
+        args,
+        args,
+        train_parallel_config,
+        total_lengths,
+        global_batch_size=global_batch_size,
+        rollout_indices=rollout_indices,
+    )
 
 
 def _steps(rollout_indices: Sequence[int], global_batch_size: int) -> list[list[int]]:
@@ -90,22 +111,26 @@ def _steps(rollout_indices: Sequence[int], global_batch_size: int) -> list[list[
 
 
 def _pack(
-    args: TrainingView, config: Mapping[str, int], members: list[int], total_lengths: Sequence[int]
+    batches: BatchConfig,
+    model: ModelConfig,
+    config: Mapping[str, int],
+    members: list[int],
+    total_lengths: Sequence[int],
 ) -> list[list[int]]:
     """Micro-batches of one step as lists of sample positions; their number fits every rank."""
     lengths = [total_lengths[p] for p in members]
     multiple = config["dp_size"]
     if (config.get("vpp_size") or 1) > 1:
         multiple *= config["microbatch_group_size_per_vp_stage"]
-    if not args.use_dynamic_batch_size:
-        bins = _static_bins(args, len(members), multiple)
+    if not batches.use_dynamic_batch_size:
+        bins = _static_bins(batches, len(members), multiple)
     else:
-        assert args.max_tokens_per_gpu is not None, "--use-dynamic-batch-size needs it"
-        cap = args.max_tokens_per_gpu * config["cp_size"]
-        if args.balance_by_flops:
+        assert batches.max_tokens_per_gpu is not None, "--use-dynamic-batch-size needs it"
+        cap = batches.max_tokens_per_gpu * config["cp_size"]
+        if batches.balance_by_flops:
             # Equal from the start: splitting them to get to the multiple would leave halves.
             count = _count(-(-sum(lengths) // cap), multiple, len(lengths))
-            bins = get_seqlen_balanced_partitions(_flops(args, lengths), count, equal_size=False)
+            bins = get_seqlen_balanced_partitions(_flops(model, lengths), count, equal_size=False)
         else:
             bins = _fill(lengths, cap, multiple)
     return [[members[i] for i in indices] for indices in bins]
@@ -140,8 +165,8 @@ def _count(needed: int, multiple: int, samples: int) -> int:
     return min(-(-needed // multiple), samples // multiple) * multiple
 
 
-def _static_bins(args: TrainingView, count: int, multiple: int) -> list[list[int]]:
-    size = args.micro_batch_size
+def _static_bins(batches: BatchConfig, count: int, multiple: int) -> list[list[int]]:
+    size = batches.micro_batch_size
     bins = [[*range(at, min(at + size, count))] for at in range(0, count, size)]
     if count % size or len(bins) % multiple:
         raise ValueError(
@@ -152,20 +177,24 @@ def _static_bins(args: TrainingView, count: int, multiple: int) -> list[list[int
 
 
 def _distribute(
-    args: TrainingView, bins: list[list[int]], dp_size: int, total_lengths: Sequence[int]
+    batches: BatchConfig,
+    model: ModelConfig,
+    bins: list[list[int]],
+    dp_size: int,
+    total_lengths: Sequence[int],
 ) -> list[list[int]]:
     """Indices of the bins of each rank, equally many."""
-    if not args.balance_data:
+    if not batches.balance_data:
         return [[*range(rank, len(bins), dp_size)] for rank in range(dp_size)]
-    flops = _flops(args, total_lengths)
+    flops = _flops(model, total_lengths)
     costs = [sum(flops[p] for p in members) for members in bins]
     return get_seqlen_balanced_partitions(costs, dp_size, equal_size=True)
 
 
-def _flops(args: TrainingView, lengths: Sequence[int]) -> list[float]:
+def _flops(model: ModelConfig, lengths: Sequence[int]) -> list[float]:
     """Counts the FLOPs of a forward pass over each sequence.
 
     Packed ones do not attend to one another, so they add up.
     """
-    of_length = {length: calculate_fwd_flops([length], args) for length in {*lengths}}
+    of_length = {length: calculate_fwd_flops([length], model) for length in {*lengths}}
     return [of_length[length] for length in lengths]

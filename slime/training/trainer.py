@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from slime.arguments.views import TrainingView
 from slime.config.loss import LOSSES
-from slime.config.run import RunConfig, run_config
+from slime.config.training import TrainingConfig
 from slime.observability.logging_utils import take_logged
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
@@ -52,7 +51,7 @@ def policy_before_step(steps: list[dict[str, Any]]) -> dict[str, float]:
     return {"rollout/log_probs": own[0], "rollout/entropy": steps[0]["train/entropy_loss"]}
 
 
-def select_loss(config: RunConfig, role: Role = ACTOR) -> LossFunction:
+def select_loss(config: TrainingConfig, role: Role = ACTOR) -> LossFunction:
     """The loss of a role: its own, else that of ``--loss-type``."""
     loss_type = role.loss_type or config.loss.loss_type
     if loss_type == "custom_loss" and config.loss.custom_loss_function_path:
@@ -63,10 +62,9 @@ def select_loss(config: RunConfig, role: Role = ACTOR) -> LossFunction:
 class Trainer:
     """Trains the model of a role on rollouts."""
 
-    def __init__(self, args: TrainingView, role: Role, backend: TrainBackend, timer: Timer) -> None:
-        self._args, self._role, self._backend, self._timer = args, role, backend, timer
-        self._config = run_config(args)
-        self._loss = select_loss(self._config, role)
+    def __init__(self, config: TrainingConfig, role: Role, backend: TrainBackend, timer: Timer) -> None:
+        self._config, self._role, self._backend, self._timer = config, role, backend, timer
+        self._loss = select_loss(config, role)
 
     def train(self, rollout_id: int, batch: RolloutBatch, inputs: Mapping[str, Any] | None = None) -> Trained:
         """One rollout.
@@ -75,43 +73,47 @@ class Trainer:
             batch: this rank's shard, after `tensorize`; gets the outputs of the passes and the advantages.
             inputs: fields that another role has computed for the samples of this shard.
         """
-        args, context = self._args, self._backend.context
+        config, context = self._config, self._backend.context
         batch |= to_device(inputs or {}, self._backend.device)
         data = DataIterator(batch, batch["micro_batch_indices"])
-        if args.compute_advantages_and_returns:
+        if config.advantages.compute_advantages_and_returns:
             for forward_pass in self._due_passes(len(batch["num_microbatches"])):
                 self._run(forward_pass, batch, data)
             outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
-                compute_advantages_and_returns(self._config, batch)
+                compute_advantages_and_returns(config, batch)
         else:
             outputs = {}
-        if args.rollout_data_postprocess_path:
-            load_function(args.rollout_data_postprocess_path)(args, rollout_id, batch)
+        if config.hooks.rollout_data_postprocess_path:
+            load_function(config.hooks.rollout_data_postprocess_path)(config.flat, rollout_id, batch)
         # Of what is trained: the hook may have changed masks and log-probs.
-        if args.compute_advantages_and_returns and args.tis_needs_mean and context.is_last_stage:
-            add_mean_weights(self._config.off_policy, batch, context)
+        if (
+            config.advantages.compute_advantages_and_returns
+            and config.off_policy.tis_needs_mean
+            and context.is_last_stage
+        ):
+            add_mean_weights(config.off_policy, batch, context)
         with self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         policy = policy_before_step(steps)
-        if args.ci_test and context.is_last_stage and self._role is ACTOR:
-            check_invariants(args, rollout_id, steps)
-        dump_batch(args, rollout_id, batch, context)
+        if config.ci.ci_test and context.is_last_stage and self._role is ACTOR:
+            check_invariants(config, rollout_id, steps)
+        dump_batch(config.debug, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
         return Trained(steps, outputs, policy)
 
     def _due_passes(self, num_steps: int) -> list[Pass]:
-        return [p for p in self._role.passes if p.when(self._args, num_steps)]
+        return [p for p in self._role.passes if p.when(self._config, num_steps)]
 
     def _run(self, forward_pass: Pass, batch: RolloutBatch, data: DataIterator) -> None:
-        backend = self._backend
+        backend, head = self._backend, partial(forward_pass.head, self._config)
         with self._timer.measure(forward_pass.name), backend.versions.entered(forward_pass.tag):
-            batch |= backend.forward(batch, data.reset(), forward_pass.head, forward_pass.prefix)
+            batch |= backend.forward(batch, data.reset(), head, forward_pass.prefix)
 
     def _optimizer_steps(
         self, rollout_id: int, batch: RolloutBatch, data: DataIterator
     ) -> list[dict[str, Any]]:
-        if self._args.reset_optimizer_states:
+        if self._config.off_policy.reset_optimizer_states:
             self._backend.reset_optimizer()
         keys = loss_fields(batch)
         counts, sizes = batch["num_microbatches"], batch["global_batch_sizes"]
@@ -125,11 +127,11 @@ class Trainer:
         return steps
 
     def _refresh_versions(self, rollout_id: int) -> None:
-        versions, interval = self._backend.versions, self._args.ref_update_interval
+        versions, interval = self._backend.versions, self._config.kl.ref_update_interval
         if not versions.backup_tags:
             return
         versions.backup(TRAINED)
-        if self._args.keep_old_actor:
+        if self._config.off_policy.keep_old_actor:
             # The next rollout is under way already, whatever the engines are sent before it is trained.
             versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
         if interval is not None and (rollout_id + 1) % interval == 0:

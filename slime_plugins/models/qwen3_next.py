@@ -10,8 +10,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from slime.backends.megatron_utils.layer_spec import layer_spec
+from slime.config.model import ModelConfig
 from slime.models.linear_attention import DeltaNetSizes
-from slime.models.shape import ShapeArgs
 from slime_plugins.models.gated_delta_net import GatedDeltaNet
 
 
@@ -22,7 +22,7 @@ def get_qwen3_next_spec(
     block = layer_spec(args, config, vp_stage)
     first = get_transformer_layer_offset(config, vp_stage)
     linear = args.linear_attention_freq[first : first + len(block.layer_specs)]
-    delta_net = ModuleSpec(module=GatedDeltaNet, params={"sizes": DeltaNetSizes.of(cast(ShapeArgs, args))})
+    delta_net = ModuleSpec(module=GatedDeltaNet, params={"sizes": DeltaNetSizes.of(cast(ModelConfig, args))})
     block.layer_specs = [
         _with_delta_net(layer, delta_net) if is_linear else layer
         for layer, is_linear in zip(block.layer_specs, linear, strict=True)

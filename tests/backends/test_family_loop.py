@@ -52,6 +52,7 @@ def data(tmp_path_factory):
 
 def _train(worker, args, rollout_id, source):
     """A rollout and what is made of it, as the rollout manager and the trainer's actors do it."""
+    from slime.config.run import run_config
     from slime.rollout.base_types import call_rollout_fn
     from slime.rollout.checks import check_samples
     from slime.training.conversion import flatten_samples, samples_to_train_data, split_train_data_by_dp
@@ -61,8 +62,9 @@ def _train(worker, args, rollout_id, source):
     output = call_rollout_fn(function, args, rollout_id, source, evaluation=False)
     samples = flatten_samples(output.samples)
     check_samples(args.rollout_function_path, samples)
-    batch = samples_to_train_data(args, samples)
-    (shard,) = split_train_data_by_dp(args, batch, worker.parallel_config())
+    config = run_config(args)
+    batch = samples_to_train_data(config, samples)
+    (shard,) = split_train_data_by_dp(config, batch, worker.parallel_config())
     report, _ = worker.train_shard(rollout_id, shard)
     kept = {name: batch[name] for name in ("tokens", "loss_masks", "response_lengths")}
     versions = sorted({version for sample in samples for version in sample.weight_versions})

@@ -1,7 +1,5 @@
 """Solvers, rewriters and a selector: who reads what, who earns what, and what GRPO makes of it."""
 
-from argparse import Namespace
-
 import pytest
 
 from examples.multi_agent.prompts import rewriter_prompt
@@ -10,10 +8,12 @@ from examples.multi_agent.rollout_with_multi_agents import (
     problem_of,
     selected,
 )
+from slime.config.run import run_config
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.training.conversion import flatten_samples, samples_to_train_data
 from slime.utils.types import Sample
+from tests.run_args import with_groups
 
 PATH = "examples.multi_agent.rollout_with_multi_agents.generate_with_multi_agents"
 
@@ -69,7 +69,7 @@ async def test_the_groups_of_grpo_stay_whole(engine, agent_args, make_source):
         **dict(overlong_buffer_len=None, custom_advantage_function_path=None),
     }
     samples = flatten_samples(output.samples)
-    batch = samples_to_train_data(Namespace(**grpo), samples)
+    batch = samples_to_train_data(run_config(with_groups(grpo)), samples)
     assert len(batch["tokens"]) == 42 and len(set(batch["rollout_ids"])) == 6
     for rollout_id, total in zip(batch["rollout_ids"], batch["rollout_mask_sums"], strict=True):
         assert total == sum(s.response_length for s in samples if s.rollout_id == rollout_id)

@@ -1,10 +1,10 @@
 """Each hook, called as a rollout calls it, gives what the rollout goes on with."""
 
 import copy
-from argparse import Namespace
 
 import pytest
 
+from slime.config.run import run_config
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
 from slime.rollout.generation import generate_and_rm
@@ -14,6 +14,7 @@ from slime.training.conversion import samples_to_train_data
 from slime.utils.misc import is_finite_number, load_function
 from slime.utils.types import Sample
 from tests.plugin_contracts.contracts import only
+from tests.run_args import with_groups
 
 CONFIG = {"search_corpus": None, "search_top_k": 1, "num_parallel": 2}
 """What examples read of ``--custom-config-path``."""
@@ -113,5 +114,5 @@ def test_a_conversion_makes_a_batch(contract, path, run_args, make_source):
     for sample in group:
         sample.reward = 1.0
     own = {"custom_convert_samples_to_train_data_path": path, "custom_advantage_function_path": None}
-    batch = samples_to_train_data(Namespace(**vars(run_args) | own), group)
+    batch = samples_to_train_data(run_config(with_groups(vars(run_args) | own)), group)
     assert len(batch["tokens"]) == len(batch["rewards"]) == len(group)

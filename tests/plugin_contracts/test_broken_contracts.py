@@ -8,6 +8,7 @@ import torch
 
 from slime.arguments.registry import CONFIG_GROUPS
 from slime.arguments.validate.user_code import unusable_code, why_unusable
+from slime.config.run import run_config
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_samples
@@ -17,6 +18,7 @@ from slime.training.batch import BatchError
 from slime.training.conversion import check_lengths, flatten_samples, samples_to_train_data
 from slime.utils.types import Sample
 from tests.plugin_contracts import recorders
+from tests.run_args import run_args
 
 HERE = "tests.plugin_contracts.test_broken_contracts."
 AWAITED = {"custom_generate_function_path", "custom_rm_path", "rollout_sample_hook_path"}
@@ -219,17 +221,15 @@ def too_few(args, samples):
 
 @pytest.mark.parametrize("name", ["silent", "one_list", "too_few"])
 def test_post_processing_gives_two_rewards_for_each_sample(name):
-    args = Namespace(
-        custom_convert_samples_to_train_data_path=None, custom_reward_post_process_path=HERE + name
-    )
+    config = run_config(run_args(custom_reward_post_process_path=HERE + name))
     with pytest.raises(BatchError, match=rf"{name}: returned .* wanted \(raw rewards, rewards\) with 3 each"):
-        samples_to_train_data(args, [finished() for _ in range(3)])
+        samples_to_train_data(config, [finished() for _ in range(3)])
 
 
 def test_a_conversion_gives_a_dict():
-    args = Namespace(custom_convert_samples_to_train_data_path=HERE + "silent")
+    config = run_config(run_args(custom_convert_samples_to_train_data_path=HERE + "silent"))
     with pytest.raises(BatchError, match="silent: returned None, wanted a dict of fields"):
-        samples_to_train_data(args, [finished()])
+        samples_to_train_data(config, [finished()])
 
 
 def failing(*_):

@@ -4,12 +4,14 @@ import inspect
 
 import pytest
 
+from slime.config.run import run_config
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.training.conversion import flatten_samples, samples_to_train_data
 from slime.utils.types import Sample
 from tests.plugin_contracts import recorders
 from tests.plugin_contracts.contracts import RECORDERS
+from tests.run_args import with_groups
 
 
 def is_group(value):
@@ -88,7 +90,7 @@ def test_a_conversion_hook_gets_the_flat_samples(make_args, option, name, result
     args.custom_convert_samples_to_train_data_path = args.custom_reward_post_process_path = None
     setattr(args, option, RECORDERS + name)
     samples = flatten_samples([[Sample(index=0, tokens=[1], response_length=1)]])
-    assert result(samples_to_train_data(args, samples))
+    assert result(samples_to_train_data(run_config(with_groups(vars(args))), samples))
     assert recorders.calls == [(name, samples)]
 
 

@@ -1,5 +1,7 @@
 """Weights beside the trained ones: a teacher's, and those that the engines had."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
@@ -35,7 +37,7 @@ def _own_log_probs(worker, shard, tag):
     batch = tensorize(shard, worker.backend.device)
     data = DataIterator(batch, batch["micro_batch_indices"])
     with worker.backend.versions.entered(tag):
-        found = worker.backend.forward(batch, data, log_probs, "")["log_probs"]
+        found = worker.backend.forward(batch, data, partial(log_probs, worker._config), "")["log_probs"]
     return torch.cat(found)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from slime.config.advantages import ESTIMATORS
 from slime.config.loss import SURROGATES
+from slime.config.run import run_config
 from slime.observability.timer import Timer
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training import parallel
@@ -181,7 +182,8 @@ def _batch_flags(pick: random.Random, executions: int, dp_size: int) -> dict[str
 def train(case: Case, role: Role = ACTOR) -> list[Step]:
     """The optimizer steps of the case, by the trainer's code."""
     layout = dict(dp_size=case.dp_size, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
-    shards = split_train_data_by_dp(case.args, samples_to_train_data(case.args, case.samples), layout)
+    config = run_config(case.args)
+    shards = split_train_data_by_dp(config, samples_to_train_data(config, case.samples), layout)
     group: Any = object()
     reductions = _Reductions(group)
     passes = 1 + case.args.normalize_advantages + case.args.tis_needs_mean
@@ -195,7 +197,7 @@ def train(case: Case, role: Role = ACTOR) -> list[Step]:
             )
             backend: Any = GivenLogits(case, leaves, context, steps)
             with reductions.of_rank(rank), patch.dict(parallel._of_process, context=context):
-                Trainer(case.args, role, backend, Timer()).train(0, tensorize(shard, torch.device("cpu")))
+                Trainer(config, role, backend, Timer()).train(0, tensorize(shard, torch.device("cpu")))
     return [step.result(case, leaves) for step in steps]
 
 
@@ -247,7 +249,7 @@ class GivenLogits:
         for _ in range(sum(batch["num_microbatches"])):
             micro_batch = packed_micro_batch(data, ["sample_indices"], PAD_MULTIPLE)
             logits = self._pack(micro_batch, self._case.logits[self._tag])
-            for name, values in head(self._case.args, logits, micro_batch).items():
+            for name, values in head(logits, micro_batch).items():
                 outputs.setdefault(prefix + name, []).extend(values)
         return outputs
 

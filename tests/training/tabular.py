@@ -29,7 +29,7 @@ class TabularBackend:
         outputs: dict[str, list[Any]] = {}
         for _ in range(sum(batch["num_microbatches"])):
             micro_batch = packed_micro_batch(data, [], 1)
-            for name, values in head(self._args, self._logits(micro_batch), micro_batch).items():
+            for name, values in head(self._logits(micro_batch), micro_batch).items():
                 outputs.setdefault(prefix + name, []).extend(values)
         return outputs
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.training.batch import FIELDS, BatchError, loss_fields, sample_fields
 from slime.training.conversion import convert_samples_to_train_data, split_train_data_by_dp
 from slime.training.micro_batches import DataIterator, packed_micro_batch, tensorize
@@ -22,7 +23,7 @@ CONFIG = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_
 
 
 def shards(args, **extra):
-    return split_train_data_by_dp(args, random_rollout(256) | extra, CONFIG)
+    return split_train_data_by_dp(run_config(args), random_rollout(256) | extra, CONFIG)
 
 
 def test_unknown_keys_with_an_entry_per_sample_are_split_like_samples(args):

@@ -1,9 +1,8 @@
-from argparse import Namespace
-
 import numpy as np
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.training.batch import REQUIRED, BatchError
 from slime.training.conversion import (
     convert_samples_to_train_data,
@@ -17,31 +16,14 @@ from slime.training.conversion import (
 )
 from slime.training.rewards import name_groups, post_process_rewards
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
 
-def train_args(**overrides):
-    args = Namespace(
-        advantage_estimator="grpo",
-        rewards_normalization=True,
-        grpo_std_normalization=True,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        reward_key=None,
-        custom_reward_post_process_path=None,
-        overlong_buffer_len=None,
-        custom_convert_samples_to_train_data_path=None,
-        custom_advantage_function_path=None,
-        global_batch_size=4,
-        micro_batch_size=1,
-        use_dynamic_batch_size=False,
-        max_tokens_per_gpu=None,
-        balance_data=False,
-        balance_by_flops=False,
-        use_rollout_routing_replay=False,
-        replays_nucleus=False,
+def train_config(**overrides):
+    flags = dict(
+        n_samples_per_prompt=2, rollout_batch_size=2, global_batch_size=4, grpo_std_normalization=True
     )
-    vars(args).update(overrides)
-    return args
+    return run_config(run_args(**{**flags, **overrides}))
 
 
 def make_samples(rewards):
@@ -71,7 +53,7 @@ def custom_post_process(args, samples):
 
 
 def test_rewards_are_normalised_within_their_group():
-    raw, rewards = post_process_rewards(train_args(), make_samples([1.0, 0.0, 5.0, 5.0]))
+    raw, rewards = post_process_rewards(train_config(), make_samples([1.0, 0.0, 5.0, 5.0]))
     assert raw == [1.0, 0.0, 5.0, 5.0]
     # deviation 0.5, sample standard deviation sqrt(0.5)
     assert rewards == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0, 0.0], abs=1e-5)
@@ -79,8 +61,8 @@ def test_rewards_are_normalised_within_their_group():
 
 @pytest.mark.parametrize("reward", [0.1, 5.3, 100.1])
 def test_equal_rewards_leave_nothing_to_learn(reward):
-    args = train_args(n_samples_per_prompt=7, rollout_batch_size=1)
-    _, rewards = post_process_rewards(args, make_samples([reward] * 7))
+    run = train_config(n_samples_per_prompt=7, rollout_batch_size=1)
+    _, rewards = post_process_rewards(run, make_samples([reward] * 7))
     assert rewards == pytest.approx([0.0] * 7, abs=1e-6)
 
 
@@ -99,7 +81,7 @@ def in_groups(*groups):
 
 
 def processed(samples, **overrides):
-    return post_process_rewards(train_args(**overrides), samples)[1]
+    return post_process_rewards(train_config(**overrides), samples)[1]
 
 
 def test_groups_of_3_and_5_are_not_cut_into_4_and_4():
@@ -155,7 +137,7 @@ def test_regular_groups_are_normalised_to_the_last_bit_as_by_one_matrix(size, na
 
 def test_groups_without_a_number_are_the_lists_in_which_they_came():
     samples = make_samples([1.0, 2.0, 6.0, 0.0, 4.0])
-    name_groups(train_args(), [samples[:3], [[samples[3]], samples[4:]]], samples)
+    name_groups(train_config(), [samples[:3], [[samples[3]], samples[4:]]], samples)
     assert [sample.group_index for sample in samples] == [0, 0, 0, 1, 1]
     assert processed(samples, grpo_std_normalization=False) == [-2.0, -1.0, 3.0, -2.0, 2.0]
 
@@ -170,13 +152,13 @@ def test_groups_without_a_number_are_the_lists_in_which_they_came():
 )
 def test_lists_that_tell_no_groups_name_none(nest):
     samples = make_samples([1.0, 2.0, 6.0])
-    name_groups(train_args(), nest(samples), samples)
+    name_groups(train_config(), nest(samples), samples)
     assert {sample.group_index for sample in samples} == {None}
     regular, named = make_samples([0.0] * 4), in_groups([1.0, 0.0, 5.0])
     named[0].group_index = None
     for others in (regular, named):
         before = [sample.group_index for sample in others]
-        name_groups(train_args(), [others], others)
+        name_groups(train_config(), [others], others)
         assert [sample.group_index for sample in others] == before
 
 
@@ -200,14 +182,14 @@ def test_samples_without_a_group_are_refused_unless_groups_follow_one_another():
     ],
 )
 def test_only_group_based_estimators_normalise(overrides, wanted):
-    assert post_process_rewards(train_args(**overrides), make_samples([1.0, 0.0, 5.0, 5.0]))[1] == wanted
+    assert post_process_rewards(train_config(**overrides), make_samples([1.0, 0.0, 5.0, 5.0]))[1] == wanted
 
 
 def test_a_missing_reward_is_an_error():
     with pytest.raises(BatchError, match=r"sample 1 of group None \(truncated\) has no reward"):
-        post_process_rewards(train_args(), make_samples([1.0, None, 0.0, 0.0]))
+        post_process_rewards(train_config(), make_samples([1.0, None, 0.0, 0.0]))
     with pytest.raises(BatchError, match="reward is a dict, pass --reward-key"):
-        post_process_rewards(train_args(), make_samples([{"acc": 1}] * 4))
+        post_process_rewards(train_config(), make_samples([{"acc": 1}] * 4))
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), "1.0"])
@@ -248,7 +230,7 @@ def half_masked_convert(args, samples):
 def test_what_user_code_makes_of_a_batch_is_checked_and_the_code_is_named(option, function, message):
     path = f"{__name__}.{function}"
     with pytest.raises(BatchError, match=f"{path}: {message}"):
-        samples_to_train_data(train_args(**{option: path}), make_samples([0.0] * 4))
+        samples_to_train_data(train_config(**{option: path}), make_samples([0.0] * 4))
 
 
 def array_convert(args, samples):
@@ -261,17 +243,19 @@ def list_convert(args, samples):
 
 
 def test_indices_of_samples_may_be_an_array():
-    args = train_args(custom_convert_samples_to_train_data_path=f"{__name__}.array_convert")
-    assert samples_to_train_data(args, make_samples([0.0] * 4))["sample_indices"].tolist() == [7, 8, 9, 10]
+    run = train_config(custom_convert_samples_to_train_data_path=f"{__name__}.array_convert")
+    assert samples_to_train_data(run, make_samples([0.0] * 4))["sample_indices"].tolist() == [7, 8, 9, 10]
 
 
 def test_advantages_of_ones_own_may_have_a_reward_per_turn():
     path = f"{__name__}.list_convert"
-    args = train_args(custom_convert_samples_to_train_data_path=path)
+    run = train_config(custom_convert_samples_to_train_data_path=path)
     with pytest.raises(BatchError, match=rf"{path}: sample 7: reward \[0.5, 1.0\], wanted a finite number"):
-        samples_to_train_data(args, make_samples([0.0] * 4))
-    args.custom_advantage_function_path = "mine.advantages"
-    assert samples_to_train_data(args, make_samples([0.0] * 4))["rewards"][0] == [0.5, 1.0]
+        samples_to_train_data(run, make_samples([0.0] * 4))
+    run = train_config(
+        custom_convert_samples_to_train_data_path=path, custom_advantage_function_path="mine.advantages"
+    )
+    assert samples_to_train_data(run, make_samples([0.0] * 4))["rewards"][0] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("value", [0.5, -1, 2, float("nan")])
@@ -279,33 +263,33 @@ def test_a_part_of_a_token_cannot_be_trained(value):
     samples = make_samples([0.0] * 4)
     samples[3].loss_mask = [1, value]
     with pytest.raises(BatchError, match=f"sample 3: loss mask with {value} in it, wanted 0 and 1 only"):
-        samples_to_train_data(train_args(), samples)
+        samples_to_train_data(train_config(), samples)
 
 
 @pytest.mark.parametrize("mask", [[True, False], [1.0, 0.0], np.array([1, 0]), torch.tensor([1.0, 0.0])])
 def test_zeros_and_ones_of_any_kind_are_a_mask(mask):
     samples = make_samples([0.0] * 4)
     samples[3].loss_mask = mask
-    assert samples_to_train_data(train_args(), samples)["rollout_mask_sums"] == [2, 2, 2, 1]
+    assert samples_to_train_data(train_config(), samples)["rollout_mask_sums"] == [2, 2, 2, 1]
 
 
 def test_what_fills_no_step_is_known():
-    args = train_args(global_batch_size=2)
+    run = train_config(global_batch_size=2)
     samples = make_samples([0.0] * 5)
     for i, sample in enumerate(samples):
         sample.group_index = i // 2
-    batch = samples_to_train_data(args, samples)
+    batch = samples_to_train_data(run, samples)
     config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    assert left_out(batch, split_train_data_by_dp(args, batch, config)) == [4]
-    args = train_args(global_batch_size=5)
-    assert left_out(batch, split_train_data_by_dp(args, batch, {**config, "dp_size": 1})) == []
+    assert left_out(batch, split_train_data_by_dp(run, batch, config)) == [4]
+    run = train_config(global_batch_size=5)
+    assert left_out(batch, split_train_data_by_dp(run, batch, {**config, "dp_size": 1})) == []
 
 
 def test_the_batch_holds_every_sample_under_the_reference_keys():
     samples = make_samples([1.0, 0.0, 5.0, 5.0])
     samples[2].loss_mask = [0, 1]
     samples[3].remove_sample = True
-    batch = samples_to_train_data(train_args(), samples)
+    batch = samples_to_train_data(train_config(), samples)
     assert batch["tokens"][1] == [10, 11, 12, 13, 14]
     assert batch["response_lengths"] == [2, 2, 2, 2]
     assert batch["loss_masks"] == [[1, 1], [1, 1], [0, 1], [0, 0]]
@@ -334,14 +318,14 @@ def test_a_field_that_only_some_samples_have_is_an_error():
     samples = make_samples([0.0] * 4)
     samples[2].rollout_log_probs = None
     with pytest.raises(BatchError, match=r"samples \[2\] have no rollout_log_probs"):
-        samples_to_train_data(train_args(), samples)
+        samples_to_train_data(train_config(), samples)
 
 
 def test_a_mask_of_the_wrong_length_is_an_error():
     samples = make_samples([0.0] * 4)
     samples[2].loss_mask = [1]
     with pytest.raises(BatchError, match=r"sample 2 .*loss mask of 1 for 2 response tokens"):
-        samples_to_train_data(train_args(), samples)
+        samples_to_train_data(train_config(), samples)
 
 
 def test_the_mean_raw_reward_is_that_of_what_is_trained():
@@ -354,28 +338,28 @@ def test_the_mean_raw_reward_is_that_of_what_is_trained():
 def test_the_raw_reward_in_the_metadata_is_reported():
     samples = make_samples([0.0] * 4)
     samples[1].metadata["raw_reward"] = 42
-    assert samples_to_train_data(train_args(), samples)["raw_reward"] == [0.0, 42, 0.0, 0.0]
+    assert samples_to_train_data(train_config(), samples)["raw_reward"] == [0.0, 42, 0.0, 0.0]
     for sample in samples:
         sample.metadata["raw_reward"] = "any"
-    assert samples_to_train_data(train_args(), samples)["raw_reward"] == ["any"] * 4
+    assert samples_to_train_data(train_config(), samples)["raw_reward"] == ["any"] * 4
 
 
 def test_without_one_in_the_metadata_the_number_is_reported_that_was_trained_on():
     samples = make_samples([0.0] * 4)
     for sample in samples:
         sample.reward = {"score": 2.0}
-    assert samples_to_train_data(train_args(reward_key="score"), samples)["raw_reward"] == [2.0] * 4
+    assert samples_to_train_data(train_config(reward_key="score"), samples)["raw_reward"] == [2.0] * 4
 
 
 def test_user_functions_take_the_place_of_ours():
     path = "tests.training.test_conversion."
-    args = train_args(custom_convert_samples_to_train_data_path=path + "custom_convert")
-    assert samples_to_train_data(args, make_samples([None]))["mine"] is True
-    args = train_args(custom_convert_samples_to_train_data_path=path + "half_convert")
+    run = train_config(custom_convert_samples_to_train_data_path=path + "custom_convert")
+    assert samples_to_train_data(run, make_samples([None]))["mine"] is True
+    run = train_config(custom_convert_samples_to_train_data_path=path + "half_convert")
     with pytest.raises(BatchError, match="half_convert: its result lacks loss_masks, raw_reward, "):
-        samples_to_train_data(args, make_samples([None]))
-    args = train_args(custom_reward_post_process_path=path + "custom_post_process")
-    assert post_process_rewards(args, make_samples([None])) == ([7.0], [8.0])
+        samples_to_train_data(run, make_samples([None]))
+    run = train_config(custom_reward_post_process_path=path + "custom_post_process")
+    assert post_process_rewards(run, make_samples([None])) == ([7.0], [8.0])
 
 
 def test_flattening_takes_any_nesting():
@@ -433,10 +417,10 @@ def test_a_recording_tells_executions_by_group_and_id():
 
 
 def test_shards_tile_the_batch():
-    args = train_args()
-    batch = samples_to_train_data(args, make_samples([1.0, 0.0, 5.0, 5.0]))
+    run = train_config()
+    batch = samples_to_train_data(run, make_samples([1.0, 0.0, 5.0, 5.0]))
     config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    shards = split_train_data_by_dp(args, batch, config)
+    shards = split_train_data_by_dp(run, batch, config)
     assert len(shards) == 2
     positions = [position for shard in shards for position in shard["partition"]]
     assert sorted(positions) == [0, 1, 2, 3]
@@ -461,10 +445,10 @@ def test_nuclei_travel_to_the_rank_that_trains_their_sample():
     # never answered, and not trained on: nobody recorded anything
     samples[0].rollout_top_p_token_ids = samples[0].rollout_top_p_token_offsets = None
     samples[0].remove_sample = True
-    args = train_args(replays_nucleus=True, vocab_size=64)
-    batch = samples_to_train_data(args, samples)
+    run = train_config(replays_nucleus=True, vocab_size=64)
+    batch = samples_to_train_data(run, samples)
     config = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-    for shard in split_train_data_by_dp(args, batch, config):
+    for shard in split_train_data_by_dp(run, batch, config):
         for position, ids, offsets in zip(
             shard["partition"],
             shard["rollout_top_p_token_ids"],
@@ -478,18 +462,18 @@ def test_nuclei_travel_to_the_rank_that_trains_their_sample():
 
 
 def test_a_batch_to_be_trained_within_nuclei_has_them():
-    args = train_args(replays_nucleus=True, vocab_size=64)
+    run = train_config(replays_nucleus=True, vocab_size=64)
     with pytest.raises(
         BatchError, match=r"--rollout-top-p, --rollout-top-k: no sample has rollout_top_p_token_ids"
     ):
-        samples_to_train_data(args, make_samples([1.0, 0.0, 1.0, 0.0]))
+        samples_to_train_data(run, make_samples([1.0, 0.0, 1.0, 0.0]))
     samples = within_nuclei(make_samples([1.0, 0.0, 1.0, 0.0]))
     samples[2].rollout_top_p_token_ids = samples[2].rollout_top_p_token_offsets = None
     with pytest.raises(
         BatchError, match=r"samples \[2\] have no rollout_top_p_token_ids, but others in the batch do"
     ):
-        samples_to_train_data(args, samples)
+        samples_to_train_data(run, samples)
     samples = within_nuclei(make_samples([1.0, 0.0, 1.0, 0.0]))
     samples[1].rollout_top_p_token_offsets = [0, 0, 4]
     with pytest.raises(BatchError, match="sample 1: 1 tokens that are trained on have no nucleus"):
-        samples_to_train_data(args, samples)
+        samples_to_train_data(run, samples)

@@ -46,9 +46,10 @@ LAYOUT = dict(dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_sta
 
 
 def train(args, backend, samples, rollout_id=0):
-    (shard,) = split_train_data_by_dp(args, samples_to_train_data(args, samples), LAYOUT)
+    config = run_config(args)
+    (shard,) = split_train_data_by_dp(config, samples_to_train_data(config, samples), LAYOUT)
     batch = tensorize(shard, torch.device("cpu"))
-    Trainer(args, ACTOR, backend, Timer()).train(rollout_id, batch)
+    Trainer(config, ACTOR, backend, Timer()).train(rollout_id, batch)
     return batch
 
 
@@ -99,7 +100,7 @@ def opd_batch(**more):
 
 def test_a_teacher_that_was_asked_before_needs_no_pass():
     args = opd_args(opd_type="sglang", opd_kl_coef=0.1)
-    due = [p.tag for p in ACTOR_PASSES if p.when(args, 1)]
+    due = [p.tag for p in ACTOR_PASSES if p.when(run_config(args), 1)]
     assert due == [TRAINED]
     batch = opd_batch()
     compute_advantages_and_returns(run_config(args), batch)

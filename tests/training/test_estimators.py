@@ -6,6 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.rollout.filter_hub.overlong import leave_out_truncated
 from slime.training.losses.reducers import pg_reducer_of
 from slime.training.overlong import soft_overlong_punishment
@@ -28,7 +29,7 @@ def samples_of(*groups):
 
 def rloo(*groups, **overrides):
     samples = samples_of(*groups)
-    return post_process_rewards(flags(advantage_estimator="rloo", **overrides), samples)[1]
+    return post_process_rewards(run_config(flags(advantage_estimator="rloo", **overrides)), samples)[1]
 
 
 def test_rloo_compares_with_the_mean_of_the_others():
@@ -48,7 +49,7 @@ def test_rloo_learns_nothing_where_there_is_no_other():
 def test_rloo_is_the_centred_reward_times_n_over_n_less_1(size):
     rewards = [random.Random(size).gauss(0, 1) for _ in range(size)]
     samples = samples_of(rewards)
-    _, centred = post_process_rewards(flags(grpo_std_normalization=False), samples)
+    _, centred = post_process_rewards(run_config(flags(grpo_std_normalization=False)), samples)
     assert rloo(rewards) == pytest.approx([size / (size - 1) * r for r in centred], abs=1e-12)
 
 
@@ -62,13 +63,13 @@ def test_the_baseline_of_rloo_has_no_part_of_its_own_reward():
 
 def test_raw_rewards_are_those_before_the_baseline():
     args = flags(advantage_estimator="rloo", rewards_normalization=False)
-    assert post_process_rewards(args, samples_of([1.0, 3.0])) == ([1.0, 3.0], [1.0, 3.0])
+    assert post_process_rewards(run_config(args), samples_of([1.0, 3.0])) == ([1.0, 3.0], [1.0, 3.0])
 
 
 def test_dr_grpo_neither_divides_by_the_deviation_nor_by_the_length():
     """arXiv 2503.20783, sec. 3.2: the sum over tokens, over a constant, of the centred reward."""
     args = flags(grpo_std_normalization=False, pg_loss_denominator=10.0)
-    _, advantages = post_process_rewards(args, samples_of([1.0, 0.0]))
+    _, advantages = post_process_rewards(run_config(args), samples_of([1.0, 0.0]))
     assert advantages == [0.5, -0.5]
     masks = [torch.tensor([1, 1, 0, 1]), torch.tensor([1])]
     batch = dict(total_lengths=[6, 2], response_lengths=[4, 1], loss_masks=masks)
@@ -103,7 +104,7 @@ def test_the_punishment_comes_before_the_baseline_and_not_into_the_metric(estima
         **dict(advantage_estimator=estimator, grpo_std_normalization=False, rollout_max_response_len=20),
         **dict(overlong_buffer_len=10, overlong_penalty_factor=0.5),
     )
-    raw, shaped = post_process_rewards(args, samples)
+    raw, shaped = post_process_rewards(run_config(args), samples)
     assert raw == [1.0, 1.0]
     assert shaped == {"grpo": [0.25, -0.25], "rloo": [0.5, -0.5]}.get(estimator, [1.0, 0.5])
 

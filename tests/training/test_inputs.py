@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
 from slime.training.batch import FIELDS, Average, Axis, Field, loss_fields
 from slime.training.conversion import convert_samples_to_train_data, split_train_data_by_dp
@@ -67,7 +68,7 @@ def test_a_ragged_field_is_split_packed_and_micro_batched_with_its_samples(
     field, checkpoint, cp_size, contiguous
 ):
     args = trainer_args(checkpoint, max_tokens_per_gpu=24)
-    shards = split_train_data_by_dp(args, _batch(_samples()), {**CONFIG, "dp_size": 2})
+    shards = split_train_data_by_dp(run_config(args), _batch(_samples()), {**CONFIG, "dp_size": 2})
     seen = []
     for shard in shards:
         batch = tensorize(shard, CPU)
@@ -90,7 +91,9 @@ def test_a_ragged_field_is_split_packed_and_micro_batched_with_its_samples(
 def test_entries_of_a_ragged_field_have_one_form(field, checkpoint):
     samples = _samples()
     samples[3].metadata["patches"] = np.zeros((2, 4))
-    (shard,) = split_train_data_by_dp(trainer_args(checkpoint), _batch(samples), {**CONFIG, "dp_size": 1})
+    (shard,) = split_train_data_by_dp(
+        run_config(trainer_args(checkpoint)), _batch(samples), {**CONFIG, "dp_size": 1}
+    )
     with pytest.raises(ValueError, match=r"sample \d: patches has entries of shape \[\d\], wanted \[\d\]"):
         tensorize(shard, CPU)
 
@@ -110,7 +113,9 @@ def _trained(rank, args, rollout):
     worker = TrainWorker(args)
     worker.start()
     config = worker.parallel_config()
-    return worker.train_shard(0, split_train_data_by_dp(args, rollout, config)[config["dp_rank"]])[0]
+    return worker.train_shard(
+        0, split_train_data_by_dp(run_config(args), rollout, config)[config["dp_rank"]]
+    )[0]
 
 
 @pytest.mark.slow

@@ -434,7 +434,7 @@ def test_one_step_needs_no_pass_for_the_log_probs_that_it_finds_itself(overrides
     ],
 )
 def test_log_probs_are_computed_only_where_something_reads_them(overrides, steps, needed):
-    assert needs_own_log_probs(_args(**overrides), steps) is needed
+    assert needs_own_log_probs(run_config(_args(**overrides)), steps) is needed
 
 
 def seen_by_a_hook(args, *, pg_loss, loss_masks, **_):

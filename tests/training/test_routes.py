@@ -13,7 +13,7 @@ from slime.training.dumps import to_host
 from slime.training.micro_batches import DataIterator, packed_micro_batch
 from slime.training.routes import NO_ROUTE, packed_routes
 from slime.utils.types import Sample
-from tests.training.test_conversion import train_args
+from tests.training.test_conversion import train_config
 
 ARGS = {
     "use_rollout_routing_replay": True,
@@ -32,8 +32,8 @@ def sample(length=6, rows=5, response=3, first=0, **fields):
 
 
 def converted(*samples, **changes):
-    args = train_args(n_samples_per_prompt=1, rewards_normalization=False, **{**ARGS, **changes})
-    return samples_to_train_data(args, list(samples))
+    config = train_config(n_samples_per_prompt=1, rewards_normalization=False, **{**ARGS, **changes})
+    return samples_to_train_data(config, list(samples))
 
 
 def test_a_recorded_sample_is_converted_as_the_one_that_was_generated():

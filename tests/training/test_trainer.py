@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.observability.timer import Timer
 from slime.ray.train_worker import TrainWorker
 from slime.training.micro_batches import tensorize
@@ -17,7 +18,7 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 
 SCORER = replace(
     ACTOR,
-    passes=(Pass("scores", TRAINED, "scored_", log_probs, lambda args, num_steps: True),),
+    passes=(Pass("scores", TRAINED, "scored_", log_probs, lambda config, num_steps: True),),
     outputs=("scored_log_probs",),
 )
 
@@ -37,10 +38,10 @@ def _two_roles(rank, args):
     worker = TrainWorker(args)
     worker.start()
     shard = split(args, random_rollout(256), worker.parallel_config())
-    scorer = Trainer(args, SCORER, worker.backend, Timer())
+    scorer = Trainer(run_config(args), SCORER, worker.backend, Timer())
     given = scorer.train(0, tensorize(shard, worker.backend.device)).outputs
     args.loss_type, args.custom_loss_function_path = "custom_loss", f"{__name__}.{_LOSS}"
-    receiver = Trainer(args, ACTOR, worker.backend, Timer())
+    receiver = Trainer(run_config(args), ACTOR, worker.backend, Timer())
     batch = tensorize(shard, worker.backend.device)
     trained = receiver.train(1, batch, given)
     expected = sum(

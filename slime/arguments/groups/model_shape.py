@@ -15,10 +15,11 @@ from slime.arguments.core.run_args import is_known
 from slime.arguments.groups.moe import layer_kinds
 from slime.arguments.trainers import trainer_of
 from slime.arguments.validate.user_code import why_unusable
+from slime.config.model import ModelConfig
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
 from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope
-from slime.models.shape import ShapeArgs, pad_vocab_size
+from slime.models.shape import pad_vocab_size
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class VocabularyArgs:
 
 
 @dataclass(frozen=True)
-class DerivedModelShape(ShapeArgs):
+class DerivedModelShape(ModelConfig):
     """The shape as config.json has it.
 
     Attributes:

@@ -11,12 +11,12 @@ from typing import Any, TypeGuard, cast
 
 from slime.arguments.core.flag import option_string
 from slime.arguments.trainers import trainer_of
+from slime.config.model import ModelConfig
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.checkpoint.inspection import bad_weights, weight_names
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
-from slime.models.shape import ShapeArgs
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 # What Megatron-LM's converters write into the marker.
@@ -171,4 +171,4 @@ def _wanted_names(args: Namespace, name: str) -> set[str]:
     if family is None:
         return set()
     further = trained_mtp_layers(args) if name in ("hf_checkpoint", "load", "ref_load") else 0
-    return set(family.weights.hf_names(cast(ShapeArgs, args), further))
+    return set(family.weights.hf_names(cast(ModelConfig, args), further))

@@ -44,7 +44,6 @@ class TrainState:
 
 @torch.no_grad()
 def forward_only(
-    args: Namespace,
     state: TrainState,
     data: DataIterator,
     num_microbatches: int,
@@ -57,7 +56,7 @@ def forward_only(
     outputs: Outputs = {}
     for _ in range(num_microbatches):
         batch = packed_micro_batch(data, (), context.pad_multiple, context)
-        for key, values in head(view(args, TrainingView), state.forward(batch["inputs"]), batch).items():
+        for key, values in head(state.forward(batch["inputs"]), batch).items():
             outputs.setdefault(prefix + key, []).extend(values)
     return outputs
 

@@ -101,7 +101,7 @@ class FSDPBackend:
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         count = sum(batch["num_microbatches"])
-        return forward_only(self._args, self.state, data, count, self.context, head, prefix)
+        return forward_only(self.state, data, count, self.context, head, prefix)
 
     def training(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -182,7 +182,7 @@ def forward_only(
         load_function(args.custom_megatron_before_log_prob_hook_path)(args, state.model, store_prefix)
 
     def collect(batch: dict[str, Any], logits: torch.Tensor, non_loss_data: bool = True) -> Outputs:
-        return head(view(args, TrainingView), logits, batch)
+        return head(logits, batch)
 
     replay = None if store_prefix else state.replay
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from slime.config.model import ModelConfig
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.rules import Rule, Segment
-from slime.models.shape import ShapeArgs
 
 
 class ShardSpec(NamedTuple):
@@ -28,7 +28,7 @@ class _Copy(NamedTuple):
 
 
 def load_shard(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, shard: ShardSpec, what: str
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ModelConfig, shard: ShardSpec, what: str
 ) -> None:
     """Fills ``param`` with its part of the tensors that ``rule`` names, in its own format.
 
@@ -95,7 +95,7 @@ def _copy(
 
 
 def _load_merged(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ShapeArgs, shard: ShardSpec, what: str
+    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ModelConfig, shard: ShardSpec, what: str
 ) -> None:
     """Loads whole tensors, for rules whose rows are in no simple order."""
     full = rule.merge([_read(reader, name, rule.expert) for name in rule.hf_names], shape)

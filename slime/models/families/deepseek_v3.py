@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, decoder_absent, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_products, sigmoid_experts
 from slime.models.family import Family
@@ -11,7 +12,7 @@ from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.mtp import DEEPSEEK_MTP
 from slime.models.rope import read_rope
 from slime.models.rules import Rule, behind_last_layer
-from slime.models.shape import LatentShape, ModelShape, ShapeArgs
+from slime.models.shape import LatentShape, ModelShape
 
 
 def latent_attention_shape(config: HfConfig) -> ModelShape:
@@ -46,7 +47,7 @@ def _shape(config: HfConfig) -> ModelShape:
     return latent_shape(config.filled(num_key_value_heads=128), default_dense=3)
 
 
-def _absent(shape: ShapeArgs) -> set[str]:
+def _absent(shape: ModelConfig) -> set[str]:
     direct, latent = "linear_q_proj", ("linear_q_down_proj", "q_layernorm", "linear_q_up_proj")
     names = latent if shape.q_lora_rank is None else (direct,)
     return decoder_absent(shape) | {f"self_attention.{name}.weight" for name in names}
@@ -78,7 +79,7 @@ LATENT_WEIGHTS = replace(
 )
 
 
-def latent_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+def latent_moe_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     """Counts the FLOPs of a forward pass."""
     return latent_forward_flops(seqlens, shape, shared_products)
 

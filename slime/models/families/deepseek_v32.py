@@ -4,13 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slime.config.model import ModelConfig
 from slime.models.experts import shared_products
 from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_shape
 from slime.models.family import Family
 from slime.models.flops import causal_pairs, latent_forward_flops
 from slime.models.hf_config import HfConfig
 from slime.models.rules import Rule
-from slime.models.shape import IndexerShape, ModelShape, ShapeArgs
+from slime.models.shape import IndexerShape, ModelShape
 
 
 def sparse_shape(config: HfConfig, *, interleaved: bool, heads: int) -> ModelShape:
@@ -67,7 +68,7 @@ def is_of_indexer(name: str) -> bool:
     return _OF_INDEXER.search(name) is not None
 
 
-def sparse_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+def sparse_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     """Counts the FLOPs of a forward pass: all keys are scored by the indexer, the chosen ones are read."""
     topk, heads = shape.dsa_indexer_topk or 0, shape.dsa_indexer_n_heads or 0
     width = heads * (shape.dsa_indexer_head_dim or 0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, attention_windows, decoder_shape
 from slime.models.experts import moe_forward_flops, softmax_experts
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import ExpertRules, GateUpRule, Rule, joined
-from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.shape import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +55,10 @@ def _shape(config: HfConfig) -> ModelShape:
 class TransposedRule(Rule):
     """A matrix that the checkpoint has transposed."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         return tensors[0].T
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         return [param.T]
 
 
@@ -65,11 +66,11 @@ class TransposedRule(Rule):
 class InterleavedGateUpRule(GateUpRule):
     """Gate over up. In the checkpoint they take turns, and matrices are transposed."""
 
-    def merge(self, tensors: list[torch.Tensor], shape: ShapeArgs) -> torch.Tensor:
+    def merge(self, tensors: list[torch.Tensor], shape: ModelConfig) -> torch.Tensor:
         rows = tensors[0].movedim(-1, 0)
         return joined([rows[0::2], rows[1::2]])
 
-    def split(self, param: torch.Tensor, shape: ShapeArgs) -> list[torch.Tensor]:
+    def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
         gate, up = param.chunk(2)
         return [joined([gate[:, None], up[:, None]], dim=1).flatten(0, 1).movedim(0, -1)]
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.families.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
 from slime.models.families.qwen3_next import hybrid_moe_flops, hybrid_shape, is_of_mtp
@@ -11,7 +12,7 @@ from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
 from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
 from slime.models.rules import FusedGateUpRule, Rule
-from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.shape import ModelShape
 from slime.models.weight_prefix import WeightPrefix
 
 
@@ -27,7 +28,7 @@ def _moe_shape(config: HfConfig) -> ModelShape:
     return replace(shape, moe=gated_shared_experts(config, (1,) * shape.num_layers))
 
 
-def _dense_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+def _dense_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     return hybrid_flops(seqlens, shape, dense_products)
 
 

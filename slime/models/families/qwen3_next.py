@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import shared_products, sparse_layers
 from slime.models.families.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
@@ -17,7 +18,7 @@ from slime.models.linear_attention import (
 )
 from slime.models.mtp import QWEN_MTP
 from slime.models.rope import read_rope
-from slime.models.shape import ModelShape, ShapeArgs
+from slime.models.shape import ModelShape
 
 _HEAD_DIM, _ROTATED = 256, 0.25  # Qwen3NextConfig's defaults
 
@@ -41,7 +42,7 @@ def _shape(config: HfConfig) -> ModelShape:
     return replace(shape, moe=gated_shared_experts(config, sparse_layers(config, shape.num_layers)))
 
 
-def hybrid_moe_flops(seqlens: Sequence[int], shape: ShapeArgs) -> float:
+def hybrid_moe_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     """Counts the FLOPs of a forward pass."""
     return hybrid_flops(seqlens, shape, shared_products)
 

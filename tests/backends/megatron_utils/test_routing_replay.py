@@ -1,5 +1,6 @@
 """Routing replay: optimizer steps with given routes are those of plain transformers with the same ones."""
 
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.hf_weights import HfWeights
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
 from slime.training.micro_batches import DataIterator, tensorize
 from slime.training.passes import log_probs
@@ -273,7 +275,7 @@ def _compare(rank, args, rollout, routes):
     shard = split(args, rollout | {"rollout_routed_experts": routes}, worker.parallel_config())
     batch = tensorize(shard, worker.backend.device)
     data = DataIterator(batch, batch["micro_batch_indices"])
-    worker.backend.forward(batch, data, log_probs, "")
+    worker.backend.forward(batch, data, partial(log_probs, run_config(args)), "")
     recorded = worker.backend.state.replay._recorded
     equal = other = 0
     data.reset()
