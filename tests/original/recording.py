@@ -141,7 +141,7 @@ def _training(call: list[str]) -> tuple[list[str], list[str]] | None:
 
 
 def _import_path(before: list[str]) -> list[str]:
-    """Of ``ray job submit --runtime-env-json {...}``."""
+    """The PYTHONPATH that ``ray job submit --runtime-env-json {...}`` or ``env`` sets."""
     text = " ".join(before)
     found = re.search(r'"PYTHONPATH"\s*:\s*"([^"]*)"', text) or re.search(r"PYTHONPATH=(\S+)", text)
     return [path for path in found[1].split(":") if path] if found else []
