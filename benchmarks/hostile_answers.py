@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 
 from slime.rollout.base_types import GradingFailed
-from slime.rollout.rm_hub.grading_process import GradingProcess
+from slime.rollout.rm_hub.grading_pool import GradingProcess
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -35,7 +35,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/generation.py": ("rollout/test_original_calls", *_ROLLOUT),
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
-    "slime/rollout/rm_hub/registry.py": ("rollout/test_rm_hub",),
+    "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
     "slime/backends/fsdp_utils/lr_scheduler.py": (
         "backends/fsdp_utils/test_lr_scheduler",

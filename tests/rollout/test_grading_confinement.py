@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from slime.agent.jail import setup
-from slime.rollout.rm_hub import grading_process
-from slime.rollout.rm_hub.grading_process import GradingProcess
+from slime.rollout.rm_hub import grading_pool
+from slime.rollout.rm_hub.grading_pool import GradingProcess
 from tests.rollout import confined
 
 READ_ONLY_CAPABILITIES = 1 << setup.kernel.CAP_DAC_READ_SEARCH
@@ -25,7 +25,7 @@ def process():
 def test_keys_of_the_run_are_not_in_its_environment(process):
     environment = process.call(confined.HERE, "environment")
     assert "WANDB_API_KEY" not in environment
-    allowed = {*grading_process._PYTHONS_OWN, "PYTHONPATH", grading_process._MARK, "LC_CTYPE"}
+    allowed = {*grading_pool._PYTHONS_OWN, "PYTHONPATH", grading_pool._MARK, "LC_CTYPE"}
     assert set(environment) <= allowed
 
 
@@ -77,7 +77,7 @@ def test_what_is_not_held_is_said_once(monkeypatch, caplog):
     monkeypatch.setattr(
         GradingProcess, "_ask", lambda self, asked: {"value": None, "missing": {"network": "why"}}
     )
-    grading_process._tell.cache_clear()
+    grading_pool._tell.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             GradingProcess(1)._load("a.grader")

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from slime.rollout.base_types import GradingFailed, RolloutError
-from slime.rollout.rm_hub import async_rm, batched_async_rm, grade_in_process, grading_pool, grading_process
-from slime.rollout.rm_hub.grading_pool import GradingPool
-from slime.rollout.rm_hub.grading_process import GraderError, GradingProcess
+from slime.rollout.rm_hub import async_rm, batched_async_rm, grade_in_process, grading_pool
+from slime.rollout.rm_hub.grading_pool import GraderError, GradingPool, GradingProcess
 from slime.utils.types import Sample
 from tests.rollout import bad_graders
 
@@ -69,7 +68,7 @@ def marked(mark):
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(grading_process._MARK) == mark and process.status() != "zombie":
+            if process.environ().get(grading_pool._MARK) == mark and process.status() != "zombie":
                 found.append(process.pid)
         except (psutil.Error, OSError):
             continue
@@ -94,7 +93,7 @@ def marked(mark):
 def test_a_grader_that_goes_wrong_fails_on_that_answer_and_leaves_nothing(
     monkeypatch, response, why, limit_s
 ):
-    monkeypatch.setattr(grading_process, "_GRACE_S", 0.3 if limit_s == 2 else 30)
+    monkeypatch.setattr(grading_pool, "_GRACE_S", 0.3 if limit_s == 2 else 30)
     process = Strict(limit_s)
     try:
         assert process.call(bad_graders.HERE, "a", "a") == 1.0
@@ -111,7 +110,7 @@ def test_a_grader_that_goes_wrong_fails_on_that_answer_and_leaves_nothing(
 
 @pytest.mark.parametrize("response", ["fork and return", "print"])
 def test_what_a_grader_prints_or_forks_gives_no_second_reply(response, monkeypatch):
-    monkeypatch.setattr(grading_process, "_ENDING_S", 60)
+    monkeypatch.setattr(grading_pool, "_ENDING_S", 60)
     process = Strict(120)
     try:
         assert process.call(bad_graders.HERE, response, response) == 1.0
@@ -135,7 +134,7 @@ def test_a_process_that_was_killed_is_replaced_without_a_loss(process, monkeypat
     os.kill(process.pid, signal.SIGKILL)
     process._process.wait()
     assert process.call(EQUAL, "1", "1.0") is True
-    monkeypatch.setattr(grading_process, "_WORKER", Path("/nonexistent.py"))
+    monkeypatch.setattr(grading_pool, "_WORKER", Path("/nonexistent.py"))
     process.stop()
     with pytest.raises(GraderError, match="does not start: the grading process ended with exit status 2"):
         process.call(EQUAL, "1", "1.0")
@@ -249,7 +248,7 @@ async def test_a_bad_label_still_ends_the_run(make_args):
 
 
 def test_a_grader_that_hangs_ends_by_itself_even_if_nobody_waits_for_it():
-    command = [sys.executable, "-P", str(grading_process._WORKER)]
+    command = [sys.executable, "-P", str(grading_pool._WORKER)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     request = {"function": bad_graders.HERE, "args": ["loop", "a"], "limit_s": 0.5, "ending_s": 0}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:

@@ -11,7 +11,7 @@ from slime.arguments.groups.rewards import RM_TYPES
 from slime.rollout.base_types import GradingFailed
 from slime.rollout.rm_hub import f1_score, math_dapo_utils
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
-from slime.rollout.rm_hub.grading_process import GradingProcess
+from slime.rollout.rm_hub.grading_pool import GradingProcess
 from slime.rollout.rm_hub.math_utils import grade_answer_mathd
 from slime.utils.grading import boxes
 from tests.rollout.graders import hostile, watched

@@ -9,18 +9,18 @@ from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import generates_by_default
 from slime.config.rewards import RewardConfig
 
-_SCORERS = "slime.rollout.rm_hub.registry."
+_SCORERS = "slime.rollout.rm_hub."
 RM_TYPES = {
-    "math": f"{_SCORERS}score_math",
-    "deepscaler": f"{_SCORERS}score_deepscaler",
-    "math_compat": f"{_SCORERS}score_math_compat",
-    "deepscaler_compat": f"{_SCORERS}score_deepscaler_compat",
-    "dapo": f"{_SCORERS}score_dapo",
-    "f1": f"{_SCORERS}score_f1",
-    "gpqa": f"{_SCORERS}score_gpqa",
-    "ifbench": f"{_SCORERS}score_ifbench",
-    "random": f"{_SCORERS}score_random",
-    "remote_rm": f"{_SCORERS}score_remotely",
+    "math": f"{_SCORERS}math_grader.score_math",
+    "deepscaler": f"{_SCORERS}deepscaler.score",
+    "math_compat": f"{_SCORERS}math_grader.score_math_compat",
+    "deepscaler_compat": f"{_SCORERS}deepscaler.score_compat",
+    "dapo": f"{_SCORERS}math_dapo_utils.score",
+    "f1": f"{_SCORERS}f1.score",
+    "gpqa": f"{_SCORERS}gpqa.score",
+    "ifbench": f"{_SCORERS}ifbench.score",
+    "random": f"{_SCORERS}score_at_random",
+    "remote_rm": f"{_SCORERS}remote.score",
 }
 """What ``--rm-type`` names: async fn(args, sample, response) -> reward. "boxed_" may come before a name."""
 

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import logging
+import random
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+from slime.arguments.groups.rewards import RM_TYPES, needs_no_grade
 from slime.arguments.views import RolloutView
 from slime.rollout.base_types import GradingFailed, RolloutError, blame, describe, name_samples
 from slime.rollout.checks import check_reward
@@ -15,14 +17,16 @@ from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
 from slime.rollout.rm_hub.grading_pool import grade_in_process
 from slime.rollout.rm_hub.ifbench import compute_ifbench_reward
 from slime.rollout.rm_hub.math_utils import extract_answer, extract_boxed_answer, grade_answer_verl
-from slime.rollout.rm_hub.registry import score_by_type
 from slime.rollout.rm_hub.remote import remote_rm
 from slime.rollout.ungraded import mark_ungraded
 from slime.utils.async_utils import gather_or_cancel
+from slime.utils.grading.boxes import boxed_answer
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
+
+_BOXED_PREFIX = "boxed_"
 
 __all__ = [
     "GradingFailed",
@@ -73,6 +77,31 @@ async def _reward(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         reward = await score_by_type(args, sample, rm_type)
     check_reward(args, f"--rm-type {rm_type}", sample, reward)
     return reward
+
+
+async def score_by_type(args: RolloutView, sample: Sample, rm_type: str | None) -> Any:
+    """Score a sample by a named type; ``boxed_<type>`` scores the content of its last ``\\boxed{}``.
+
+    Raises:
+        NotImplementedError: no such type, or none given.
+    """
+    name = (rm_type or "").strip()
+    response = sample.response
+    if name.startswith(_BOXED_PREFIX):
+        name = name.removeprefix(_BOXED_PREFIX)
+        response = boxed_answer(response) or ""
+    if name not in RM_TYPES:
+        raise NotImplementedError(
+            f"--rm-type {rm_type}: expected one of {', '.join(RM_TYPES)} (or boxed_...)"
+        )
+    if sample.label is None and needs_no_grade(args, rm_type):
+        return 0.0
+    return await load_function(RM_TYPES[name])(args, sample, response)
+
+
+async def score_at_random(args: RolloutView, sample: Sample, response: str) -> int:
+    """Scores for ``--rm-type random``."""
+    return random.randint(0, 1)
 
 
 async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: Any) -> list[Any]:

@@ -4,6 +4,9 @@ import re
 import string
 from collections import Counter
 
+from slime.arguments.views import RolloutView
+from slime.utils.types import Sample
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
@@ -26,3 +29,7 @@ def f1_score(prediction: str | None, ground_truth: str) -> tuple[float, float, f
         return 0.0, 0.0, 0.0
     precision, recall = common / len(predicted.split()), common / len(wanted.split())
     return 2 * precision * recall / (precision + recall), precision, recall
+
+
+async def score(args: RolloutView, sample: Sample, response: str) -> float:
+    return f1_score(response, sample.label)[0]

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slime.arguments.views import RolloutView
+from slime.utils.types import Sample
+
 # Possessive where blanks may end in two ways: a long row of them must not be tried in all of them.
 _ANSWERS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -111,3 +114,7 @@ def _holds(text: str, wanted: str) -> bool:
 
 def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
+async def score(args: RolloutView, sample: Sample, response: str) -> float:
+    return compute_gpqa_reward(response, sample.label, sample.metadata)

@@ -6,16 +6,39 @@ your own may call its grader so: a plain function of plain JSON values.
 
 import asyncio
 import atexit
+import contextlib
+import json
+import logging
 import os
 import queue
+import select
+import signal
+import subprocess
+import sys
 import threading
+import time
+import uuid
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from slime.rollout.rm_hub.grading_process import GradingProcess
+from slime.processes.marks import kill_marked
+from slime.rollout.base_types import GradingFailed
 
+logger = logging.getLogger(__name__)
+
+_WORKER = Path(__file__).with_name("grading_worker.py")
+# Importing sympy and math-verify takes seconds, and more on a busy machine.
+_START_LIMIT_S = 120.0
+# The process ends itself by its alarm; one that cannot is ended from outside, this much later.
+_GRACE_S = 2.0
+# What a process that is about to end may take for it, on a machine whose cores are all busy.
+_ENDING_S = 1.0
+_MARK = "SLIME_GRADING_PROCESS"
+_CHUNK = 1 << 16
+_PYTHONS_OWN = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "LANG", "LC_ALL")
 GRADING_LIMIT_S = 10.0
 _MOST_PROCESSES = 4
 _REMEMBERED = 4096
@@ -95,3 +118,145 @@ class GradingPool:
         self.threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()
+
+
+class GraderError(RuntimeError):
+    """Grading cannot work at all: the label is at fault, or the process does not start."""
+
+
+class ProcessDied(Exception):
+    """The process ended without a reply and not by its time limit."""
+
+
+class GradingProcess:
+    """A process for one request at a time; it starts at the first, and a new one after its end."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = ""
+        self._loaded: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, if there is a process."""
+        return None if self._process is None else self._process.pid
+
+    def call(self, function: str, *args: Any) -> Any:
+        """What a function says, found by its dotted path; arguments and result are plain JSON. Blocks.
+
+        Raises:
+            GradingFailed: it did not come to an end within the limit, raised, or took its process with it.
+            GraderError: it cannot be imported, or says that the label is at fault.
+        """
+        shown = f"{function} on {args!r:.160}"
+        try:
+            reply = self._call_once(function, args)
+        except ProcessDied:  # by somebody who was short of memory, perhaps: once more
+            try:
+                reply = self._call_once(function, args)
+            except ProcessDied as error:
+                raise GradingFailed(f"{shown}: {error}") from error
+        if "label_error" in reply:
+            raise GraderError(f"{shown}: {reply['label_error']}")
+        if "failed" in reply:
+            if reply["failed"] == "it left processes behind":
+                self.stop()
+            raise GradingFailed(f"{shown}: {reply['failed']}")
+        return reply["value"]
+
+    def _call_once(self, function: str, args: tuple[Any, ...]) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        if function not in self._loaded:
+            self._load(function)
+        return self._ask({"function": function, "args": args, "limit_s": self._limit_s})
+
+    def _load(self, function: str) -> None:
+        try:
+            reply = self._ask({"function": function, "args": None, "limit_s": _START_LIMIT_S})
+        except ProcessDied as error:
+            raise GraderError(f"a process for {function} does not start: {error}") from error
+        if "failed" in reply:
+            raise GraderError(f"{function} cannot be imported: {reply['failed']}")
+        if reply["missing"]:
+            _tell("; ".join(f"{name} ({why})" for name, why in reply["missing"].items()))
+        self._loaded.add(function)
+
+    def _start(self) -> None:
+        self._mark = uuid.uuid4().hex
+        self._loaded = set()
+        # -P: the folder of the script must not come before the standard library on the import path.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**_environment(), _MARK: self._mark},
+            start_new_session=True,
+        )
+
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        request = {**asked, "ending_s": _ENDING_S}
+        limit_s = request["limit_s"]
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        line, in_time = _read_line(process.stdout.fileno(), limit_s + _GRACE_S)
+        if line:
+            return json.loads(line)
+        code = None if not in_time else _exit_code(process)
+        self.stop()
+        if code in (None, -signal.SIGALRM):
+            return {"failed": f"no verdict within {limit_s:g} s"}
+        raise ProcessDied(f"the grading process ended with exit status {code}")
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and all that it started."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._process = None
+        kill_marked(_MARK, self._mark)
+
+
+def _environment() -> dict[str, str]:
+    """What Python needs to start and to import the same; keys and tokens are nobody's business there."""
+    own = {name: os.environ[name] for name in _PYTHONS_OWN if name in os.environ}
+    return {**own, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+
+
+@cache
+def _tell(missing: str) -> None:
+    logger.warning("graders run on this machine without being shut off from: %s", missing)
+
+
+def _read_line(descriptor: int, limit_s: float) -> tuple[bytes, bool]:
+    """One line, empty without one; and whether the process said or ended something in time."""
+    deadline = time.monotonic() + limit_s
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return b"", False
+        chunk = os.read(descriptor, _CHUNK)
+        if not chunk:
+            return b"", True
+        line += chunk
+    return line, True
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    """None if it closed its pipe and lives on."""
+    try:
+        return process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        return None

@@ -7,8 +7,9 @@ the rows of the public data set.
 from collections.abc import Mapping
 from typing import Any
 
-from slime.rollout.rm_hub.grading_pool import grade_and_wait, grade_in_process
-from slime.rollout.rm_hub.grading_process import GraderError
+from slime.arguments.views import RolloutView
+from slime.rollout.rm_hub.grading_pool import GraderError, grade_and_wait, grade_in_process
+from slime.utils.types import Sample
 
 _FOLLOWS_ALL = "slime.utils.grading.instructions.follows_all"
 
@@ -35,3 +36,7 @@ def _arguments(response: str | None, metadata: Mapping[str, Any] | None) -> tupl
         raise GraderError("the sample has no instruction_id_list in its metadata (--metadata-key)")
     arguments = list(metadata.get("kwargs") or [{}] * len(names))
     return (response or "").rpartition("</think>")[2].strip(), names, arguments
+
+
+async def score(args: RolloutView, sample: Sample, response: str) -> float:
+    return await grade_instructions(response, sample.metadata)

@@ -7,7 +7,9 @@ depend on it.
 import re
 from typing import Any
 
+from slime.arguments.views import RolloutView
 from slime.utils.grading.boxes import boxed_answer
+from slime.utils.types import Sample
 
 ANSWER_PATTERN = r"(?i)Answer\s*:\s*([^\n]+)"
 _TAIL_CHARACTERS = 300
@@ -112,3 +114,7 @@ def compute_score(
     tail = solution_str[-_TAIL_CHARACTERS:]
     correct, prediction = verify(tail, str(ground_truth), strict_box_verify, pause_tokens_index)
     return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": prediction}
+
+
+async def score(args: RolloutView, sample: Sample, response: str) -> dict[str, Any]:
+    return compute_score(response, sample.label)

@@ -3,9 +3,10 @@
 import re
 from typing import Any
 
-from slime.rollout.rm_hub.grading_pool import grade_in_process
-from slime.rollout.rm_hub.grading_process import GraderError
+from slime.arguments.views import RolloutView
+from slime.rollout.rm_hub.grading_pool import GraderError, grade_in_process
 from slime.utils.grading.boxes import boxed_answer, extract_answer
+from slime.utils.types import Sample
 
 _MATH_VERIFY = "slime.utils.grading.math_verify_equal.are_equal"
 _STRINGS = "slime.utils.grading.sympy_equal.grade_mathd_or_sympy"
@@ -58,3 +59,11 @@ def _label_text(label: Any) -> str:
     if label is None or not str(label).strip():
         raise GraderError("the sample has no label (--label-key)")
     return str(label)
+
+
+async def score_math(args: RolloutView, sample: Sample, response: str) -> float:
+    return await grade_math(response, sample.label)
+
+
+async def score_math_compat(args: RolloutView, sample: Sample, response: str) -> float:
+    return await grade_math_by_strings(response, sample.label)

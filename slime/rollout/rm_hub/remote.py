@@ -69,3 +69,7 @@ async def post_json(url: str, payload: dict[str, Any], max_retries: int = 10) ->
         return answer.json()
 
     return await post()
+
+
+async def score(args: RolloutView, sample: Sample, response: str) -> Any:
+    return await post_to_reward_model(args, sample, response)
