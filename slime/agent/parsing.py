@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.backends.embedded_engine.tool_calls.tagged_formats import Qwen3Coder
+
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _THOUGHT = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
@@ -34,6 +36,11 @@ class ParsedModelOutput:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     ill_formed: bool = False
+
+    @property
+    def tool_uses(self) -> list[dict[str, Any]]:
+        """The calls as Anthropic's API has them: ``name`` and ``input``, an object."""
+        return [_use(call) for call in self.tool_calls]
 
 
 def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
@@ -75,6 +82,26 @@ def parse_model_output(
     if calls:
         parsed.text = _CALL.sub("", parsed.text).strip()
     return parsed
+
+
+def parse_xml_tool_uses(
+    body_text: str, tools_schema: Sequence[Mapping[str, Any]]
+) -> tuple[str, list[dict[str, Any]]]:
+    """Returns the text without calls in XML, as Qwen 3 Coder writes them, and these calls as `tool_uses`.
+
+    Args:
+        tools_schema: the tools on offer, as OpenAI's or as Anthropic's API has them; others are not called.
+    """
+    described = [
+        tool.get("function") or {**tool, "parameters": tool["input_schema"]} for tool in tools_schema
+    ]
+    tools = {tool["name"]: tool for tool in described}
+    parsed = Qwen3Coder().parse(body_text, tools)
+    return parsed.text, [_use(call) for call in parsed.calls if call.name in tools]
+
+
+def _use(call: Any) -> dict[str, Any]:
+    return {"name": call.name, "input": json.loads(call.arguments)}
 
 
 def _read_call(body: str, offered: set[str]) -> ToolCall | None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from slime.agent.adapters import OpenAIAdapter
+from slime.agent.adapters.common import Refused, Session, call_sglang_generate
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
 from tests.engines.fake import EOS, NEVER
@@ -461,3 +462,18 @@ def test_a_port_that_is_taken_is_told(serve):
             run_app_in_thread(web.Application(), port=server.port)
     finally:
         server.stop()
+
+
+async def test_an_adapter_of_one_s_own_asks_the_engine_by_tokens(serve, engine, tokenizer):
+    adapter, _ = serve()
+    engine.answer = lambda conversation: "done"
+    session = Session({"temperature": 1.0}, 100)
+    text = tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer(text)["input_ids"]
+    body = {"messages": "unread", "temperature": 0.2, "max_tokens": 5, "stop": None}
+    turn = await call_sglang_generate(prompt, session, body, adapter=adapter, session_id="s")
+    assert turn.prompt_ids == prompt and turn.finish_reason == "stop"
+    assert tokenizer.decode(turn.output_ids[:-1]) == "done"
+    assert len(turn.output_log_probs) == len(turn.output_ids) and turn.meta_info["output_token_logprobs"]
+    with pytest.raises(Refused, match="at most 1"):
+        await call_sglang_generate(prompt * 2, Session({}, 1), body, adapter=adapter)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slime.agent.parsing import ToolCall, parse_model_output
+from slime.agent.parsing import ToolCall, parse_model_output, parse_xml_tool_uses
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "ä"}}\n</tool_call>'
@@ -19,6 +19,20 @@ def test_calls_are_taken_out_of_the_text():
     assert parsed.text == "Let me see." and not parsed.ill_formed
     assert parsed.tool_calls == [ToolCall("f", '{"x": "ä"}'), ToolCall("g", "{}")]
     assert json.loads(parsed.tool_calls[0].arguments) == {"x": "ä"}
+    assert parsed.tool_uses == [{"name": "f", "input": {"x": "ä"}}, {"name": "g", "input": {}}]
+
+
+@pytest.mark.parametrize("form", ["OpenAI", "Anthropic"])
+def test_calls_in_xml_have_the_types_of_their_tool(form):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}
+    tool = {"name": "f", "input_schema": schema}
+    if form == "OpenAI":
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    given = "<parameter=n>\n7\n</parameter>\n<parameter=text>\n7\n</parameter>"
+    call = f"<tool_call>\n<function={{}}>\n{given}\n</function>\n</tool_call>"
+    text, uses = parse_xml_tool_uses("So: " + call.format("f") + call.format("unknown"), [tool])
+    assert text == "So: " and uses == [{"name": "f", "input": {"n": 7, "text": "7"}}]
+    assert parse_xml_tool_uses("no call", [tool]) == ("no call", [])
 
 
 @pytest.mark.parametrize(

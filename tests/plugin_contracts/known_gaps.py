@@ -8,9 +8,7 @@ _OWN_WAY = "the trainer does this in another way, and plug-ins have no use for i
 
 GAPS = {
     "slime.agent.harness*:*": _LATER + "command-line agents in sandboxes",
-    "slime.agent.adapters.common:call_sglang_generate": _OWN_WAY + "adapters keep whole sessions",
     "slime.backends.megatron_utils.loss:*captur*": _OWN_WAY + "log-probs are a pass of their own",
-    "slime.agent.parsing:parse_xml_tool_uses": _LATER + "calls of tools in XML",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
     "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
     "slime.utils:routing_replay": _OWN_WAY + "slime.backends.megatron_utils.routing_replay",
@@ -27,5 +25,4 @@ GAPS = {
     "slime.ray.rollout:ServerGroup": _OWN_WAY + "slime.ray.engine_group has groups of engines",
     "slime.rollout.sglang_rollout:GenerateState.dp_rank_context": _OWN_WAY + "engines balance their ranks",
     "slime_plugins.models.glm5.glm5:*": _OWN_WAY + "slime_plugins.models.sparse_attention has its layers",
-    "slime_plugins.models.qwen3_5_vl*:*": _LATER + "the family Qwen3.5-VL",
 }

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
-from slime.agent.adapters.growing import Follow, GrowingAnswer, engine_answer
+from slime.agent.adapters.growing import Follow, GrowingAnswer, call_sglang_generate, engine_answer
 from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
@@ -23,7 +23,7 @@ from slime.utils.http_utils import HttpStatusError
 from slime.utils.same_site import FOREIGN, is_foreign
 from slime.utils.types import Sample
 
-__all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "flatten_content"]
+__all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "call_sglang_generate", "flatten_content"]
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a body raises that is no request: RecursionError of a thousand brackets."""
@@ -71,7 +71,7 @@ class BaseAdapter:
         debug_callback: Callable[[str, TurnRecord], None] | None = None,
     ) -> None:
         check_parsers(tool_parser, reasoning_parser)
-        self._tokenizer, self._url = tokenizer, sglang_url
+        self._tokenizer, self.sglang_url = tokenizer, sglang_url
         self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
         self._max_turns, self._debug = max_turns_per_sid, debug_callback
         threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
@@ -207,7 +207,7 @@ class BaseAdapter:
             if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
                 await follow(*new)
 
-        answer = await engine_answer(self._url, body, tell if follow else None)
+        answer = await engine_answer(self.sglang_url, body, tell if follow else None)
         meta = answer["meta_info"]
         reason = (meta.get("finish_reason") or {}).get("type", "stop")
         if reason == "abort":

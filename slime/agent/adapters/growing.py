@@ -1,12 +1,14 @@
 """An answer that the agent is told while the engine writes it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
+from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
 from slime.agent.parsing import ParsedModelOutput
+from slime.agent.trajectory import TurnRecord
 from slime.utils.http_utils import HttpStatusError, post, stream
 
 Follow = Callable[[str, str], Awaitable[None]]
@@ -79,6 +81,46 @@ async def engine_answer(
     if answer is None or not answer["meta_info"].get("finish_reason"):
         raise HttpStatusError("POST", url, 502, "the answer broke off")
     return answer
+
+
+class HasEngine(Protocol):
+    """An adapter."""
+
+    sglang_url: str
+
+
+async def call_sglang_generate(
+    prompt_ids: Sequence[int],
+    session: Session,
+    body: Mapping[str, Any],
+    *,
+    adapter: HasEngine,
+    session_id: str | None = None,
+) -> TurnRecord:
+    """Asks the engine for what follows these tokens; an adapter of one's own records the turn.
+
+    Args:
+        session: whose sampling parameters come before those of ``body``.
+        body: a request in OpenAI's API.
+        session_id: routers send requests with the same one to the same engine.
+
+    Raises:
+        Refused: the prompt leaves no room for an answer.
+        HttpStatusError: the engine refuses.
+    """
+    params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
+    sampling = sampling_of_turn(session, params, len(prompt_ids))
+    request = {"input_ids": list(prompt_ids), "sampling_params": sampling, "return_logprob": True}
+    headers = {"X-SMG-Routing-Key": session_id} if session_id else None
+    meta = (await post(adapter.sglang_url, request, _RETRIES, headers))["meta_info"]
+    triples = meta.get("output_token_logprobs") or []
+    return TurnRecord(
+        prompt_ids=list(prompt_ids),
+        output_ids=[triple[1] for triple in triples],
+        finish_reason=(meta.get("finish_reason") or {}).get("type", "stop"),
+        output_log_probs=[triple[0] for triple in triples],
+        meta_info=meta,
+    )
 
 
 class EventStream:

@@ -11,20 +11,9 @@ from aiohttp import web
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
-from slime.agent.adapters.session import Asked
+from slime.agent.adapters.session import OPENAI_PARAMS, Asked
 
 # Of a request, by the names that the engine has for them.
-_PARAMS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "stop": "stop",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "seed": "sampling_seed",
-}
 _MOST_TOP_LOG_PROBS = 20
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
@@ -136,7 +125,7 @@ def _read(
     if ignored := [name for name in _REFUSED if body.get(name)]:
         raise Refused(400, f"{ignored[0]}: not supported (wanted: without)")
     choice = body.get("tool_choice")
-    params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
+    params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
     tools = None if choice == "none" else body.get("tools")
     for tool in tools or ():

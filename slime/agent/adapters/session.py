@@ -7,6 +7,18 @@ from typing import Any, NamedTuple
 from slime.agent.parsing import ParsedModelOutput
 
 Messages = Sequence[Mapping[str, Any]]
+OPENAI_PARAMS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "stop": "stop",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
+}
+"""Fields of OpenAI's requests, and the engine's sampling parameters that they are."""
 
 
 class Refused(Exception):
