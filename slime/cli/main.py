@@ -25,6 +25,11 @@ class Command:
 COMMANDS = {
     "train": Command("slime.cli.train", "[--async] FLAG ...", "start a run, as train.py does"),
     "check": Command("slime.cli.check", "[--async] FLAG ...", "what a run would need, without starting it"),
+    "new-task": Command("slime.cli.new_task", "DIR [--form FORM]", "write a task that learns here at once"),
+    "report": Command("slime.cli.report", "RUN_DIR", "curves of a run in the terminal"),
+    "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
+    "diff": Command("slime.cli.diff", "RUN_DIR RUN_DIR", "the flags in which two runs differ"),
+    "chat": Command("slime.cli.chat", "URL | MODEL_DIR", "talk to a model in the terminal"),
     "doctor": Command("slime.cli.doctor", "[--json]", "this machine, and what it lacks for a run"),
 }
 

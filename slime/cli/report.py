@@ -1,0 +1,111 @@
+"""``slime report``: what a run has come to, from its metrics."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.core.errors import UsageError
+from slime.cli.run_dir import metrics_file, read_record
+from slime.observability.jsonl import read_metrics
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 40
+_CURVES = (
+    ("reward", "rollout/raw_reward"),
+    ("length", "rollout/response_len/mean"),
+    ("loss", "train/loss"),
+    ("gradient", "train/grad_norm"),
+    ("log-prob gap", "train/train_rollout_logprob_abs_diff"),
+)
+_PARTS = ("rollout_time", "log_probs_time", "ref_log_probs_time", "actor_train_time")
+Steps = dict[int, dict[str, Any]]
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints curves of one line each."""
+    parser = argparse.ArgumentParser("slime report", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run's directory, or its file of metrics")
+    place = parser.parse_args(words).run
+    try:
+        path = _metrics_of(place)
+        print(page(place, read_metrics(path)))
+    except (OSError, ValueError, KeyError) as error:
+        print(f"error: {place}: no metrics that can be read ({error})", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _metrics_of(place: str) -> Path:
+    if not Path(place).is_dir():
+        return Path(place)
+    try:
+        return metrics_file(place, read_record(place))
+    except UsageError:  # a run of another version, or without a record
+        return metrics_file(place)
+
+
+def page(title: str, metrics: dict[str, Steps]) -> str:
+    """The report; steps that have no such value are left out of its curve."""
+    rollouts, steps = metrics["rollout"], metrics["train"]
+    lines = [f"{title}: {len(rollouts)} rollouts, {len(steps)} optimizer steps{_duration(rollouts)}", ""]
+    for name, metric in _CURVES:
+        axis = steps if metric.startswith("train/") else rollouts
+        lines += _curve(name, [row[metric] for row in axis.values() if _is_number(row.get(metric))])
+    lines += _evaluations(metrics["eval"])
+    return "\n".join([*lines, *_times(rollouts)])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _duration(rollouts: Steps) -> str:
+    seconds = sum(row.get("perf/step_time", 0.0) for row in rollouts.values())
+    return f" in {duration(seconds)}" if seconds else ""
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``1:05:09``, ``3:20``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _curve(name: str, values: Sequence[float]) -> Iterable[str]:
+    if values:
+        yield f"  {name:<14} {values[0]:>9.4g} -> {values[-1]:<9.4g} {sparkline(values)}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line; many values are taken together."""
+    width = min(len(values), _WIDTH)
+    edges = [round(index * len(values) / width) for index in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
+
+
+def _evaluations(evals: Steps) -> Iterable[str]:
+    names = sorted(
+        {name for row in evals.values() for name in row if name.count("/") == 1 and "-" not in name}
+    )
+    for name in names:
+        found = {step: row[name] for step, row in evals.items() if _is_number(row.get(name))}
+        if found and name.startswith("eval/"):
+            told = ", ".join(f"{value:.3f} at {step}" for step, value in list(found.items())[-6:])
+            yield f"  {name.removeprefix('eval/'):<14} {told}"
+
+
+def _times(rollouts: Steps) -> Iterable[str]:
+    parts = {}
+    for part in _PARTS:
+        values = [row[f"perf/{part}"] for row in rollouts.values() if _is_number(row.get(f"perf/{part}"))]
+        if values:
+            parts[part.removesuffix("_time").replace("_", " ")] = sum(values) / len(values)
+    if parts:
+        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+        yield f"  a step's time  {told}"

@@ -1,0 +1,59 @@
+"""What a run has left in its directory, as ``report``, ``resume`` and ``diff`` read it."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime.arguments.config_record import RECORD
+from slime.arguments.core.config_entries import Tree, read_tree
+
+_STARTED_IN = re.compile(r"^# slime .*, in (/.*)$", re.MULTILINE)
+_LEFT_OUT = re.compile(r"^  # (\w+): not written", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's record.
+
+    Attributes:
+        flags: those that are not their default, by name.
+        headings: where each of them stands.
+        left_out: names of flags whose values may be secrets.
+        started_in: working directory of the run, against which its relative paths are meant.
+    """
+
+    path: Path
+    flags: dict[str, Any] = field(default_factory=dict)
+    headings: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    started_in: Path | None = None
+
+
+def read_record(place: str) -> Record:
+    """The record in a run's directory, or any file of flags.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    path = Path(place) / RECORD if Path(place).is_dir() else Path(place)
+    tree = read_tree(str(path), place)
+    text = path.read_text(encoding="utf-8")
+    started = _STARTED_IN.search(text)
+    record = Record(path, {}, {}, tuple(_LEFT_OUT.findall(text)), Path(started[1]) if started else None)
+    for entry in tree.entries:
+        inner = entry.value.entries if isinstance(entry.value, Tree) else [entry]
+        heading = entry.key if isinstance(entry.value, Tree) else ""
+        for flag in inner:
+            name = flag.key.replace("-", "_")
+            record.flags[name] = flag.value.plain() if isinstance(flag.value, Tree) else flag.value
+            record.headings[name] = heading
+    return record
+
+
+def metrics_file(place: str, record: Record | None = None) -> Path:
+    """Where a run's metrics are: the file that its record names, else that in its directory."""
+    named = record.flags.get("metrics_file") if record else None
+    if not named:
+        return Path(place) / "metrics.jsonl"
+    return ((record.started_in if record else None) or Path()) / str(named)
