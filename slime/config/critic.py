@@ -38,3 +38,12 @@ class CriticConfig:
     critic_num_gpus: int
     critic_resumes: bool
     critic_overrides: Mapping[str, Any]
+
+
+def trained_rollouts(critic: CriticConfig, num_rollout: int | None) -> int:
+    """Rollouts of the run in which a role trains, as its processes see the flags.
+
+    The first ones may be the critic's alone (--num-critic-only-steps).
+    """
+    alone = critic.num_critic_only_steps if critic.use_critic else 0
+    return max(0, (num_rollout or 0) - alone)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
+from slime.config.optimization import OptimizationConfig
 from slime.config.training import TrainingConfig
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(TrainingConfig):
+class RunConfig(TrainingConfig, OptimizationConfig):
     """Everything that is known of a run when it starts."""
 
 

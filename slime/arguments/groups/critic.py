@@ -115,15 +115,6 @@ def _iteration(root: str | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def trained_rollouts(args: Namespace) -> int:
-    """Rollouts of the run in which a role trains, as its processes see the flags.
-
-    The first ones may be the critic's alone (--num-critic-only-steps).
-    """
-    alone = args.num_critic_only_steps if getattr(args, "use_critic", False) else 0
-    return max(0, (args.num_rollout or 0) - alone)
-
-
 def of_critic(args: V) -> V:
     """The flags as the critic's processes see them: a copy.
 

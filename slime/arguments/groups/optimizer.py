@@ -2,10 +2,11 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import cast
 
 from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.groups.critic import trained_rollouts
+from slime.config.critic import CriticConfig, trained_rollouts
 from slime.config.optimizer import OptimizerConfig, ScheduleConfig
 
 
@@ -26,7 +27,11 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler: only one of them"
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         yield "--lr-warmup-fraction and --lr-warmup-iters: only one of them at a time"
-    steps = trained_rollouts(args) * args.rollout_batch_size * args.n_samples_per_prompt
+    steps = (
+        trained_rollouts(cast(CriticConfig, args), args.num_rollout)
+        * args.rollout_batch_size
+        * args.n_samples_per_prompt
+    )
     steps = args.lr_decay_iters or steps // args.global_batch_size
     if steps and args.lr_warmup_iters >= steps:
         yield f"--lr-warmup-iters {args.lr_warmup_iters}: wanted less than the {steps} steps of the decay"

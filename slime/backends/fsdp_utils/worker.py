@@ -19,6 +19,7 @@ from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
+from slime.config.run import run_config
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
@@ -47,7 +48,7 @@ class FSDPBackend:
         model = build_model(args, mesh, self._role)
         forward = PackedForward(model, args.attn_implementation, self.device, self.context)
         optimizer = build_optimizer(args, model)
-        scheduler = FSDPLRScheduler(optimizer, schedule_settings(args))
+        scheduler = FSDPLRScheduler(optimizer, schedule_settings(run_config(args)))
         self.state = TrainState(model, forward, optimizer, scheduler, self.device, loss_scale(args))
         self.memory = TrainerMemory(
             lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients

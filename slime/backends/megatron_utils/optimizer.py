@@ -19,6 +19,7 @@ from slime.backends.megatron_utils import fused_adam
 from slime.backends.megatron_utils.moment_storage import MomentStorage
 from slime.backends.megatron_utils.skipped_steps import share_loss_scale, skip_not_finite
 from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam, UpdateRule
+from slime.config.run import run_config
 from slime.training.optimizer_schedule import schedule_settings
 
 
@@ -167,7 +168,7 @@ def _padded(values: torch.Tensor, buffer: Any) -> torch.Tensor:
 
 def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Learning rate and weight decay over the run."""
-    return OptimizerParamScheduler(optimizer, **vars(schedule_settings(args)))
+    return OptimizerParamScheduler(optimizer, **vars(schedule_settings(run_config(args))))
 
 
 def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:

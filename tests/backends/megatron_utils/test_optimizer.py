@@ -1,4 +1,3 @@
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -7,14 +6,16 @@ import torch
 from slime.arguments.groups.critic import of_critic
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config
+from slime.config.run import run_config
 from slime.training.optimizer_schedule import schedule_settings, total_optimizer_steps
 from slime.utils.misc import trains_actor
+from tests.run_args import with_groups
 
 
 def _args(**overrides):
     flags = dict(num_rollout=10, rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4)
     flags |= dict(lr=1.0, min_lr=0.0, lr_decay_style="linear", weight_decay=0.1, params_dtype=torch.float32)
-    return Namespace(**{**flags, **overrides})
+    return with_groups({**flags, **overrides})
 
 
 def _optimizer():
@@ -22,8 +23,8 @@ def _optimizer():
 
 
 def test_a_run_has_its_samples_over_the_global_batch_size_steps():
-    assert total_optimizer_steps(_args()) == 20
-    assert total_optimizer_steps(_args(num_rollout=0)) == 1
+    assert total_optimizer_steps(run_config(_args())) == 20
+    assert total_optimizer_steps(run_config(_args(num_rollout=0))) == 1
 
 
 def test_the_rate_warms_up_and_decays_over_the_run():
@@ -40,7 +41,7 @@ def test_the_rate_warms_up_and_decays_over_the_run():
 
 SCHEDULERS = {
     "megatron": build_scheduler,
-    "fsdp": lambda args, optimizer: FSDPLRScheduler(optimizer, schedule_settings(args)),
+    "fsdp": lambda args, optimizer: FSDPLRScheduler(optimizer, schedule_settings(run_config(args))),
 }
 
 
@@ -53,7 +54,7 @@ def test_lr_decay_iters_says_how_many_steps_the_decay_has(backend):
         rates.append(optimizer.param_groups[0]["lr"])
         scheduler.step(increment=4)
     assert rates == pytest.approx([0, 0.5, 1, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.1])
-    assert schedule_settings(args).wd_incr_steps == 20 * 4
+    assert schedule_settings(run_config(args)).wd_incr_steps == 20 * 4
 
 
 _CRITIC = dict(
@@ -93,9 +94,10 @@ def test_the_schedule_of_a_role_counts_the_steps_in_which_it_trains(backend, sto
 def test_a_warm_up_is_shorter_than_the_steps_of_its_role():
     alone = dict(use_critic=True, num_critic_only_steps=6, critic_train_only=False)
     with pytest.raises(ValueError, match="--lr-warmup-iters 8: wanted less than the 8 steps"):
-        schedule_settings(_args(**alone, lr_warmup_iters=8))
-    schedule_settings(_args(**alone | {"use_critic": False}, lr_warmup_iters=8))
-    schedule_settings(_args(**alone | {"num_critic_only_steps": 10}, lr_warmup_iters=8))  # never trains
+        schedule_settings(run_config(_args(**alone, lr_warmup_iters=8)))
+    schedule_settings(run_config(_args(**alone | {"use_critic": False}, lr_warmup_iters=8)))
+    never = _args(**alone | {"num_critic_only_steps": 10}, lr_warmup_iters=8)
+    schedule_settings(run_config(never))
 
 
 def test_groups_without_weight_decay_have_none():
