@@ -9,6 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,13 @@ ROOMS = (
     *("check", "arguments", "models", "processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
+READS_OF_ARGS = {
+    **dict(check=221, backends=243, rollout=165, ray=156, observability=52, training=25, router=17, utils=22),
+    **dict(weight_sync=10, models=7),
+}
+"""How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
+UNAWARE = ("training", "models", "router", "agent", "processes")
+"""Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
 """How many files of ours one may depend on: itself and what it imports, for types too."""
 FACES = frozenset(
@@ -213,6 +221,41 @@ def trainers_are_asked_what_they_can(tree: Tree) -> Iterator[str]:
                     yield f"{path} reads --train-backend"
 
 
+@cache
+def reads_of_args(source: str) -> int:
+    """Counts reads of names of ``args``."""
+    return sum(map(_reads_args, ast.walk(parsed(source)))) if "args" in source else 0
+
+
+def _reads_args(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]).endswith("args")
+    of = node.value if isinstance(node, ast.Attribute) else None
+    return (isinstance(of, ast.Name) and of.id == "args") or (
+        isinstance(of, ast.Attribute) and of.attr in ("args", "_args")
+    )
+
+
+def args_are_read_less_and_less(tree: Tree) -> Iterator[str]:
+    """In the embedded engine ``args`` are its own."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, source in tree.items():
+        room = room_of(module_of(path))
+        if room not in (None, "arguments", "config") and "embedded_engine" not in path:
+            found[str(room)][path] = reads_of_args(source)
+    for room, counts in found.items():
+        if counts.total() > (most := READS_OF_ARGS.get(room, 0)):
+            yield f"{room} reads args {counts.total()} times, wanted {most} at most: {+counts}"
+
+
+def unaware_rooms_know_no_flags(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        if room_of(module_of(path)) in UNAWARE:
+            for module in imports(source):
+                if module.startswith("slime.arguments"):
+                    yield f"{path} imports {module}"
+
+
 def files_are_short(tree: Tree) -> Iterator[str]:
     for path, source in tree.items():
         if (lines := source.count("\n")) > 350:
@@ -256,6 +299,8 @@ RULES = (
     nobody_of_us_uses_a_face,
     closures_are_small,
     trainers_are_asked_what_they_can,
+    args_are_read_less_and_less,
+    unaware_rooms_know_no_flags,
     files_are_short,
     docstrings_can_be_read_alone,
 )
@@ -305,6 +350,9 @@ def test_docstrings_of_scripts_and_helpers_of_tests_can_be_read_alone() -> None:
             "if TYPE_CHECKING:\n    from slime.arguments.view_types import TrainingView",
         ),
         (trainers_are_asked_what_they_can, "slime/ray/new.py", "def f(a):\n    return a.train_backend"),
+        (args_are_read_less_and_less, "slime/processes/new.py", "def f(args):\n    return args.lr"),
+        (args_are_read_less_and_less, "slime/agent/new.py", "def f(s):\n    return getattr(s._args, 'lr')"),
+        (unaware_rooms_know_no_flags, "slime/training/new.py", "from slime.arguments.views import view"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
     ],
