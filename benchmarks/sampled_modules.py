@@ -6,7 +6,7 @@ _SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_update"),
     "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
-    "slime/weight_sync/transports/flat_buffer.py": ("weight_sync/test_handle",),
+    "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),
     "slime/weight_sync/transports/session.py": ("weight_sync/test_update", "weight_sync/test_handle"),
     "slime/weight_sync/manifest.py": ("weight_sync/test_plan",),
     "slime/weight_sync/transports/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),

@@ -15,7 +15,7 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
         "test_engines_hold_the_trainers_weights and handle and tp1",
     ),
     "the tensors of a bucket are in another order than its table": Fault(
-        "slime/weight_sync/transports/flat_buffer.py",
+        "slime/utils/tensor_bucket.py",
         "torch.cat(pieces, out=memory[:size])",
         "torch.cat(pieces[::-1], out=memory[:size])",
         LAYOUTS,

@@ -17,9 +17,9 @@ from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.reserved_ports import reserve_port
+from slime.utils.tensor_bucket import FlatBuffer
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
-from slime.weight_sync.transports.flat_buffer import FlatBuffer
 from slime.weight_sync.transports.session import SessionTransport
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import collect_handles
-from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
+from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.transports.flat_buffer import FlatBuffer
 from slime.weight_sync.transports.session import SessionTransport
 
 
