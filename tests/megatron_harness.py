@@ -103,6 +103,7 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "train_backend": "megatron",
         "colocate": False,
         "check_weight_update_equal": False,
+        "check_weight_checksums": False,
         "update_weight_transport": "nccl",
         "update_weight_buffer_size": 512 * 1024**2,
         "train_timeout": 120,

@@ -17,6 +17,11 @@ class WeightSyncConfig:
     check_weight_update_equal: bool = flag(
         False, help="verify that the first sync brings back every weight that the engines had loaded"
     )
+    check_weight_checksums: bool = flag(
+        False,
+        help="after each sync hold the checksum of each weight that engines have against what was sent, and "
+        "engines against each other",
+    )
     check_served_policy: bool = flag(
         True,
         names=("--no-check-served-policy",),

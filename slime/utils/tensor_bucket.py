@@ -7,6 +7,7 @@ that holds what tensors are made of and nothing that runs code.
 import base64
 import binascii
 import copyreg
+import hashlib
 import io
 import pickle
 from collections import OrderedDict
@@ -97,6 +98,13 @@ class FlatBuffer:
             self._kept = memory
         torch.cat(pieces, out=memory[:size])
         return FlattenedTensorBucket(flattened_tensor=memory[:size], metadata=entries)
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """16 hexadecimal digits of the bytes of a tensor."""
+    # a copy, because a storage that numpy has seen can no longer be freed by resizing
+    data = tensor.detach().to("cpu", copy=True).contiguous().view(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def layout(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> list[FlattenedTensorMetadata]:

@@ -6,6 +6,7 @@ from functools import cached_property
 from slime.training.weights import NamedTensors, TensorInfo, Weights
 from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.manifest import Manifest
+from slime.weight_sync.proof import SentTensors
 
 Send = Callable[[NamedTensors, bool], int]
 """Takes a bucket, and whether it is the last one; returns the bytes that this rank handed over."""
@@ -16,11 +17,15 @@ class WeightPlan:
 
     Args:
         max_bytes: of a bucket as the source gives it.
+        notes_sent: whether checksums of what is sent are taken.
     """
 
-    def __init__(self, source: Weights, filters: Sequence[Filter], max_bytes: int) -> None:
+    def __init__(
+        self, source: Weights, filters: Sequence[Filter], max_bytes: int, notes_sent: bool = False
+    ) -> None:
         self._source, self._filters, self._max_bytes = source, filters, max_bytes
         self.ranks = source.ranks
+        self.sent = SentTensors() if notes_sent else None
 
     @property
     def needs_session(self) -> bool:
@@ -43,7 +48,12 @@ class WeightPlan:
         """What becomes of buckets of the source."""
         for each in self._filters:
             buckets = each.apply(buckets)
-        return self.manifest.checked(buckets)
+        checked = self.manifest.checked(buckets)
+        return checked if self.sent is None else self.sent.noted(checked)
+
+    def weights(self) -> list[str]:
+        """The names of the source's tensors, before filters."""
+        return [tensor.name for tensor in self._source.manifest()]
 
     def carry(self, send: Send | None) -> int:
         """Gathers the weights, in step with the other ranks of the source, and gives them to ``send``.

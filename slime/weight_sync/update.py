@@ -37,7 +37,8 @@ class WeightUpdate:
         filters: list[Filter] = [WholePairs()]
         if served is not None:
             filters.append(ServedFormat(served))
-        self._plan = WeightPlan(weights, filters, args.update_weight_buffer_size)
+        size, notes_sent = args.update_weight_buffer_size, args.check_weight_checksums
+        self._plan = WeightPlan(weights, filters, size, notes_sent)
         self._transports = list(transports_of(args) if transports is None else transports)
         self._ranks = RankAgreement(wait_limit(args))
 

@@ -25,7 +25,7 @@ def transport(monkeypatch):
 
 def test_engines_learn_the_version_with_the_last_bucket(transport):
     """Before it their weights are of two versions."""
-    transport.open("7", MagicMock(needs_session=False))
+    transport.open("7", MagicMock(needs_session=False, sent=None))
     buckets = [("a", torch.ones(3, 2)), ("b", torch.ones(4).bfloat16()), ("c", torch.ones(2))]
     sent = [transport.send([pair], is_last=pair[0] == "c") for pair in buckets]
     assert sent == [24, 8, 8]

@@ -77,6 +77,7 @@ def args(tmp_path, root):
     return Namespace(
         distributed_timeout_minutes=1,
         check_weight_update_equal=False,
+        check_weight_checksums=False,
         update_weight_buffer_size=1,
         update_weight_transport="disk",
         update_weight_disk_dir=str(root),

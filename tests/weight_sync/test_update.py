@@ -111,7 +111,7 @@ def test_engines_load_what_a_trainer_has_written(engines, checkpoints, tmp_path)
     engines[0].update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
     overrides = {"update_weight_disk_dir": str(tmp_path), "update_weight_disk_keep_files": False}
     overrides |= {"synced_checkpoint": str(checkpoints[ENGINE]), "update_weight_buffer_size": 60_000}
-    args = make_args(checkpoints[TRAINER], **overrides, **LAYOUTS["pp2"])
+    args = make_args(checkpoints[TRAINER], check_weight_checksums=True, **overrides, **LAYOUTS["pp2"])
     run_ranks(_sync, 2, args, checkpoints[TRAINER], "disk", _endpoints(engines, "disk"), [1, 2])
     assert [_checksum(engine) for engine in engines] == [wanted, wanted]
     assert [engine.weight_version() for engine in engines] == ["2", "2"]
@@ -158,7 +158,7 @@ def test_experts_of_all_ranks_reach_engines_on_gpus_of_their_own(experts, layout
 
 
 def test_generation_goes_on_after_a_sync_with_the_new_weights(engines, checkpoints):
-    args = make_args(checkpoints[TRAINER])
+    args = make_args(checkpoints[TRAINER], check_weight_checksums=True)
     endpoints = _endpoints(engines, "broadcast")
     run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", endpoints, [7])
     prompt = list(range(3, 23))

@@ -7,6 +7,7 @@ import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.utils.tensor_bucket import tensor_digest
 
 ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
 
@@ -46,10 +47,14 @@ class WeightChecker:
         return self._parameters.named[name][: max(truncate_size, 0)].float().tolist()
 
     def _checksums(self) -> dict[str, Any]:
-        checksums = {name: _digest(tensor) for name, tensor in sorted(self._parameters.named.items())}
+        named = dict(sorted(self._parameters.named.items()))
+        checksums = {name: tensor_digest(tensor) for name, tensor in named.items()}
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in named.items()}
         whole = hashlib.blake2b("".join(checksums.values()).encode(), digest_size=8).hexdigest()
         parallelism = [{"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}]
-        rank = {"checksums": checksums, "per_gpu_checksum": whole, "parallelism_info": parallelism}
+        # SGLang has no dtypes; its names are those of joined tensors.
+        rank: dict[str, Any] = {"checksums": checksums, "dtypes": dtypes}
+        rank |= {"per_gpu_checksum": whole, "parallelism_info": parallelism}
         return {"ranks": [rank], "per_engine_checksum": whole}
 
     def _compare(self, skip: set[str]) -> None:
@@ -63,9 +68,3 @@ class WeightChecker:
         ]
         if different:
             raise BadRequest(f"compare: {len(different)} weights differ from the snapshot: {different[:5]}")
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    # a copy, because a storage that numpy has seen can no longer be freed by resizing
-    data = tensor.to("cpu", copy=True).view(-1).view(torch.uint8).numpy().data
-    return hashlib.blake2b(data, digest_size=8).hexdigest()

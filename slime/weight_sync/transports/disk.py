@@ -49,7 +49,7 @@ class DiskTransport(SessionTransport):
         return {0} if self._endpoints else set()
 
     def open(self, version: str, plan: WeightPlan) -> None:
-        self._version = version
+        self._version, self._plan = version, plan
         if self._engines.endpoints:
             with self._on_disk():
                 self._staged = StagedVersion(self._root, int(version))
@@ -61,11 +61,11 @@ class DiskTransport(SessionTransport):
             return self._staged.write(bucket)
 
     def commit(self) -> None:
-        if self._staged is None:
+        if self._staged is None or self._plan is None:
             return
         with self._on_disk():
             path = str(self._staged.publish(self._assets))
-        self._pause(self._version)
+        self._pause(self._version, self._plan)
         self._engines.each(lambda engine: engine.update_weights_from_disk(path, weight_version=self._version))
         self._compare()
         if not self._keeps_files:

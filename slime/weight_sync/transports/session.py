@@ -53,6 +53,7 @@ class SessionTransport(Transport):
         self._check_pending = args.check_weight_update_equal
         self._is_open = False
         self._version = ""
+        self._plan: WeightPlan | None = None
 
     @abstractmethod
     def _join(self) -> None:
@@ -78,7 +79,7 @@ class SessionTransport(Transport):
         self._is_open = False
 
     def open(self, version: str, plan: WeightPlan) -> None:
-        self._pause(version)
+        self._pause(version, plan)
         self._engines.each(lambda engine: engine.begin_weight_update())
         if plan.needs_session:
             self._engines.each(_require_session)
@@ -87,8 +88,8 @@ class SessionTransport(Transport):
         self._engines.each(lambda engine: engine.end_weight_update())
         self._compare()
 
-    def _pause(self, version: str) -> None:
-        self._version, self._is_open = version, True
+    def _pause(self, version: str, plan: WeightPlan) -> None:
+        self._version, self._plan, self._is_open = version, plan, True
         self._engines.each(lambda engine: engine.pause_generation())
         self._engines.each(lambda engine: engine.flush_cache())
         if self._check_pending:
@@ -97,6 +98,8 @@ class SessionTransport(Transport):
     def _compare(self) -> None:
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("compare"))
+        if self._plan is not None and self._plan.sent is not None:
+            self._plan.sent.require_held(self._engines.clients, self._plan.weights())
 
     def resume(self) -> None:
         self._engines.each(lambda engine: engine.continue_generation())

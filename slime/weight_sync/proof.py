@@ -1,0 +1,74 @@
+"""What was sent, held against what engines say that they hold."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.training.weights import NamedTensors
+from slime.utils.tensor_bucket import tensor_digest
+
+
+class SentTensors:
+    """The checksums of an update, by name and dtype."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, tuple[str, str]] = {}
+
+    def noted(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
+        """Yields the same buckets; forgets those of the update before."""
+        self._digests = {}
+        for bucket in buckets:
+            for name, tensor in bucket:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                self._digests[name] = dtype, tensor_digest(tensor)
+            yield bucket
+
+    def require_held(self, engines: Sequence[EngineClient], weights: Iterable[str]) -> None:
+        """Compares with all engines, and these with each other.
+
+        Servers that name other tensors than a checkpoint has, as SGLang's joined ones, are compared with
+        each other alone.
+
+        Args:
+            weights: the names of all weights of the model in this update, before they were quantised.
+
+        Raises:
+            RuntimeError: names the first tensor that an engine holds otherwise, and the engine.
+        """
+        known = frozenset(weights)
+        answers = [engine.weights_checker("checksum")["ranks"] for engine in engines]
+        for engine, ranks in zip(engines, answers, strict=True):
+            for rank in ranks:
+                if "dtypes" in rank:
+                    self._require_sent(engine, rank, known)
+        for engine, ranks in zip(engines[1:], answers[1:], strict=True):
+            _require_equal(engines[0], engine, answers[0], ranks)
+
+    def _require_sent(self, engine: EngineClient, rank: Mapping[str, Any], known: frozenset[str]) -> None:
+        for name, held in rank["checksums"].items():
+            if name not in known:
+                raise RuntimeError(f"engine {engine.endpoint.url}: weight {name!r}: no update brought it")
+            dtype, sent = self._digests.get(name, ("", ""))
+            # Numbers of another format are not those that were sent.
+            if dtype == rank["dtypes"][name] and held != sent:
+                where = f"engine {engine.endpoint.url}: weight {name!r}"
+                raise RuntimeError(f"{where}: checksum {held} (wanted: {sent}, as sent)")
+
+
+def _require_equal(
+    first: EngineClient, other: EngineClient, wanted: Sequence[Any], found: Sequence[Any]
+) -> None:
+    """Raises RuntimeError where engines of equal layout hold different weights."""
+    if len(wanted) != len(found):
+        return
+    for ours, theirs in zip(wanted, found, strict=True):
+        left, right = ours["checksums"], theirs["checksums"]
+        if left.keys() != right.keys():
+            name = min(left.keys() ^ right.keys())
+        else:
+            name = next((name for name in left if left[name] != right[name]), None)
+        if name is not None:
+            raise RuntimeError(
+                f"engine {other.endpoint.url}: weight {name!r}: checksum {right.get(name)} "
+                f"(wanted: {left.get(name)}, as on {first.endpoint.url})"
+            )

@@ -1,0 +1,68 @@
+"""An engine that holds something else than it was sent is found, and the weight is named."""
+
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from slime.utils.tensor_bucket import tensor_digest
+from slime.weight_sync.proof import SentTensors
+
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def engine(url, weights, dtypes=True):
+    rank = {"checksums": {name: tensor_digest(tensor) for name, tensor in weights.items()}}
+    if dtypes:
+        rank["dtypes"] = {name: str(t.dtype).removeprefix("torch.") for name, t in weights.items()}
+    client = MagicMock()
+    client.endpoint.url = url
+    client.weights_checker.return_value = {"ranks": [rank]}
+    return client
+
+
+@pytest.fixture
+def sent():
+    tensors = SentTensors()
+    assert [*tensors.noted([[pair] for pair in WEIGHTS.items()])] == [[pair] for pair in WEIGHTS.items()]
+    return tensors
+
+
+def changed(name):
+    return WEIGHTS | {name: WEIGHTS[name] + 1}
+
+
+def test_engines_that_hold_what_was_sent_pass(sent):
+    sent.require_held([engine("one", WEIGHTS), engine("two", WEIGHTS)], WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        (
+            [engine("one", WEIGHTS), engine("two", changed("b"))],
+            "engine two: weight 'b': checksum .* as sent",
+        ),
+        ([engine("one", WEIGHTS | {"c": torch.ones(1)})], "engine one: weight 'c': no update brought it"),
+        (
+            [engine("one", WEIGHTS, dtypes=False), engine("two", changed("a"), dtypes=False)],
+            "engine two: weight 'a': checksum .* as on one",
+        ),
+        (
+            [engine("one", WEIGHTS, dtypes=False), engine("two", {"a": WEIGHTS["a"]}, dtypes=False)],
+            "engine two: weight 'b': checksum None",
+        ),
+    ],
+)
+def test_another_weight_is_named(sent, engines, said):
+    with pytest.raises(RuntimeError, match=said):
+        sent.require_held(engines, WEIGHTS)
+
+
+def test_a_weight_in_another_format_is_not_compared_with_what_was_sent(sent):
+    sent.require_held([engine("one", {**WEIGHTS, "a": WEIGHTS["a"].bfloat16()})], WEIGHTS)
+
+
+def test_servers_that_join_tensors_are_compared_with_each_other_alone(sent):
+    joined = {"ab": torch.ones(9)}
+    sent.require_held([engine("one", joined, dtypes=False), engine("two", joined, dtypes=False)], WEIGHTS)
