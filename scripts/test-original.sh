@@ -14,7 +14,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 [[ -z "${ORIGINAL:-}" || -d "$ORIGINAL/examples" ]] ||
     fail "ORIGINAL: found $ORIGINAL, wanted a checkout of THUDM/slime with its examples/"
-use_environment dev test
+use_environment dev docs test # those of test.sh, whose environment it then is
 share_cores_politely
 export ORIGINAL="${ORIGINAL:+$(cd -- "$ORIGINAL" && pwd)}"
 cd "$REPOSITORY"

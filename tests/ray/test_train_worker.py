@@ -77,6 +77,14 @@ def test_the_first_step_starts_on_policy(checkpoint):
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
 
 
+def test_a_step_that_needs_no_pass_before_it_reports_what_the_pass_would(checkpoint):
+    (without,) = _main_reports(trainer_args(checkpoint))
+    (passed,) = _main_reports(trainer_args(checkpoint, use_rollout_entropy=True))
+    for name in ("rollout/log_probs", "rollout/entropy"):
+        assert without["rollout"][name] == pytest.approx(passed["rollout"][name], rel=1e-5), name
+    assert not any("own_log_probs" in name for step in without["train"] for name in step)
+
+
 def _sends(rank, args, endpoint):
     worker = TrainWorker(args)
     worker.start()

@@ -6,6 +6,7 @@ from fastapi.responses import JSONResponse
 from slime.observability.rollout_metrics import compute_perf_metrics_from_samples
 from slime.rollout.attempts import flatten, oldest_version, without_answers
 from slime.rollout.base_types import RolloutError
+from slime.rollout.generation import prepare_request
 from slime.rollout.sglang_rollout import generate_and_rm, generate_rollout_async, get_model_url
 from slime.utils.types import EARLIER_TOKENS, Sample
 from tests.engines.fake import NEVER
@@ -64,6 +65,17 @@ async def test_a_response_at_the_limit_is_truncated(engine, make_args, make_sour
     output = await generate_rollout_async(args, 0, make_source(args))
     assert {s.status for group in output.samples for s in group} == {Sample.Status.TRUNCATED}
     assert engine.seen("generate")[0]["sampling_params"]["max_new_tokens"] == 2
+
+
+def test_what_training_replays_is_asked_for_in_training_alone(make_args):
+    def wanted(evaluation=False, **flags):
+        args, sample = make_args(**flags), Sample(index=0, prompt="q")
+        body = prepare_request(args, sample, {"max_new_tokens": 4}, evaluation)
+        return sorted(name for name, value in body.items() if value is True)
+
+    replays = dict(replays_nucleus=True, use_rollout_routing_replay=True)
+    assert wanted(**replays) == ["return_logprob", "return_routed_experts", "return_sampling_mask"]
+    assert wanted(evaluation=True, **replays) == wanted() == ["return_logprob"]
 
 
 async def test_concurrency_stays_below_the_limit(engine, make_args, make_source):
