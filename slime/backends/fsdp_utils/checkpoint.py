@@ -10,6 +10,7 @@ Only tensors are in the distributed parts; nothing that is read can run code.
 """
 
 import json
+import random
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -25,7 +27,6 @@ import torch.distributed.checkpoint as dcp
 from slime.arguments.trainers import FSDP
 from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
-from slime.backends.fsdp_utils.random_state import load_random_state, save_random_state
 from slime.backends.fsdp_utils.step import TrainState
 from slime.backends.fsdp_utils.value_head import without_foreign_head
 from slime.training.checkpoint_dir import (
@@ -36,6 +37,7 @@ from slime.training.checkpoint_dir import (
     publish,
 )
 from slime.training.checkpoint_errors import explained, other_optimizer
+from slime.utils.accelerator import has_gpu
 
 Tensors = dict[str, torch.Tensor]
 Swap = Callable[[], AbstractContextManager[None]]
@@ -222,3 +224,39 @@ def _load_schedule(state: TrainState, saved: Mapping[str, Any], root: str | Path
         state.scheduler.load_state_dict(saved)
     except ValueError as error:
         raise ValueError(f"--load {root}: {error}") from error
+
+
+def _file(directory: Path, rank: int) -> Path:
+    return directory / f"rng_{rank:05d}.pt"
+
+
+def save_random_state(directory: Path, rank: int) -> None:
+    kind, keys, *rest = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state() if has_gpu() else None,
+    }
+    torch.save(state, _file(directory, rank))
+
+
+def load_random_state(directory: Path, rank: int) -> None:
+    """What `save_random_state` has written there; nothing if it has not.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    file = _file(directory, rank)
+    if not file.is_file():
+        return
+    try:
+        state = torch.load(file, weights_only=True)
+        kind, keys, *rest = state["numpy"]
+    except Exception as error:  # a malformed file can raise anything
+        raise ValueError(f"{file}: not the random state of a rank ({type(error).__name__})") from error
+    random.setstate(state["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["device"] is not None and has_gpu():
+        torch.cuda.set_rng_state(state["device"])

@@ -20,6 +20,14 @@ _HIDDEN = {
     "megatron.core.inference.engines.dynamic_engine": "wandb",
     "megatron.core.timers": "wandb",
 }
+_NAMES = {
+    # The router asks whether it is None, but it is not defined at all.
+    "megatron.core.transformer.moe.moe_utils": ("te_general_gemm",),
+}
+# This module believes that it is installed, and looks for instances of one of its classes.
+_BELIEVER, _CLASS = "megatron.core.transformer.multi_latent_attention", "TELinear"
+# Recomputing norms asks TransformerEngine about float8, unless its class is told None of it.
+_ASKER = "megatron.core.tensor_parallel.random"
 
 
 def register() -> None:
@@ -36,7 +44,7 @@ def register() -> None:
 
 
 def _treat(module: types.ModuleType) -> None:
-    from slime.backends.megatron_utils import cpu_support, fused_adam, without_te
+    from slime.backends.megatron_utils import cpu_support, fused_adam
     from slime.utils import safe_checkpoint
 
     cpu_support.treat(module)
@@ -44,7 +52,7 @@ def _treat(module: types.ModuleType) -> None:
         fused_adam.install()
     if module.__name__ == "megatron.core.dist_checkpointing.strategies.torch":
         safe_checkpoint.install()
-    without_te.treat(module)
+    _treat_without_te(module)
 
 
 @contextmanager
@@ -105,3 +113,13 @@ class _MegatronFinder(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = _TreatedLoader(spec.loader)
         return spec
+
+
+def _treat_without_te(module: types.ModuleType) -> None:
+    """Mends what megatron-core 0.16.1 forgets where there is no TransformerEngine."""
+    for name in _NAMES.get(module.__name__, ()):
+        vars(module).setdefault(name, None)
+    if module.__name__ == _BELIEVER and not isinstance(vars(module)[_CLASS], type):
+        vars(module)["HAVE_TE"] = False
+    if module.__name__ == _ASKER and not vars(module)["HAVE_TE"]:
+        vars(module)["CheckpointWithoutOutput"].__init__.__defaults__ = (None,)

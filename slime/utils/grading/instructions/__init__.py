@@ -7,13 +7,12 @@ of the instruction's own arguments.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime.utils.grading.instructions import counts, formats, sentences, tasks, words
+from slime.utils.grading.instructions import counts, formats, tasks, words
 from slime.utils.grading.instructions.text import Check
 
 CHECKS: dict[str, Check] = {
     **counts.CHECKS,
     **words.CHECKS,
-    **sentences.CHECKS,
     **formats.CHECKS,
     **tasks.CHECKS,
 }
