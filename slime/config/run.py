@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
+from slime.config.metrics import MetricsConfig
 from slime.config.optimization import OptimizationConfig
 from slime.config.training import TrainingConfig
 
@@ -12,7 +13,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(TrainingConfig, OptimizationConfig):
+class RunConfig(TrainingConfig, OptimizationConfig, MetricsConfig):
     """Everything that is known of a run when it starts."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, TextIO
 
-from slime.arguments.views import TrackingView
+from slime.config.metrics import MetricsConfig
 from slime.processes.termination import was_terminated
 
 Column = tuple[str, tuple[str, ...], Callable[[float], str]]
@@ -54,9 +54,9 @@ class ConsoleSink:
     there first. Ten optimizer steps are still one line, showing the last of the ten.
     """
 
-    def __init__(self, args: TrackingView, stream: TextIO | None = None) -> None:
-        self._num_rollout: int | None = args.num_rollout
-        self._hidden = {"rollout/raw_reward"} if args.loss_type == "sft_loss" else set()
+    def __init__(self, config: MetricsConfig, stream: TextIO | None = None) -> None:
+        self._num_rollout: int | None = config.data.num_rollout
+        self._hidden = {"rollout/raw_reward"} if config.loss.loss_type == "sft_loss" else set()
         self._stream = stream or sys.stdout
         self._rollouts: dict[int, dict[str, Any]] = {}
         self._train: dict[str, Any] = {}

@@ -4,45 +4,50 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from slime.arguments.views import TrainingView
 from slime.config.advantages import ESTIMATORS
+from slime.config.training import TrainingConfig
 from slime.utils.misc import is_finite_number, plain_number
 from slime.utils.types import Sample
 
 _SHOWN = 300  # characters of a response and of its label
 
 
-def flat_rewards(args: TrainingView, samples: Sequence[Sample]) -> str | None:
+def flat_rewards(config: TrainingConfig, samples: Sequence[Sample]) -> str | None:
     """What a user should know of rewards that do not differ; None where they do, or need not.
 
     They need not where something else than the reward teaches: SFT, a custom loss or advantage function,
     distillation, rewards that a function of the user's makes others of. Rewards of one prompt's samples are
     looked at where the estimator compares them, those of the whole rollout always.
     """
-    if _taught_otherwise(args) or len(samples) < 2:
+    if _taught_otherwise(config) or len(samples) < 2:
         return None
-    rewards = [None if s.reward is None else plain_number(s.get_reward_value(args)) for s in samples]
+    rewards = [
+        None if s.reward is None else plain_number(s.get_reward_value(config.rewards)) for s in samples
+    ]
     if not all(map(is_finite_number, rewards)):
         return None
-    found = _flatness(args, samples, rewards)
+    found = _flatness(config, samples, rewards)
     return f"{found}, so nothing is learned from them. {_example(samples[0], rewards[0])}" if found else None
 
 
-def _taught_otherwise(args: TrainingView) -> bool:
+def _taught_otherwise(config: TrainingConfig) -> bool:
     return bool(
-        args.loss_type != "policy_loss"
-        or args.use_opd
-        or not args.compute_advantages_and_returns
-        or args.custom_advantage_function_path
-        or args.custom_reward_post_process_path
-        or args.custom_convert_samples_to_train_data_path
+        config.loss.loss_type != "policy_loss"
+        or config.distillation.use_opd
+        or not config.advantages.compute_advantages_and_returns
+        or config.advantages.custom_advantage_function_path
+        or config.rewards.custom_reward_post_process_path
+        or config.batches.custom_convert_samples_to_train_data_path
     )
 
 
-def _flatness(args: TrainingView, samples: Sequence[Sample], rewards: Sequence[Any]) -> str | None:
+def _flatness(config: TrainingConfig, samples: Sequence[Sample], rewards: Sequence[Any]) -> str | None:
     if len(set(rewards)) == 1:
         return f"all {len(rewards)} rewards of this rollout are {rewards[0]}"
-    if not ESTIMATORS[args.advantage_estimator].centred or not args.rewards_normalization:
+    if (
+        not ESTIMATORS[config.advantages.advantage_estimator].centred
+        or not config.advantages.rewards_normalization
+    ):
         return None
     groups: dict[int | None, list[Any]] = defaultdict(list)
     for sample, reward in zip(samples, rewards, strict=True):

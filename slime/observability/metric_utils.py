@@ -6,7 +6,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime.arguments.views import TrackingView
+from slime.config.batches import BatchConfig
+from slime.config.metrics import MetricsConfig
+from slime.config.tracking import TrackingConfig
 
 REPETITION_WINDOW = 10_000
 REPETITION_RATIO = 10.0
@@ -81,15 +83,19 @@ def has_repetition(text: str) -> bool:
     return len(text) > REPETITION_WINDOW and compression_ratio(text[-REPETITION_WINDOW:]) > REPETITION_RATIO
 
 
-def plotted_step(args: TrackingView, axis: str, step: int) -> int:
+def plotted_step(config: MetricsConfig, axis: str, step: int) -> int:
     """Returns where a row of an axis stands in wandb and tensorboard, by ``--wandb-always-use-train-
     step``.
     """
-    return step if axis == "train" else compute_rollout_step(args, step)
+    return step if axis == "train" else _rollout_step(config.tracking, config.batches, step)
 
 
-def compute_rollout_step(args: TrackingView, rollout_id: int) -> int:
+def compute_rollout_step(args: Any, rollout_id: int) -> int:
     """The step under which a rollout's metrics are plotted: its id, or the optimizer step it starts at."""
-    if not args.wandb_always_use_train_step:
+    return _rollout_step(args, args, rollout_id)
+
+
+def _rollout_step(tracking: TrackingConfig, batches: BatchConfig, rollout_id: int) -> int:
+    if not tracking.wandb_always_use_train_step:
         return rollout_id
-    return rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+    return rollout_id * batches.rollout_batch_size * batches.n_samples_per_prompt // batches.global_batch_size

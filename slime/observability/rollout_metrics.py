@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from slime.arguments.views import TrackingView
+from slime.config.cluster import ClusterConfig
+from slime.config.metrics import MetricsConfig
+from slime.config.run import run_config
 from slime.observability.metric_utils import (
     compute_pass_rate,
     compute_statistics,
@@ -23,7 +25,7 @@ from slime.utils.types import EARLIER_TOKENS, Sample
 
 def rollout_log_metrics(
     rollout_id: int,
-    args: TrackingView,
+    config: MetricsConfig,
     samples: Sequence[Sample],
     extra_metrics: Mapping[str, Any] | None,
     rollout_time: float,
@@ -32,18 +34,22 @@ def rollout_log_metrics(
 
     ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
     """
-    hook = args.custom_rollout_log_function_path
-    if hook and _logged_by(hook, rollout_id, args, samples, extra_metrics, rollout_time):
+    hook = config.rollout.custom_rollout_log_function_path
+    if hook and _logged_by(hook, rollout_id, config.flat, samples, extra_metrics, rollout_time):
         return {}
-    perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(args, samples, rollout_time)
-    return {
+    perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(
+        config.cluster, samples, rollout_time
+    )
+    metrics = {
         **(extra_metrics or {}),
-        **dict_add_prefix(compute_metrics_from_samples(args, samples), "rollout/"),
+        **dict_add_prefix(metrics_of_samples(config, samples), "rollout/"),
         **dict_add_prefix(perf, "perf/"),
-        **(dict_add_prefix(_pass_rate(args, samples), "passrate/") if args.log_passrate else {}),
-        **(dict_add_prefix(multi_turn_metrics(args, samples), "multi_turn/") if args.log_multi_turn else {}),
-        **(_correct(args, samples) if args.log_correct_samples else {}),
     }
+    if config.tracking.log_passrate:
+        metrics |= dict_add_prefix(_pass_rate(config, samples), "passrate/")
+    if config.tracking.log_multi_turn:
+        metrics |= dict_add_prefix(multi_turn_metrics(config.rollout, samples), "multi_turn/")
+    return metrics | (_correct(config, samples) if config.tracking.log_correct_samples else {})
 
 
 def _logged_by(hook: str, *arguments: Any) -> bool:
@@ -58,19 +64,19 @@ def _logged_by(hook: str, *arguments: Any) -> bool:
         raise RuntimeError(f"{hook} failed: {type(error).__name__}: {error}") from error
 
 
-def _correct(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
-    rewards = _rewards(args, samples)
+def _correct(config: MetricsConfig, samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = _rewards(config, samples)
     correct = [sample for sample, reward in zip(samples, rewards, strict=True) if reward == 1]
     return dict_add_prefix(correct_metrics(correct), "rollout/")
 
 
-def _pass_rate(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
-    return pass_rate_of_groups(list(_rewards_by_group(samples, _rewards(args, samples)).values()))
+def _pass_rate(config: MetricsConfig, samples: Sequence[Sample]) -> dict[str, float]:
+    return pass_rate_of_groups(list(_rewards_by_group(samples, _rewards(config, samples)).values()))
 
 
 def eval_log_metrics(
     rollout_id: int,
-    args: TrackingView,
+    config: MetricsConfig,
     data: Mapping[str, Mapping[str, Any]],
     extra_metrics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -79,16 +85,16 @@ def eval_log_metrics(
     ``data`` maps a dataset's name to ``{"rewards", "truncated", "samples"}``, lists in sample order.
     Empty when ``--custom-eval-rollout-log-function-path`` did the logging.
     """
-    hook = args.custom_eval_rollout_log_function_path
-    if hook and _logged_by(hook, rollout_id, args, data, extra_metrics):
+    hook = config.rollout.custom_eval_rollout_log_function_path
+    if hook and _logged_by(hook, rollout_id, config.flat, data, extra_metrics):
         return {}
     metrics: dict[str, Any] = dict(extra_metrics or {})
     for name, result in data.items():
-        metrics |= _eval_dataset_metrics(args, name, result)
+        metrics |= _eval_dataset_metrics(config, name, result)
     return metrics
 
 
-def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def _eval_dataset_metrics(config: MetricsConfig, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     rewards = [plain_number(reward) for reward in result.get("rewards", ())]
     if not rewards or not all(isinstance(reward, Real) for reward in rewards):
         raise ValueError(
@@ -97,15 +103,15 @@ def _eval_dataset_metrics(args: TrackingView, name: str, result: Mapping[str, An
         )
     metrics: dict[str, Any] = {f"eval/{name}": statistics.fmean(rewards)}
     if samples := result.get("samples"):
-        metrics |= dict_add_prefix(compute_metrics_from_samples(args, samples, rewards), f"eval/{name}/")
+        metrics |= dict_add_prefix(metrics_of_samples(config, samples, rewards), f"eval/{name}/")
     if len(truncated := result.get("truncated", ())):
         metrics[f"eval/{name}-truncated_ratio"] = statistics.fmean(map(float, truncated))
-    if args.log_passrate:
-        metrics |= dict_add_prefix(_eval_pass_rate(args, name, result), f"eval/{name}-")
+    if config.tracking.log_passrate:
+        metrics |= dict_add_prefix(_eval_pass_rate(config, name, result), f"eval/{name}-")
     return metrics
 
 
-def _eval_pass_rate(args: TrackingView, name: str, result: Mapping[str, Any]) -> dict[str, float]:
+def _eval_pass_rate(config: MetricsConfig, name: str, result: Mapping[str, Any]) -> dict[str, float]:
     """Computes pass rates by group.
 
     Without samples, or with samples that nobody grouped, by the number of answers per prompt.
@@ -113,18 +119,23 @@ def _eval_pass_rate(args: TrackingView, name: str, result: Mapping[str, Any]) ->
     rewards, samples = result["rewards"], result.get("samples") or []
     if len(samples) == len(rewards) and all(sample.group_index is not None for sample in samples):
         return pass_rate_of_groups(list(_rewards_by_group(samples, rewards).values()))
-    return compute_pass_rate(rewards, _eval_group_size(args, name))
+    return compute_pass_rate(rewards, _eval_group_size(config, name))
 
 
-def _eval_group_size(args: TrackingView, name: str) -> int:
-    for dataset in args.eval_datasets:
+def _eval_group_size(config: MetricsConfig, name: str) -> int:
+    for dataset in config.evaluation.eval_datasets:
         if dataset.name == name and dataset.n_samples_per_eval_prompt is not None:
             return dataset.n_samples_per_eval_prompt
-    return args.n_samples_per_eval_prompt
+    return config.evaluation.n_samples_per_eval_prompt
 
 
-def compute_metrics_from_samples(
-    args: TrackingView, samples: Sequence[Sample], rewards: Sequence[Any] | None = None
+def compute_metrics_from_samples(args: Any, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Computes `metrics_of_samples` for plug-ins."""
+    return metrics_of_samples(run_config(args), samples)
+
+
+def metrics_of_samples(
+    config: MetricsConfig, samples: Sequence[Sample], rewards: Sequence[Any] | None = None
 ) -> dict[str, Any]:
     """Lengths (in trained tokens), rewards, truncation and repetition of ``samples``, without a prefix.
 
@@ -132,15 +143,15 @@ def compute_metrics_from_samples(
     """
     lengths = [sample.effective_response_length for sample in samples]
     if rewards is None:
-        rewards = _rewards(args, samples)
+        rewards = _rewards(config, samples)
     return {
         **dict_add_prefix(compute_statistics(lengths), "response_len/"),
         **_reward_metrics(rewards),
-        **_zero_std_metrics(args, samples, rewards),
-        **_speculation_metrics(args, samples),
+        **_zero_std_metrics(config, samples, rewards),
+        **_speculation_metrics(config, samples),
         **_prefix_cache_metrics(samples),
-        **_compute_top_p_kept_vocab_metrics(args, samples),
-        **_reward_category_metrics(args, samples),
+        **_compute_top_p_kept_vocab_metrics(samples),
+        **_reward_category_metrics(config, samples),
         **_ungraded_metrics(samples),
         **_source_metrics(samples, rewards),
         "repetition_frac": statistics.fmean(float(has_repetition(sample.response)) for sample in samples),
@@ -158,10 +169,10 @@ def _reward_metrics(rewards: Sequence[Any]) -> dict[str, float]:
 
 
 def _zero_std_metrics(
-    args: TrackingView, samples: Sequence[Sample], rewards: Sequence[Any]
+    config: MetricsConfig, samples: Sequence[Sample], rewards: Sequence[Any]
 ) -> dict[str, int]:
     """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
-    if args.advantage_estimator == "ppo":
+    if config.advantages.advantage_estimator == "ppo":
         return {}
     groups = _rewards_by_group(samples, rewards)
     flat = [group[0] for group in groups.values() if group.count(group[0]) == len(group)]
@@ -176,8 +187,8 @@ def _rewards_by_group(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict
     return groups
 
 
-def _speculation_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
-    if not getattr(args, "sglang_speculative_algorithm", None):
+def _speculation_metrics(config: MetricsConfig, samples: Sequence[Sample]) -> dict[str, float]:
+    if not getattr(config.flat, "sglang_speculative_algorithm", None):
         return {}
     accepted = sum(sample.spec_info.spec_accept_token_num for sample in samples)
     drafted = sum(sample.spec_info.spec_draft_token_num for sample in samples)
@@ -197,7 +208,7 @@ def _prefix_cache_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return {"prefix_cache_hit_rate": cached / total, "avg_cached_tokens_per_sample": cached / len(samples)}
 
 
-def _compute_top_p_kept_vocab_metrics(args: TrackingView, all_samples: Sequence[Sample]) -> dict[str, float]:
+def _compute_top_p_kept_vocab_metrics(all_samples: Sequence[Sample]) -> dict[str, float]:
     """The mean size of the nuclei that tokens were drawn from; nothing where none was recorded."""
     sizes = [
         size
@@ -209,8 +220,8 @@ def _compute_top_p_kept_vocab_metrics(args: TrackingView, all_samples: Sequence[
     return {"top_p_kept_vocab_per_token": statistics.fmean(sizes)} if sizes else {}
 
 
-def _reward_category_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
-    key = args.log_reward_category
+def _reward_category_metrics(config: MetricsConfig, samples: Sequence[Sample]) -> dict[str, float]:
+    key = config.tracking.log_reward_category
     if not key:
         return {}
     counts = Counter(sample.reward[key] for sample in samples if isinstance(sample.reward, dict))
@@ -237,14 +248,16 @@ def _source_metrics(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[s
     return shares | means
 
 
-def _rewards(args: TrackingView, samples: Sequence[Sample]) -> list[Any]:
+def _rewards(config: MetricsConfig, samples: Sequence[Sample]) -> list[Any]:
     """The number of each sample that ``--reward-key`` names; None where there is no reward."""
-    values = [None if sample.reward is None else sample.get_reward_value(args) for sample in samples]
+    values = [
+        None if sample.reward is None else sample.get_reward_value(config.rewards) for sample in samples
+    ]
     return [plain_number(value) for value in values]
 
 
 def compute_perf_metrics_from_samples(
-    args: TrackingView, samples: Sequence[Sample], rollout_time: float
+    args: ClusterConfig, samples: Sequence[Sample], rollout_time: float
 ) -> dict[str, float]:
     """Generation speed; ``rollout_time`` in seconds.
 

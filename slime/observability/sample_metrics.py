@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slime.arguments.views import TrackingView
+from slime.config.rollout import RolloutConfig
 from slime.observability.metric_utils import compute_statistics, dict_add_prefix
 from slime.utils.types import Sample
 
 _PERCENTILES = (25, 50, 75, 100)
 
 
-def multi_turn_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[str, float]:
+def multi_turn_metrics(config: RolloutConfig, samples: Sequence[Sample]) -> dict[str, float]:
     """Lengths of responses, whole and without what tools or users said in them, and the number of turns.
 
     Names and meanings are the original's. Turns are ``metadata["round_number"]``, which multi-turn generate
@@ -21,7 +21,7 @@ def multi_turn_metrics(args: TrackingView, samples: Sequence[Sample]) -> dict[st
     """
     whole = [sample.response_length for sample in samples]
     trained = [sample.effective_response_length for sample in samples]
-    longest = args.rollout_max_response_len
+    longest = config.rollout_max_response_len
     metrics = {
         **_mean_max_min(whole, "raw_response_length/response_length"),
         **_mean_max_min(trained, "wo_obs_response_length/response_length"),

@@ -2,8 +2,8 @@
 
 The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
 
-    tracker = init_tracking(args)
-    tracker.add(ConsoleSink(args))  # when the number of rollouts is known
+    tracker = init_tracking(config)
+    tracker.add(ConsoleSink(config))  # when the number of rollouts is known
     tracker.log(step_metrics, axis="train", step=7)
     tracker.log(rollout_metrics, axis="rollout", step=3)
     tracker.finish()
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from slime.arguments.views import TrackingView
+from slime.config.metrics import MetricsConfig
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
 from slime.observability.wandb_utils import WandbSink
@@ -68,24 +68,24 @@ class Tracker:
             sink.close()
 
 
-def init_tracking(args: TrackingView) -> Tracker:
+def init_tracking(config: MetricsConfig) -> Tracker:
     """The tracker that the flags ask for, without the console.
 
     Call it in the driver only: two writers would mix their rows.
     """
-    sinks: list[Sink] = [JsonlWriter(metrics_path(args))]
+    sinks: list[Sink] = [JsonlWriter(metrics_path(config))]
     context: dict[str, str | None] = {}
-    if args.use_wandb:
-        wandb = WandbSink(args)
+    if config.tracking.use_wandb:
+        wandb = WandbSink(config)
         sinks.append(wandb)
         context["wandb_run_id"] = wandb.run_id
-    if args.use_tensorboard:
-        sinks.append(TensorboardSink(args))
+    if config.tracking.use_tensorboard:
+        sinks.append(TensorboardSink(config))
     return Tracker(sinks, context)
 
 
-def metrics_path(args: TrackingView) -> Path:
+def metrics_path(config: MetricsConfig) -> Path:
     """``--metrics-file``, else ``metrics.jsonl`` in the ``--save`` directory, else in ``outputs/``."""
-    if args.metrics_file:
-        return Path(args.metrics_file)
-    return Path(args.save or "outputs") / "metrics.jsonl"
+    if config.tracking.metrics_file:
+        return Path(config.tracking.metrics_file)
+    return Path(config.checkpoints.save or "outputs") / "metrics.jsonl"

@@ -2,11 +2,12 @@
 
 import os
 import secrets
+from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from slime.arguments.views import TrackingView
+from slime.config.metrics import MetricsConfig
 from slime.observability.metric_utils import plotted_step
 from slime.utils.redaction import HIDDEN, is_secret, without_secrets
 
@@ -28,25 +29,25 @@ class WandbSink:
         run_id: by which a resumed job can continue it.
     """
 
-    def __init__(self, args: TrackingView) -> None:
-        self._args = args
+    def __init__(self, config: MetricsConfig) -> None:
+        self._config = config
         # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
         import wandb
 
-        mode: Any = args.wandb_mode or os.environ.get("WANDB_MODE") or "online"
-        if args.wandb_key and mode == "online":
-            wandb.login(key=args.wandb_key, host=args.wandb_host)
-        group = _group_name(args)
+        mode: Any = config.tracking.wandb_mode or os.environ.get("WANDB_MODE") or "online"
+        if config.tracking.wandb_key and mode == "online":
+            wandb.login(key=config.tracking.wandb_key, host=config.tracking.wandb_host)
+        group = _group_name(config)
         self._run = wandb.init(
-            entity=args.wandb_team,
-            project=args.wandb_project,
+            entity=config.tracking.wandb_team,
+            project=config.tracking.wandb_project,
             group=group,
-            name=args.run_name or group,
-            dir=args.wandb_dir,
-            id=args.wandb_run_id,
-            resume="allow" if args.wandb_run_id else None,
+            name=config.tracking.run_name or group,
+            dir=config.tracking.wandb_dir,
+            id=config.tracking.wandb_run_id,
+            resume="allow" if config.tracking.wandb_run_id else None,
             mode=mode,
-            config=loggable_args(args),
+            config=loggable_args(config.flat),
         )
         self.run_id = self._run.id
         for axis in sorted(set(AXIS_OF_FAMILY.values())):
@@ -55,7 +56,7 @@ class WandbSink:
             self._run.define_metric(family, step_metric=axis)
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
-        step = plotted_step(self._args, axis, step)
+        step = plotted_step(self._config, axis, step)
         numbers = {name: value for name, value in metrics.items() if isinstance(value, Real)}
         self._run.log({**numbers, f"{axis}/step": step})
 
@@ -63,13 +64,13 @@ class WandbSink:
         self._run.finish()
 
 
-def _group_name(args: TrackingView) -> str | None:
-    if not args.wandb_group or not args.wandb_random_suffix:
-        return args.wandb_group
-    return f"{args.wandb_group}_{secrets.token_hex(3)}"
+def _group_name(config: MetricsConfig) -> str | None:
+    if not config.tracking.wandb_group or not config.tracking.wandb_random_suffix:
+        return config.tracking.wandb_group
+    return f"{config.tracking.wandb_group}_{secrets.token_hex(3)}"
 
 
-def loggable_args(args: TrackingView) -> dict[str, Any]:
+def loggable_args(args: Namespace) -> dict[str, Any]:
     """The flags without secrets: no keys, of environments only the names, of addresses no user and query."""
     return {name: _shown(name, value) for name, value in vars(args).items() if not is_secret(name)}
 

@@ -131,7 +131,7 @@ class RolloutManager:
         name_groups(self._config, output.samples, samples)
         self._record(rollout_id, samples, evaluation=False)
         self._check_batch(samples)
-        metrics = rollout_log_metrics(rollout_id, self._args, samples, output.metrics, seconds)
+        metrics = rollout_log_metrics(rollout_id, self._config, samples, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
             refs, of_batch = self._to_train_refs(samples)
         self._save_state(rollout_id)
@@ -151,7 +151,7 @@ class RolloutManager:
         samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
         self._check(describe(self._eval_fn), samples)
         self._record(rollout_id, samples, evaluation=True)
-        metrics = eval_log_metrics(rollout_id, self._args, output.data, output.metrics)
+        metrics = eval_log_metrics(rollout_id, self._config, output.data, output.metrics)
         return metrics | {"perf/eval_time": seconds} | take_logged("eval")
 
     def check(self) -> None:
@@ -291,7 +291,7 @@ class RolloutManager:
 
     def _warnings(self, samples: list[Sample]) -> list[str]:
         """Rewards that do not differ are told once for a row of such rollouts."""
-        seen, self._flat = self._flat, flat_rewards(self._args, samples)
+        seen, self._flat = self._flat, flat_rewards(self._config, samples)
         return take_notes() + ([self._flat] if self._flat and not seen else [])
 
     def _take_spans(self, samples: list[Sample]) -> list[Span]:

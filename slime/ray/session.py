@@ -13,6 +13,7 @@ from slime.arguments import UsageError, parse_args
 from slime.arguments.core.group import Rule
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView, view
+from slime.config.run import run_config
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
@@ -126,14 +127,14 @@ def _in_cluster(args: FleetView, loop: Loop) -> None:
     from slime.observability.tracking import init_tracking
     from slime.ray.setup import running_groups
 
-    tracker = init_tracking(args)
+    tracker = init_tracking(run_config(args))
     args = with_context(args, **tracker.context)
     with putting_away(_PUTTING_AWAY):
         try:
             log = RunLog(tracker, TraceFile(Path(args.trace)) if args.trace else None)
             with running_groups(args, log) as groups:
                 _warn_if_done(groups.args, groups.actor.start_rollout_id)
-                tracker.add(ConsoleSink(groups.args))
+                tracker.add(ConsoleSink(run_config(groups.args)))
                 log.start_loop()
                 loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
         finally:

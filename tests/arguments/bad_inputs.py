@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from slime.arguments.core.flag import Flag, flags_of, without_none
 from slime.arguments.core.values import has_range
-from slime.arguments.groups.eval_datasets import EvalDatasetConfig
 from slime.arguments.registry import derived_names, documented_groups
+from slime.config.evaluation import EvalDatasetConfig
 from tests.arguments.test_supported_flags import words_for_another_value
 from tools.generate_flag_docs import is_refused
 

@@ -6,7 +6,8 @@ import pytest
 
 from slime.arguments import UsageError
 from slime.arguments.groups import eval_datasets
-from slime.arguments.groups.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
+from slime.arguments.groups.eval_datasets import resolve_eval_datasets
+from slime.config.evaluation import EvalDatasetConfig
 from slime.utils import eval_config
 
 FLAGS = {

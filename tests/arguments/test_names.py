@@ -17,8 +17,9 @@ from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
 from tests.arguments.names import read_names, written_names
 
 SLIME = Path(__file__).parents[2] / "slime"
-# In that room args are the embedded engine's own.
-FILES = [path for path in SLIME.rglob("*.py") if SLIME / "backends/embedded_engine" not in path.parents]
+# In those rooms args are the embedded engine's own, and those of commands.
+_OTHERS = {SLIME / "backends/embedded_engine", SLIME / "cli"}
+FILES = [path for path in SLIME.rglob("*.py") if not _OTHERS & {*path.parents}]
 # Files that write values of the runtime context into args.
 FOREIGN = ("sglang_", "router_")
 REMOVED = {"offload"}

@@ -10,8 +10,8 @@ import pytest
 from slime.arguments.core.flag import Flag, flags_of, without_none
 from slime.arguments.core.parser import parse
 from slime.arguments.core.values import bad_values, has_range, range_text, typed, why_bad
-from slime.arguments.groups.eval_datasets import EvalDatasetConfig
 from slime.arguments.registry import documented_groups
+from slime.config.evaluation import EvalDatasetConfig
 from tests.each import hold_each
 from tools.generate_flag_docs import is_refused
 

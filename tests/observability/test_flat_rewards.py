@@ -1,24 +1,13 @@
 """Rewards that can teach nothing are told, with an answer that shows why."""
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
+from slime.config.run import run_config
 from slime.observability.flat_rewards import flat_rewards
 from slime.utils.types import Sample
-
-GRPO = dict(
-    loss_type="policy_loss",
-    advantage_estimator="grpo",
-    rewards_normalization=True,
-    compute_advantages_and_returns=True,
-    use_opd=False,
-    custom_advantage_function_path=None,
-    custom_reward_post_process_path=None,
-    custom_convert_samples_to_train_data_path=None,
-    reward_key=None,
-)
+from tests.run_args import run_args
 
 
 def told(*groups: list[Any], response: str = "4<|im_end|>", **flags: Any) -> str | None:
@@ -27,7 +16,7 @@ def told(*groups: list[Any], response: str = "4<|im_end|>", **flags: Any) -> str
         for number, group in enumerate(groups)
         for reward in group
     ]
-    return flat_rewards(Namespace(**GRPO | flags), samples)  # type: ignore[arg-type]
+    return flat_rewards(run_config(run_args(**flags)), samples)
 
 
 def test_a_comparison_that_never_holds_is_told_with_the_answer_and_the_flag() -> None:

@@ -1,9 +1,8 @@
-from argparse import Namespace
-
 import numpy as np
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.observability.rollout_metrics import (
     compute_metrics_from_samples,
     compute_perf_metrics_from_samples,
@@ -11,6 +10,7 @@ from slime.observability.rollout_metrics import (
     rollout_log_metrics,
 )
 from slime.utils.types import EARLIER_TOKENS, Sample
+from tests.run_args import with_groups
 
 
 def make_args(**overrides):
@@ -20,7 +20,7 @@ def make_args(**overrides):
         log_passrate=False, log_reward_category=None, log_multi_turn=False, log_correct_samples=False,
         rollout_max_response_len=8, eval_datasets=[],
     )  # fmt: skip
-    return Namespace(**values | overrides)
+    return with_groups(values | overrides)
 
 
 def make_sample(group, reward, length=4, masked=0, **fields):
@@ -60,10 +60,10 @@ def test_a_group_that_lost_a_sample_still_has_a_pass_rate():
         make_sample(2, 1),
     ]
     data = {"arith": {"rewards": [sample.reward for sample in samples], "samples": samples}}
-    assert eval_log_metrics(0, make_args(log_passrate=True), data)["eval/arith"] == 0.6
+    assert eval_log_metrics(0, run_config(make_args(log_passrate=True)), data)["eval/arith"] == 0.6
     data["arith"]["samples"] = samples[:4]
     data["arith"]["rewards"] = data["arith"]["rewards"][:4]
-    assert eval_log_metrics(0, make_args(log_passrate=True), data)["eval/arith-pass@2"] == 1.0
+    assert eval_log_metrics(0, run_config(make_args(log_passrate=True)), data)["eval/arith-pass@2"] == 1.0
 
 
 def test_truncation_and_reward_categories_are_shares():
@@ -117,7 +117,7 @@ def test_speed_counts_the_tokens_of_this_rollout():
 
 def test_rollout_metrics_carry_their_full_names():
     metrics = rollout_log_metrics(
-        0, make_args(), [make_sample(0, 1.0)], {"rollout/dynamic_filter/drop_x": 3}, 2.0
+        0, run_config(make_args()), [make_sample(0, 1.0)], {"rollout/dynamic_filter/drop_x": 3}, 2.0
     )
     assert metrics["rollout/dynamic_filter/drop_x"] == 3
     assert metrics["rollout/response_len/mean"] == 4.0
@@ -127,16 +127,18 @@ def test_rollout_metrics_carry_their_full_names():
 def test_an_evaluation_has_rewards_of_its_own():
     args = make_args(reward_key="score", eval_reward_key="acc")
     data = {"arith": {"rewards": [1.0], "samples": [make_sample(0, {"acc": 1.0})]}}
-    assert eval_log_metrics(0, args, data)["eval/arith/raw_reward"] == 1.0
+    assert eval_log_metrics(0, run_config(args), data)["eval/arith/raw_reward"] == 1.0
 
 
 def test_rollouts_have_the_pass_rate_of_their_groups_if_it_is_asked_for():
     rewards = {7: [1.0, 0.0], 9: [0.0, 0.0], 8: [1.0, 1.0], 3: [0.0, 1.0]}
     samples = [make_sample(group, {"acc": r}) for group, values in rewards.items() for r in values]
-    with_rate = rollout_log_metrics(0, make_args(log_passrate=True, reward_key="acc"), samples, {}, 1.0)
+    with_rate = rollout_log_metrics(
+        0, run_config(make_args(log_passrate=True, reward_key="acc")), samples, {}, 1.0
+    )
     assert with_rate["passrate/pass@1"] == 0.5
     assert with_rate["passrate/pass@2"] == 0.75
-    without = rollout_log_metrics(0, make_args(reward_key="acc"), samples, {}, 1.0)
+    without = rollout_log_metrics(0, run_config(make_args(reward_key="acc")), samples, {}, 1.0)
     assert not any(name.startswith("passrate/") for name in without)
 
 
@@ -150,7 +152,7 @@ def test_eval_metrics_follow_the_dataset_name():
         }
     }
     args = make_args(log_passrate=True, n_samples_per_eval_prompt=2)
-    metrics = eval_log_metrics(0, args, data)
+    metrics = eval_log_metrics(0, run_config(args), data)
     assert metrics["eval/arith"] == 0.5
     assert metrics["eval/arith-truncated_ratio"] == 0.25
     assert metrics["eval/arith-pass@2"] == 1.0
@@ -169,8 +171,8 @@ def always_false(*_):
 def test_a_logging_hook_can_replace_the_default(hook, expect_default, monkeypatch):
     monkeypatch.setattr("slime.observability.rollout_metrics.load_function", lambda path: globals()[path])
     args = make_args(custom_rollout_log_function_path=hook, custom_eval_rollout_log_function_path=hook)
-    assert bool(rollout_log_metrics(0, args, [make_sample(0, 1.0)], None, 1.0)) == expect_default
-    assert bool(eval_log_metrics(0, args, {"x": {"rewards": [1.0]}})) == expect_default
+    assert bool(rollout_log_metrics(0, run_config(args), [make_sample(0, 1.0)], None, 1.0)) == expect_default
+    assert bool(eval_log_metrics(0, run_config(args), {"x": {"rewards": [1.0]}})) == expect_default
 
 
 @pytest.mark.parametrize("kind", [np.float32, torch.tensor, np.array])
@@ -178,11 +180,11 @@ def test_rewards_of_numpy_and_torch_are_numbers(kind):
     """Reward models give them, and their curve must not go missing."""
     samples = [make_sample(0, kind(1.0)), make_sample(0, kind(1.0))]
     args = make_args(log_passrate=True)
-    metrics = rollout_log_metrics(0, args, samples, None, rollout_time=1.0)
+    metrics = rollout_log_metrics(0, run_config(args), samples, None, rollout_time=1.0)
     assert metrics["rollout/raw_reward"] == 1.0 and metrics["rollout/zero_std/count_1.0"] == 1
     assert metrics["passrate/pass@1"] == 1.0
     data = {"d": {"rewards": [kind(0.5), kind(1.5)], "samples": samples}}
-    assert eval_log_metrics(0, args, data)["eval/d/raw_reward"] == 1.0
+    assert eval_log_metrics(0, run_config(args), data)["eval/d/raw_reward"] == 1.0
 
 
 def test_the_size_of_nuclei_is_told_of_tokens_that_have_one():

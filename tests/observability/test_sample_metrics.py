@@ -1,7 +1,6 @@
-from argparse import Namespace
-
 import pytest
 
+from slime.config.run import run_config
 from slime.observability.rollout_metrics import rollout_log_metrics
 from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
 from slime.utils.types import Sample
@@ -13,7 +12,7 @@ def test_turns_and_lengths_with_and_without_what_tools_said():
         make_sample(0, 1.0, length=8, masked=3, metadata={"round_number": 2}),
         make_sample(0, 0.0, length=4, metadata={"round_number": 1}),
     ]
-    metrics = multi_turn_metrics(Namespace(rollout_max_response_len=8), samples)
+    metrics = multi_turn_metrics(run_config(make_args(rollout_max_response_len=8)).rollout, samples)
     assert metrics == {
         "raw_response_length/response_length_mean": 6.0,
         "raw_response_length/response_length_max": 8.0,
@@ -30,7 +29,7 @@ def test_turns_and_lengths_with_and_without_what_tools_said():
 
 def test_without_a_round_number_everywhere_turns_are_not_counted():
     samples = [make_sample(0, 1.0, metadata={"round_number": 2}), make_sample(0, 0.0)]
-    metrics = multi_turn_metrics(Namespace(rollout_max_response_len=None), samples)
+    metrics = multi_turn_metrics(run_config(make_args(rollout_max_response_len=None)).rollout, samples)
     assert not any("round_number" in name or "clip_ratio" in name for name in metrics)
 
 
@@ -70,5 +69,5 @@ def test_what_engines_measured_is_named_by_its_phase():
 )
 def test_flags_ask_for_them(flag, name):
     samples = [make_sample(0, 1.0), make_sample(0, 0.0)]
-    assert name in rollout_log_metrics(0, make_args(**{flag: True}), samples, {}, 1.0)
-    assert name not in rollout_log_metrics(0, make_args(), samples, {}, 1.0)
+    assert name in rollout_log_metrics(0, run_config(make_args(**{flag: True})), samples, {}, 1.0)
+    assert name not in rollout_log_metrics(0, run_config(make_args()), samples, {}, 1.0)

@@ -2,15 +2,16 @@ import io
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from slime.config.run import run_config
 from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import read_metrics
 from slime.observability.tracking import Tracker, init_tracking, metrics_path
 from slime.observability.wandb_utils import loggable_args
+from tests.run_args import with_groups
 
 
 def make_args(tmp_path, **overrides):
@@ -20,19 +21,19 @@ def make_args(tmp_path, **overrides):
         wandb_mode="offline", wandb_key=None, wandb_host=None, wandb_team=None, wandb_project="slime-test",
         wandb_group="group", wandb_random_suffix=True, wandb_dir=str(tmp_path), wandb_run_id=None,
     )  # fmt: skip
-    return Namespace(**values | overrides)
+    return with_groups(values | overrides)
 
 
 def test_metrics_file_defaults_to_the_save_directory(tmp_path):
-    assert metrics_path(make_args(tmp_path)) == tmp_path / "metrics.jsonl"
-    assert metrics_path(make_args(tmp_path, save=None)) == Path("outputs/metrics.jsonl")
-    assert metrics_path(make_args(tmp_path, metrics_file="a/b.jsonl")) == Path("a/b.jsonl")
+    assert metrics_path(run_config(make_args(tmp_path))) == tmp_path / "metrics.jsonl"
+    assert metrics_path(run_config(make_args(tmp_path, save=None))) == Path("outputs/metrics.jsonl")
+    assert metrics_path(run_config(make_args(tmp_path, metrics_file="a/b.jsonl"))) == Path("a/b.jsonl")
 
 
 def test_rows_reach_the_file_and_the_console(tmp_path, capsys):
     args = make_args(tmp_path)
-    tracker = init_tracking(args)
-    tracker.add(ConsoleSink(args))
+    tracker = init_tracking(run_config(args))
+    tracker.add(ConsoleSink(run_config(args)))
     tracker.log({"train/loss": 0.25}, axis="train", step=0)
     tracker.log({"rollout/raw_reward": 0.5, "perf/step_time": 2.0}, axis="rollout", step=0)
     tracker.finish()
@@ -44,7 +45,7 @@ def test_rows_reach_the_file_and_the_console(tmp_path, capsys):
 
 
 def test_an_unknown_axis_is_refused_and_an_empty_row_is_not_written(tmp_path):
-    tracker = init_tracking(make_args(tmp_path))
+    tracker = init_tracking(run_config(make_args(tmp_path)))
     tracker.log({}, axis="train", step=0)
     with pytest.raises(ValueError, match="'steps'"):
         tracker.log({"a": 1}, axis="steps", step=0)
@@ -54,7 +55,7 @@ def test_an_unknown_axis_is_refused_and_an_empty_row_is_not_written(tmp_path):
 
 def test_the_rows_of_a_rollout_are_one_line(tmp_path):
     stream = io.StringIO()
-    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
     tracker.log({"rollout/raw_reward": 0.5}, axis="rollout", step=0)
     for step in range(10):
         tracker.log({"train/loss": float(step)}, axis="train", step=step)
@@ -72,13 +73,13 @@ def test_fine_tuning_shows_no_reward(tmp_path):
     args = make_args(tmp_path)
     args.loss_type = "sft_loss"
     rows = {"rollout/raw_reward": 0.0, "train/loss": 0.5, "perf/step_time": 1.0}
-    ConsoleSink(args, stream).write("rollout", 0, rows)
+    ConsoleSink(run_config(args), stream).write("rollout", 0, rows)
     assert stream.getvalue() == "rollout   1/15  loss 0.5000  | step 1.0s\n"
 
 
 def test_a_step_that_was_never_ended_is_shown_at_the_end(tmp_path):
     stream = io.StringIO()
-    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
     tracker.log({"rollout/raw_reward": 0.5}, axis="rollout", step=0)
     tracker.log({"rollout/raw_reward": 0.6}, axis="rollout", step=1)
     assert stream.getvalue() == ""
@@ -88,7 +89,7 @@ def test_a_step_that_was_never_ended_is_shown_at_the_end(tmp_path):
 
 def test_a_rollout_that_is_there_early_waits_for_its_turn(tmp_path):
     stream = io.StringIO()
-    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
     for step in range(2):
         tracker.log({"rollout/raw_reward": step / 2}, axis="rollout", step=step)
     for step in range(2):
@@ -108,13 +109,13 @@ def test_an_evaluation_line_names_each_dataset_once(tmp_path):
         "eval/greedy/truncated_ratio": 0.0,
         "eval/s": 0.5,
     }
-    ConsoleSink(make_args(tmp_path), stream).write("eval", 4, metrics)
+    ConsoleSink(run_config(make_args(tmp_path)), stream).write("eval", 4, metrics)
     assert stream.getvalue() == "eval at   4  greedy 1.000  s 0.500\n"
 
 
 def test_train_metrics_without_a_rollout_row_are_shown_at_the_end(tmp_path):
     stream = io.StringIO()
-    tracker = Tracker([ConsoleSink(make_args(tmp_path), stream)])
+    tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
     tracker.log({"train/loss": 1.0}, axis="train", step=0)
     tracker.finish()
     assert stream.getvalue() == "train  loss 1.0000\n"
@@ -150,7 +151,7 @@ def test_trackers_get_no_secrets(tmp_path):
 
 def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tb"))
-    tracker = init_tracking(make_args(tmp_path, use_tensorboard=True))
+    tracker = init_tracking(run_config(make_args(tmp_path, use_tensorboard=True)))
     tracker.log({"train/loss": 0.25, "train/note": "text"}, axis="train", step=3)
     tracker.finish()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -163,16 +164,15 @@ def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
 def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
     """In a process of its own: wandb starts a service that would outlive the test."""
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
-        "from test_tracking import make_args; from slime.observability.tracking import init_tracking;"
-        "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(args);"
+        "import sys; from pathlib import Path; from slime.config.run import run_config;"
+        "from tests.observability.test_tracking import init_tracking, make_args;"
+        "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(run_config(args));"
         "tracker.log({'train/loss': 0.25}, axis='train', step=3); tracker.finish();"
         "assert tracker.context['wandb_run_id'] and args.wandb_run_id is None"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env=os.environ | {"WANDB_SILENT": "true"}
-    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    env, root = os.environ | {"WANDB_SILENT": "true"}, Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert b"train/loss" in record.read_bytes()

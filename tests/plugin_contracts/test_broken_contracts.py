@@ -237,11 +237,14 @@ def failing(*_):
 
 
 def test_a_log_function_that_fails_is_named():
-    args = Namespace(
-        custom_rollout_log_function_path=HERE + "failing",
-        custom_eval_rollout_log_function_path=HERE + "failing",
+    failing = HERE + "failing"
+    config = run_config(
+        run_args(custom_rollout_log_function_path=failing, custom_eval_rollout_log_function_path=failing)
     )
-    for call in (lambda: rollout_log_metrics(0, args, [], None, 1.0), lambda: eval_log_metrics(0, args, {})):
+    for call in (
+        lambda: rollout_log_metrics(0, config, [], None, 1.0),
+        lambda: eval_log_metrics(0, config, {}),
+    ):
         with pytest.raises(
             RuntimeError, match=r"test_broken_contracts.failing failed: KeyError: 'no such column'"
         ):
@@ -278,13 +281,12 @@ async def test_a_generate_function_that_only_gives_up_ends_the_rollout(engine, m
 
 @pytest.mark.parametrize("rewards", [[], [1.0, None], [{"a": 1.0}], ["1"]])
 def test_rewards_of_an_evaluation_are_numbers(rewards):
-    args = Namespace(custom_eval_rollout_log_function_path=None)
+    config = run_config(run_args())
     with pytest.raises(ValueError, match=r"eval/set: rewards .* wanted a number for each sample"):
-        eval_log_metrics(0, args, {"set": {"rewards": rewards}})
+        eval_log_metrics(0, config, {"set": {"rewards": rewards}})
 
 
 def test_an_evaluation_may_give_arrays():
-    args = Namespace(custom_eval_rollout_log_function_path=None, log_passrate=False)
     data = {"set": {"rewards": torch.tensor([1.0, 0.0]), "truncated": torch.tensor([0, 1])}}
-    metrics = eval_log_metrics(0, args, data)
+    metrics = eval_log_metrics(0, run_config(run_args()), data)
     assert metrics == {"eval/set": 0.5, "eval/set-truncated_ratio": 0.5}

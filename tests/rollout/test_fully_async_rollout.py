@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slime.arguments.groups.eval_datasets import EvalDatasetConfig
+from slime.config.evaluation import EvalDatasetConfig
 from slime.rollout import fully_async_rollout
 from slime.rollout.async_worker import _on_loop
 from slime.rollout.base_types import RolloutError

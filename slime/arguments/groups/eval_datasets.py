@@ -11,67 +11,17 @@ A dataset's own value wins over ``defaults``, which wins over the flags. An expl
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flag, flags_of, path_flag, place_flag
+from slime.arguments.core.flag import flags_of
 from slime.arguments.core.spelling import nearest
 from slime.arguments.core.values import describe, typed
 from slime.arguments.core.working_directory import absolute_if_there
 from slime.arguments.core.yaml_file import read_yaml
-
-
-@dataclass
-class EvalDatasetConfig:
-    """One dataset to evaluate on. None leaves the choice to the rollout's own default."""
-
-    name: str = flag(required=True, help="name of its metrics, eval/NAME")
-    path: str = place_flag(
-        "JSONL or parquet file, directory or pattern; PATH@[a:b] takes a slice", required=True
-    )
-    rm_type: str | None = flag(help="built-in reward")
-    custom_rm_path: str | None = path_flag("reward function", awaited=True)
-    input_key: str = flag(help="field that holds the prompt")
-    label_key: str | None = flag(help="field that holds the label")
-    tool_key: str | None = flag(help="field that holds tool definitions")
-    metadata_key: str | None = flag(help="field that holds metadata")
-    apply_chat_template: bool | None = flag(help="render prompts with the tokenizer's chat template")
-    apply_chat_template_kwargs: dict[str, Any] | None = flag(help="arguments of the template")
-    n_samples_per_eval_prompt: int = flag(above=0, help="samples of one prompt")
-    temperature: float | None = flag(at_least=0, help="sampling temperature; 0 is greedy")
-    top_p: float | None = flag(above=0, at_most=1, help="nucleus sampling")
-    top_k: int | None = flag(at_least=1, also=(-1,), help="sample among the k likeliest tokens; -1 for all")
-    max_response_len: int | None = flag(above=0, help="longest response, in tokens")
-    stop: list[str] | None = flag(help="strings that end a response")
-    stop_token_ids: list[int] | None = flag(at_least=0, help="token ids that end a response")
-    min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
-    repetition_penalty: float | None = flag(above=0, at_most=2, help="divides the logits of seen tokens")
-    skip_special_tokens: bool | None = flag(help="leave special tokens out of the response text")
-    no_stop_trim: bool | None = flag(help="leave the stop string in the response text")
-    custom_generate_function_path: str | None = path_flag("generates one sample", awaited=True)
-    metadata_overrides: dict[str, Any] = flag({}, help="added to the metadata of every sample")
-    # For evaluation functions of users, as --eval-function-path; the one here does not read them.
-    min_eval_samples: int | None = flag(above=0, help="fewest samples, for --eval-function-path")
-    eval_task_timeout: float | None = flag(above=0, help="seconds, for --eval-function-path")
-    eval_early_stop_remaining: int | None = flag(at_least=0, help="samples, for --eval-function-path")
-    eval_early_stop_idle_timeout: float | None = flag(at_least=0, help="seconds, for --eval-function-path")
-    app_service: Any = flag(help="anything, for --eval-function-path")
-    message_processor: Any = flag(help="anything, for --eval-function-path")
-    reward_model: Any = flag(help="anything, for --eval-function-path")
-    remote_environment: Any = flag(help="anything, for --eval-function-path")
-
-    @property
-    def cache_key(self) -> tuple[Any, ...]:
-        """What decides which samples the file gives."""
-        return (self.name, self.path, self.input_key, self.label_key, self.tool_key, self.metadata_key)
-
-    def inject_metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-        """A copy of a sample's metadata with this dataset's reward type and overrides."""
-        own = {"rm_type": self.rm_type} if self.rm_type is not None else {}
-        return {**(metadata or {}), **own, **self.metadata_overrides}
-
+from slime.config.evaluation import EvalDatasetConfig
 
 # For each field, the flags that give its value, first one that is set.
 _FROM_ARGS: dict[str, tuple[str, ...]] = {

@@ -2,11 +2,9 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from slime.arguments.core.flag import flag, path_flag
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.groups.eval_datasets import EvalDatasetConfig, resolve_eval_datasets
+from slime.arguments.groups.eval_datasets import resolve_eval_datasets
 from slime.arguments.groups.rewards import bad_reward_type, follows_instructions, scores_samples
 from slime.arguments.groups.rollout import (
     answers,
@@ -17,40 +15,7 @@ from slime.arguments.groups.rollout import (
 )
 from slime.arguments.validate.records import Records, bad_records
 from slime.arguments.validate.user_code import why_unusable
-
-
-@dataclass(frozen=True)
-class EvalArgs:
-    """Evaluation; what is not given is as for training."""
-
-    eval_interval: int | None = flag(above=0, help="rollouts between two evaluations")
-    eval_prompt_data: list[str] | None = flag(
-        place=True, help="pairs of name and file; a single file is named aime"
-    )
-    eval_config: str | None = flag(place=True, help="YAML file of datasets with their own settings")
-    eval_function_path: str | None = path_flag("as --rollout-function-path, which is the default")
-    skip_eval_before_train: bool = flag(False, help="do not evaluate before the first rollout")
-    eval_input_key: str | None = flag(help="field that holds the prompt")
-    eval_label_key: str | None = flag(help="field that holds the label")
-    eval_tool_key: str | None = flag(help="field that holds tool definitions")
-    n_samples_per_eval_prompt: int = flag(1, above=0, help="samples of one prompt")
-    eval_temperature: float | None = flag(at_least=0, help="sampling temperature; 0 is greedy")
-    eval_top_p: float | None = flag(above=0, at_most=1, help="nucleus sampling")
-    eval_top_k: int | None = flag(at_least=1, also=(-1,), help="sample among the k likeliest tokens")
-    eval_max_response_len: int | None = flag(above=0, help="longest response, in tokens")
-    eval_max_prompt_len: int | None = flag(above=0, help="longer prompts are dropped, in tokens")
-    eval_min_new_tokens: int | None = flag(at_least=0, help="shortest response, in tokens")
-    eval_max_context_len: int | None = flag(
-        at_least=2, help="longest prompt plus response, in tokens; default --rollout-max-context-len"
-    )
-
-
-@dataclass(frozen=True)
-class DerivedEvaluation:
-    """The datasets with every field filled in."""
-
-    eval_datasets: list[EvalDatasetConfig]
-    eval_function_path: str
+from slime.config.evaluation import EvalConfig, EvalDatasetConfig
 
 
 def derive(args: Namespace) -> None:
@@ -157,8 +122,7 @@ def _names_reward_type(dataset: EvalDatasetConfig) -> bool:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"evaluation": EvalArgs},
-    derived=DerivedEvaluation,
+    {"evaluation": EvalConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

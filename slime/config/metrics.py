@@ -1,0 +1,36 @@
+"""The slice of metrics and recordings."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.advantages import AdvantageConfig
+from slime.config.batches import BatchConfig
+from slime.config.checkpoints import CheckpointConfig
+from slime.config.cluster import ClusterConfig
+from slime.config.data import DataConfig
+from slime.config.evaluation import EvalConfig
+from slime.config.loss import LossConfig
+from slime.config.rewards import RewardConfig
+from slime.config.rollout import RolloutConfig
+from slime.config.tracking import TrackingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """What says which metrics there are, and where they go.
+
+    Attributes:
+        flat: the run's ``args``, for hooks of users and for options of SGLang's own parser.
+    """
+
+    tracking: TrackingConfig
+    rollout: RolloutConfig
+    rewards: RewardConfig
+    evaluation: EvalConfig
+    data: DataConfig
+    batches: BatchConfig
+    loss: LossConfig
+    advantages: AdvantageConfig
+    checkpoints: CheckpointConfig
+    cluster: ClusterConfig
+    flat: Any
