@@ -132,6 +132,11 @@ async def test_brackets_without_end_are_no_request(served):
         *({}, [], {"messages": []}, {"messages": ["x"]}, {"messages": [{"role": "tool", "content": "x"}]}),
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [USER], "tool_choice": {"type": "any"}},
+        *(
+            {"messages": [USER], "max_tokens": most, "stream": stream}
+            for most in (0, 1.5)
+            for stream in (0, 1)
+        ),
         {"messages": [USER], "tools": [{"input_schema": {}}]},
         {"messages": [USER], "tools": [{"name": ["f"], "input_schema": {}}]},
         {"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},

@@ -361,6 +361,12 @@ async def test_brackets_without_end_are_no_request(serve, engine):
         ({"messages": [USER], "tools": [{"type": "function", "function": {"name": ["f"]}}]}, 400),
         ({"messages": [USER], "tools": [{"type": "function"}]}, 400),
         ({"messages": [USER], "tools": ["f"]}, 400),
+        *(
+            ({"messages": [USER], "max_tokens": most, "stream": stream}, 400)
+            for most in (0, 1.5, "x")
+            for stream in (False, True)
+        ),
+        ({"messages": [USER], "stream": True, "stream_options": ["include_usage"]}, 400),
     ],
 )
 async def test_what_is_no_request_is_refused(serve, engine, body, status):

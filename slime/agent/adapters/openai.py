@@ -56,6 +56,7 @@ class OpenAIAdapter(BaseAdapter):
     ) -> web.StreamResponse:
         """The text as it grows; calls of tools, known only at its end, and log-probs in one event."""
         events, envelope = EventStream(request), _envelope(body, "chat.completion.chunk")
+        tells_usage = (body.get("stream_options") or {}).get("include_usage")
 
         async def send(
             delta: dict[str, Any], reason: str | None = None, more: Mapping[str, Any] | None = None
@@ -80,7 +81,7 @@ class OpenAIAdapter(BaseAdapter):
             indexed = [{**call, "index": i} for i, call in enumerate(calls)]
             await send({"tool_calls": indexed} if indexed else {}, more=more)
         await send({}, _reason(turn))
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if tells_usage:
             await events.send(json.dumps({**envelope, "choices": [], "usage": _usage(turn)}))
         return await events.send("[DONE]")
 
