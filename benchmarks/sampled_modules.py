@@ -37,10 +37,18 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
+    "slime/backends/embedded_engine/penalties.py": (
+        "backends/embedded_engine/test_penalties",
+        "backends/embedded_engine/grammar/test_grammars",
+    ),
+    "slime/backends/embedded_engine/checkpoint.py": ("backends/embedded_engine/test_checkpoint",),
+    "slime/backends/embedded_engine/http/state.py": ("backends/embedded_engine/test_scheduler",),
     "slime/backends/fsdp_utils/lr_scheduler.py": (
         "backends/fsdp_utils/test_lr_scheduler",
         "backends/megatron_utils/test_optimizer",
     ),
 }
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "slime/backends/embedded_engine/sampler.py: -1  =>  +1": "the last of two dimensions, in _invert's sum",
+}
 """By `sampled_mutants.label` of a mutant that no test can kill: why."""

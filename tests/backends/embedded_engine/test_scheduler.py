@@ -57,6 +57,13 @@ def test_the_cache_never_holds_more_than_its_limits(checkpoint):
     assert [len(s.output_ids) for s in sequences] == [3 + i for i in range(12)]
 
 
+def test_a_request_without_a_seed_has_that_of_sglang_where_results_must_repeat(checkpoint):
+    state = make_state(checkpoint, enable_deterministic_inference=True)
+    assert (state.noise_seed(None, 1), state.noise_seed(7, 1)) == (43, 8)
+    other = make_state(checkpoint)
+    assert other.noise_seed(None, 0) != other.noise_seed(None, 0)
+
+
 def test_rows_stay_without_holes_and_keep_their_sequences(checkpoint):
     state = make_state(checkpoint, enable_deterministic_inference=True)
     lengths = [7, 2, 5, 1, 9, 3]
