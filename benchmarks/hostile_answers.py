@@ -1,11 +1,12 @@
 """Answers that attack their grader, through every grader in a process: what was run, and what it cost.
 
-    python benchmarks/hostile_answers.py [--seeds 1 2 3] [--output FILE]
+    python benchmarks/hostile_answers.py [--seeds 1 2 3] [--graders dapo f1] [--output FILE]
 
 A seed is a thousand answers of ``tests/rollout/graders/hostile.py``, and each grader sees all of them. Writes
 JSON: per seed and grader the answers of which anything was evaluated, opened or started; those without a
 verdict within the limit, which ended with their process; and the longest call, the start of a new process and
-the wait for a core included. Ends with status 1 if anything was run. Keeps the results of other seeds.
+the wait for a core included. Ends with status 1 if anything was run. Keeps the results of other
+seeds and graders.
 """
 
 import argparse
@@ -47,17 +48,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)))
+    parser.add_argument("--graders", nargs="+", choices=watched.GRADERS, default=watched.GRADERS)
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     found = json.loads(args.output.read_text()) if args.output.exists() else {"limit_s": LIMIT_S, "seeds": {}}
     process = GradingProcess(LIMIT_S)
     try:
         for seed in args.seeds:
-            found["seeds"][str(seed)] = {
-                grader: look_through(process, grader, seed) for grader in watched.GRADERS
-            }
+            new = {grader: look_through(process, grader, seed) for grader in args.graders}
+            found["seeds"][str(seed)] = found["seeds"].get(str(seed), {}) | new
             args.output.write_text(json.dumps(found, indent=2, ensure_ascii=True) + "\n")
-            print(f"seed {seed}: {found['seeds'][str(seed)]}"[:300], flush=True)
+            print(f"seed {seed}: {new}"[:300], flush=True)
     finally:
         process.stop()
     if any(row["ran"] for seed in found["seeds"].values() for row in seed.values()):
