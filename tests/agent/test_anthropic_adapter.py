@@ -134,7 +134,7 @@ async def test_brackets_without_end_are_no_request(served):
         {"messages": [USER], "tool_choice": {"type": "any"}},
         *(
             {"messages": [USER], "max_tokens": most, "stream": stream}
-            for most in (0, 1.5)
+            for most in (0, 1.5, True)
             for stream in (0, 1)
         ),
         {"messages": [USER], "tools": [{"input_schema": {}}]},

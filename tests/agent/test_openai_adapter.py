@@ -363,7 +363,7 @@ async def test_brackets_without_end_are_no_request(serve, engine):
         ({"messages": [USER], "tools": ["f"]}, 400),
         *(
             ({"messages": [USER], "max_tokens": most, "stream": stream}, 400)
-            for most in (0, 1.5, "x")
+            for most in (0, 1.5, True, "x")
             for stream in (False, True)
         ),
         ({"messages": [USER], "stream": True, "stream_options": ["include_usage"]}, 400),

@@ -77,7 +77,7 @@ def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens:
     Raises:
         Refused: the prompt leaves no room, or what the request wants at most is no number of tokens.
     """
-    if (asked := params.get("max_new_tokens", 1)) < 1 or not isinstance(asked, int):
+    if type(asked := params.get("max_new_tokens", 1)) is not int or asked < 1:
         raise Refused(400, f"{asked!r} tokens at most (wanted: a number of them)")
     own = {key: value for key, value in session.sampling.items() if value is not None}
     limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
