@@ -25,11 +25,17 @@ DEAR = {
 }
 
 
-def _hold(names: Iterable[str], seeds: Iterable[int], least: int) -> None:
-    """Holds models to what ``transformers`` computes; so many architectures have to give one."""
-    told = set()
+def _hold(names: Iterable[str], seeds: Iterable[int], least: int, computed: int) -> None:
+    """Holds models to what ``transformers`` computes.
+
+    Args:
+        least: how many architectures have to give one.
+        computed: how many models must not be refused.
+    """
+    told, count = set(), 0
 
     def check(case: tuple[str, int]) -> None:
+        nonlocal count
         name, seed = case
         try:
             model = random_model(name, seed)
@@ -40,20 +46,23 @@ def _hold(names: Iterable[str], seeds: Iterable[int], least: int) -> None:
             assert type(model).__name__ in found["refused"]
         else:
             assert agrees(found), found
+            count += 1
         told.add(name)
 
     hold_each([(name, seed) for name in names for seed in seeds], check)
     assert len(told) >= least, f"{len(told)} architectures, wanted {least}: {sorted(told)}"
+    assert count >= computed, f"{count} models are computed, wanted {computed}"
 
 
 def test_every_family_computes_each_sequence_as_transformers_does_alone():
-    _hold(ALL, [SEED], least=len(ALL))
+    _hold(ALL, [SEED], least=len(ALL), computed=len(ALL) - 2)
 
 
 def test_so_do_other_architectures_or_they_are_refused_by_name():
-    _hold(random.Random(SEED).sample(sorted({*others()} - DEAR), SAMPLE), [SEED], least=LEAST)
+    drawn = random.Random(SEED).sample(sorted({*others()} - DEAR), SAMPLE)
+    _hold(drawn, [SEED], least=LEAST, computed=20)
 
 
 @pytest.mark.nightly
 def test_so_do_all_architectures_with_more_configurations():
-    _hold([*ALL, *others()], range(3), least=len(ALL) + 100)
+    _hold([*ALL, *others()], range(3), least=len(ALL) + 100, computed=2 * len(ALL) + 100)
