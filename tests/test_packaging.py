@@ -3,6 +3,7 @@
 import json
 import subprocess
 import tomllib
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.wheel import build_wheel
 from tools.check_extras import check, extras
 
 ROOT = Path(__file__).parents[1]
@@ -62,3 +64,18 @@ def test_the_cpu_lock_lies_within_the_ranges() -> None:
     for name, specifier in ranges(PROJECT["dependencies"]).items():
         (pin,) = locked[name.split("[")[0].lower()]
         assert Version(pin.version) in specifier, f"{name}: {pin} is outside {specifier}"
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_that_a_command_needs(tmp_path: Path) -> None:
+    """All of the package but the READMEs of its rooms, the command, and nothing else."""
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        commands = wheel.read(next(name for name in wheel.namelist() if name.endswith("entry_points.txt")))
+    files = [file for folder in ("slime", "slime_plugins") for file in (ROOT / folder).rglob("*")]
+    wanted = {str(file.relative_to(ROOT)) for file in files if file.is_file()}
+    tasks = "slime/cli/tasks/"
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    wanted = {name for name in wanted if name.startswith(tasks) or not name.endswith("README.md")}
+    assert names == wanted
+    assert b"slime = slime.cli.main:main" in commands

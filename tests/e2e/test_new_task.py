@@ -1,6 +1,5 @@
 """Tasks that ``slime new-task`` writes: a short run in the suite, the whole curve at night."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 
 from slime.cli.new_task import FORMS, write_task
 from slime.observability.jsonl import read_metrics
+from tests.wheel import installed
 
 pytestmark = [pytest.mark.e2e]
 
@@ -38,22 +38,25 @@ def test_a_task_is_trained_by_its_own_file(start, model, tmp_path) -> None:
     assert record["rollout"]["rollout_batch_size"] == 4 and record["optimizer"]["lr"] == 4e-4
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of somebody who has installed the wheel, and no clone."""
+    return installed(tmp_path_factory.mktemp("wheel"))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_task_learns(form, tmp_path) -> None:
-    write_task(tmp_path / "t", form)
-    scripts = Path(sys.executable).parent
-    done = subprocess.run(
-        ["bash", str(tmp_path / "t/run.sh")],
-        env={"PATH": f"{scripts}:/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=3500,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    scores = {
-        step: row["eval/held_out"]
-        for step, row in read_metrics(tmp_path / "t/outputs/run/metrics.jsonl")["eval"].items()
-    }
-    assert scores[20] >= scores[0] + GAIN, json.dumps(scores)
+def test_a_task_learns_without_a_file_of_the_clone(form, wheel, tmp_path) -> None:
+    def say(*words: str, cwd: Path = tmp_path) -> str:
+        done = subprocess.run(words, env=wheel, cwd=cwd, capture_output=True, text=True, timeout=3500)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    assert say("python", "-c", "import slime; print(slime.__file__)").startswith(wheel["PYTHONPATH"])
+    say("slime", "new-task", "t", "--form", form)
+    shown = say("bash", "run.sh", cwd=tmp_path / "t")
+    assert "outputs/run: 20 rollouts, 20 optimizer steps in " in shown
+    evals = read_metrics(tmp_path / "t/outputs/run/metrics.jsonl")["eval"]
+    scores = {step: row["eval/held_out"] for step, row in evals.items()}
+    assert scores[20] >= scores[0] + GAIN, scores
