@@ -14,6 +14,7 @@ from slime.arguments.core.group import Rule
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView, view
 from slime.config.run import run_config
+from slime.observability import phases
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
@@ -53,6 +54,8 @@ def main(
     if args.check:
         raise SystemExit(_fits(args))
     reached("arguments checked")
+    phases.show()
+    phases.reached("flags are in order", then="starting Ray")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         status = _run(view(args, FleetView), loop, lambda: _keep_record(args, words))
@@ -89,7 +92,10 @@ def _keep_record(args: Namespace, words: Sequence[str]) -> None:
 
 def _run(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> int:
     try:
-        _session(args, loop, keep_record)
+        try:
+            _session(args, loop, keep_record)
+        finally:
+            phases.end()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -117,6 +123,7 @@ def _session(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> No
         keep_record()
         with ray_cluster(args):
             reached("Ray up")
+            phases.reached("Ray is up", then="starting engines and trainer")
             _in_cluster(args, loop)
 
 

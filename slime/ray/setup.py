@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.groups.critic import of_critic
 from slime.arguments.views import FleetView
+from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.ray.cluster import reaper_ends_it
 from slime.ray.ending import leaving_within
@@ -64,9 +65,11 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
         )
         trainers.append(actor)
         rollout.wait_ready()
+        phases.reached("engines and data are ready", then="loading the trainer")
         critic.wait_ready()
         critic.offload()
         actor.wait_ready()
+        phases.reached("the trainer is ready", then="giving engines their first weights")
         rollout.load(actor.start_rollout_id - 1)
         yield Groups(args, actor, critic, rollout)
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from slime.arguments.views import FleetView
+from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.startup import reached
 from slime.ray.actor_classes import TrainRayActor
@@ -105,6 +106,7 @@ class RayTrainGroup:
         with self._log.phase("update_weights"):
             self._update_weights()
         reached("first weights sent")
+        phases.reached("the run begins")
 
     def _update_weights(self) -> None:
         engines = self._rollout.updatable_engines() if self._actors else ([], 0)

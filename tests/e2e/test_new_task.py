@@ -33,6 +33,9 @@ def test_a_task_is_trained_by_its_own_file(start, model, tmp_path) -> None:
             *("--num-rollout", 2, "--rollout-batch-size", 4, "--global-batch-size", 32),
         ]
     ).expect_success()
+    told = ["Ray is up; starting", "engines and data are ready", "the trainer is ready", "the run begins"]
+    places = [run.output.index(phase) for phase in told]
+    assert places == sorted(places) and run.output.count("the run begins") == 1
     assert set(run.rows("rollout")) == {0, 1} and "eval/held_out" in run.rows("eval")[0]
     record = yaml.safe_load((out / "resolved.yaml").read_text())
     assert record["rollout"]["rollout_batch_size"] == 4 and record["optimizer"]["lr"] == 4e-4
