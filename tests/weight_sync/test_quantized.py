@@ -161,6 +161,18 @@ def test_an_engine_serves_the_quantised_weights_after_a_sync(engine, directories
     assert max(abs(a - b) for a, b in zip(found, plain, strict=True)) > 1e-3
 
 
+def test_a_version_on_a_disk_is_in_the_format_of_the_checkpoint(engine, directories, kind, tmp_path):
+    engine.update_weights_from_disk(directories[kind, TRAINER], flush_cache=True)
+    wanted = _checksum(engine)
+    engine.update_weights_from_disk(directories[kind, ENGINE], weight_version="old", flush_cache=True)
+    source, served = directories["plain", TRAINER], directories[kind, TRAINER]
+    disk = {"update_weight_transport": "disk", "update_weight_disk_dir": str(tmp_path)}
+    disk |= {"update_weight_disk_keep_files": False, "synced_checkpoint": str(served)}
+    args = _args(directories, check_weight_checksums=True, update_weight_buffer_size=30_000, **disk)
+    run_ranks(_sync, 1, args, source, served, [_endpoint(engine.endpoint.url, False)])
+    assert (_checksum(engine), engine.weight_version()) == (wanted, "3")
+
+
 def _sampled(engine):
     """Prompt and answer, and the log-probs of the latter."""
     sampling = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 1.0}

@@ -27,8 +27,8 @@ _VERSION = re.compile(r"\.?weight_v(\d{6,})(\.partial)?")
 class DiskTransport(SessionTransport):
     """Trainer rank 0 writes a version while engines generate; they stand still only to load it.
 
-    They do so by SGLang's own ``/update_weights_from_disk``, which needs no session. Versions before the one
-    that all of them have confirmed are removed.
+    They do so by SGLang's own ``/update_weights_from_disk``, which needs no session. When all of them have
+    confirmed a version the others are removed.
     """
 
     def __init__(self, args: WeightSyncView) -> None:
@@ -70,7 +70,7 @@ class DiskTransport(SessionTransport):
         self._compare()
         if not self._keeps_files:
             with self._on_disk():
-                remove_before(self._root, int(self._version))
+                remove_others(self._root, int(self._version))
         self._staged = None
 
     def _join(self) -> None:
@@ -157,11 +157,14 @@ class StagedVersion:
         return self._final
 
 
-def remove_before(root: Path, version: int) -> None:
-    """Removes earlier versions, and what killed writers have left of them."""
+def remove_others(root: Path, version: int) -> None:
+    """Removes all versions but one, and what killed writers have left of others.
+
+    Later ones are of a run that went further than the checkpoint from which this one goes on.
+    """
     for path in root.iterdir():
         match = _VERSION.fullmatch(path.name)
-        if match and int(match[1]) < version:
+        if match and int(match[1]) != version:
             shutil.rmtree(path)
 
 
