@@ -19,4 +19,5 @@ TRANSPORTS = {
 def transports_of(args: "WeightSyncView") -> "list[Transport]":
     """Returns those that the flags ask for, unconnected."""
     kinds = [cast("type[Transport]", load_function(path)) for path in TRANSPORTS.values()]
-    return [kind(args) for kind in kinds if kind.is_wanted(args)]
+    choice = args.update_weight_transport
+    return [kind(args) for kind in kinds if kind.choice == choice and kind.is_wanted(args)]

@@ -40,10 +40,6 @@ class BroadcastTransport(SessionTransport):
         self._group_name = ""
         self._buffer = FlatBuffer()
 
-    @classmethod
-    def is_wanted(cls, args: WeightSyncView) -> bool:
-        return args.update_weight_transport == "nccl"
-
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         return True
 

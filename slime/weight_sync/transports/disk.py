@@ -31,16 +31,14 @@ class DiskTransport(SessionTransport):
     confirmed a version the others are removed.
     """
 
+    choice = "disk"
+
     def __init__(self, args: WeightSyncView) -> None:
         super().__init__(args)
         self._root = Path(args.update_weight_disk_dir or "").absolute()
         self._keeps_files = args.update_weight_disk_keep_files
         self._assets = Path(args.synced_checkpoint)
         self._staged: StagedVersion | None = None
-
-    @classmethod
-    def is_wanted(cls, args: WeightSyncView) -> bool:
-        return args.update_weight_transport == "disk"
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         return True

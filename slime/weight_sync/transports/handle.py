@@ -31,7 +31,7 @@ class HandleTransport(SessionTransport):
 
     @classmethod
     def is_wanted(cls, args: WeightSyncView) -> bool:
-        return args.colocate and args.update_weight_transport == "nccl"
+        return args.colocate
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         offset = endpoint.gpu_offset

@@ -14,15 +14,20 @@ class Transport(ABC):
 
     All methods are called on every trainer rank, in the same order: connect; then for each update: open,
     send, send, ..., commit, resume; at last disconnect.
+
+    Attributes:
+        choice: the value of ``--update-weight-transport`` that it is for.
     """
+
+    choice = "nccl"
 
     @abstractmethod
     def __init__(self, args: WeightSyncView) -> None: ...
 
     @classmethod
-    @abstractmethod
     def is_wanted(cls, args: WeightSyncView) -> bool:
-        """Whether a run with these flags uses it."""
+        """Whether a run with that choice uses it."""
+        return True
 
     @abstractmethod
     def accepts(self, endpoint: EngineEndpoint) -> bool:
