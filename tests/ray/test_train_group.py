@@ -9,6 +9,7 @@ from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
 from slime.ray.train_group import RayTrainGroup
+from slime.utils.types import EngineEndpoint
 
 
 class OfOneRank(RayTrainGroup):
@@ -30,9 +31,9 @@ def started(monkeypatch):
     monkeypatch.setattr(train_group, "ProcessWatch", MagicMock())
     monkeypatch.setattr(train_group, "wait_one", lambda ref, *_: ref)
 
-    def start(steps, first=4):
+    def start(steps, first=4, **flags):
         args = Namespace(start_rollout_id=None, train_timeout=1, cluster_timeout=1)
-        vars(args).update(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4)
+        vars(args).update(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4, **flags)
         log = RunLog(Tracker([]))
         group = OfOneRank(args, [0], MagicMock(), log)
         group._actors[0].init.remote.return_value = first
@@ -55,3 +56,27 @@ def test_the_number_of_the_next_optimizer_step_is_saved_and_gone_on_from(started
 @pytest.mark.parametrize(("first", "steps"), [(0, 0), (4, 8)])
 def test_an_older_checkpoint_stands_for_the_steps_of_full_rollouts(started, first, steps):
     assert started(None, first)[1].trained_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("flags", "proofs"),
+    [
+        (dict(check_served_policy=True, check_weight_update_equal=False), [1, 1, 1]),
+        (dict(check_served_policy=True, check_weight_update_equal=True), [1, 2, 3]),
+        (dict(check_served_policy=False, check_weight_update_equal=True), [0, 0, 0]),
+    ],
+)
+def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started, flags, proofs):
+    group, _ = started(0, **flags)
+    rollout, trainer = group._rollout, group._actors[0]
+    rollout.updatable_engines.return_value = [EngineEndpoint("http://127.0.0.1:1", None, 1, 0)], 0
+    rollout.probe_tokens.return_value = [5, 6, 7]
+    trainer.update_weights.remote.return_value = 1, 0
+    trainer.text_log_probs.remote.return_value = [-1.0, -2.0]
+    found = []
+    for _ in proofs:
+        group.update_weights()
+        found.append(rollout.check_policy.call_count)
+    assert found == proofs
+    for call in rollout.check_policy.call_args_list:
+        assert call.args == ([5, 6, 7], [-1.0, -2.0])
