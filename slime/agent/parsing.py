@@ -118,4 +118,4 @@ def _read_call(body: str, offered: set[str]) -> ToolCall | None:
 
 def _refuse_constant(name: str) -> None:
     """NaN and infinities, which Python reads though JSON has none."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

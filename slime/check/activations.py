@@ -151,7 +151,7 @@ def micro_batches(args: Namespace, layout: Layout) -> int | None:
 
 
 def micro_batch_tokens(args: Namespace, layout: Layout) -> int | None:
-    """That a micro-batch has on a rank at most; None where no flag says."""
+    """Returns the most tokens that a micro-batch has on a rank; None where no flag says."""
     if args.use_dynamic_batch_size:
         return int(args.max_tokens_per_gpu)
     longest = longest_sample(args)

@@ -43,7 +43,7 @@ class EngineNeeds:
 
     @property
     def tokens(self) -> int:
-        """That the cache of an engine holds."""
+        """The number of tokens that the cache of an engine holds."""
         return max(0, int(self.cache / self.token)) if self.token else 0
 
 

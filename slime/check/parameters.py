@@ -139,7 +139,7 @@ SIZES: dict[str, Size] = {
     ),
     "mlp.shared_experts.gate_weight": Size(_hidden, split=False),
 }
-"""Of the parameters that no expert has, by their names within a layer or the model."""
+"""Sizes of the parameters that no expert has, by their names within a layer or the model."""
 _NORMS_OF_HEADS = {
     "self_attention.q_layernorm.weight": _norm("q_lora_rank", "num_attention_heads"),
     "self_attention.k_layernorm.weight": _norm("kv_lora_rank", "num_query_groups"),
@@ -150,7 +150,7 @@ OF_EXPERT: dict[str, Callable[[Namespace], int]] = {
     "linear_fc1.weight": lambda args: int(2 * args.moe_ffn_hidden_size * args.hidden_size),
     "linear_fc2.weight": lambda args: int(args.moe_ffn_hidden_size * args.hidden_size),
 }
-"""Of those of one expert, which expert-tensor-parallel ranks share."""
+"""Sizes of the parameters of one expert, which expert-tensor-parallel ranks share."""
 BUFFERS = frozenset({"mlp.router.expert_bias"})
 """What is in checkpoints and no parameter."""
 _EMBEDDING, _HEAD, _FINAL_NORM = (

@@ -90,7 +90,7 @@ def _bad_engine(engine: EngineNeeds, size: str) -> Iterator[str]:
 def _both_at_once(
     args: Namespace, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
 ) -> Iterator[str]:
-    """While weights are sent, a shared GPU has those of both sides, or all of a side that never leaves."""
+    """Yields what a shared GPU lacks while weights are sent: room for both sides', or for one that stays."""
     if not (args.colocate and roles and engines):
         return
     actor = roles[0].stages[roles[0].fullest].states

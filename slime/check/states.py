@@ -15,7 +15,7 @@ _ALIGNED = 64
 _SHARDS = 128
 """The end of a buffer is padded to a multiple of this, and of its ranks."""
 _BUSBW = 2**16
-"""And of this with ``--ddp-pad-buckets-for-high-nccl-busbw``."""
+"""A multiple of this is padded to with ``--ddp-pad-buckets-for-high-nccl-busbw``."""
 
 
 @dataclass(frozen=True)

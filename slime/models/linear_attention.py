@@ -137,7 +137,7 @@ GATED_LAYER = {
     **{name: rule for name, rule in DECODER_WEIGHTS.of_layer.items() if not name.endswith("linear_qkv.bias")},
     "self_attention.linear_qkv.weight": _GATED,
 }
-"""Of a layer with attention, whose output is gated."""
+"""Rules of a layer with attention, whose output is gated."""
 
 
 def hybrid_flops(seqlens: Sequence[int], shape: ModelConfig, mlp: Products) -> float:

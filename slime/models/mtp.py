@@ -121,4 +121,4 @@ QWEN_MTP = MtpRules(
     prefix="mtp.",
     layer_prefix="mtp.layers.{}.",
 )
-"""Of one layer: all but the decoder layer has no number there."""
+"""Rules of one MTP layer: all but the decoder layer has no number there."""

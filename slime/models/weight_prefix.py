@@ -30,4 +30,4 @@ def _moved(name: str, prefixes: Mapping[str, str]) -> str:
 
 
 TEXT_ONLY = WeightPrefix()
-"""Of a checkpoint that holds a language model alone."""
+"""The prefix of a checkpoint that holds a language model alone."""

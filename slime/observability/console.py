@@ -112,7 +112,7 @@ def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapp
 
 
 def format_eval_line(step: int, metrics: Mapping[str, Any]) -> str:
-    """Only the mean reward of each dataset; the rest is in the metrics file."""
+    """Formats the mean reward of each dataset; the rest is in the metrics file."""
     scores = {
         name.removeprefix("eval/"): value
         for name, value in metrics.items()

@@ -66,7 +66,7 @@ def read_recording(path: Path, flag: str) -> list[Sample]:
         raise
     except Exception as error:  # files of others may hold anything
         raise ValueError(
-            f"{flag} {path}: is no recording that can be read: {type(error).__name__}: {reason(error)} "
+            f"{flag} {path}: is not a readable recording: {type(error).__name__}: {reason(error)} "
             "(wanted: one that --save-debug-rollout-data of this version wrote)"
         ) from error
 

@@ -1,4 +1,4 @@
-"""When the parts of a start were done, for ``benchmarks/startup.py``.
+"""Notes when the parts of a start were done, for ``benchmarks/startup.py``.
 
     SLIME_STARTUP_TIMES=times.jsonl python train.py ...
 

@@ -159,7 +159,7 @@ class ForkedProcess:
         return self.returncode
 
     def _next_answer(self, timeout: float | None) -> dict[str, Any] | None:
-        """None if the server is gone; TimeoutError if it says nothing for ``timeout`` seconds."""
+        """Reads the next answer, None if the server is gone; TimeoutError after ``timeout`` seconds."""
         while b"\n" not in self._received:
             if not select.select([self._socket], [], [], timeout)[0]:
                 raise TimeoutError("no answer")

@@ -8,7 +8,7 @@ from slime.processes.reaper import read_processes
 STOPPED_LIMIT_S = 15.0
 """A shorter stop is forgiven: somebody may look at the process with a debugger."""
 _LONGEST_GAP_S = 15.0
-"""Between looks that say something about the time between them."""
+"""The longest gap between looks that say something about the time between them."""
 
 
 def is_stopped(pid: int) -> bool:

@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PARENT_POLL_S = 0.5
 DEFAULT_GRACE_S = 5.0
-"""For a SIGTERM or SIGINT that somebody sends to the supervisor itself."""
+"""The grace after a SIGTERM or SIGINT that somebody sends to the supervisor itself."""
 
 
 def prctl(option: int, value: int) -> None:

@@ -41,7 +41,7 @@ class EngineHandle(Protocol):
         """Why it no longer serves; None while it does. May take half a minute to say."""
 
     def updated(self, version: str) -> None:
-        """It serves these weights from now on."""
+        """Takes note that the engine serves these weights from now on."""
 
     def end(self) -> None:
         """Ends it, if it is ours to end."""

@@ -86,7 +86,7 @@ class EngineActor:
         return self._engine.endpoint
 
     def failure_reason(self) -> str | None:
-        """None while the server lives, else why it ended, with its last log lines."""
+        """Returns None while the server lives, else why it ended, with its last log lines."""
         return self._engine.failure_reason()
 
     def shutdown(self) -> None:

@@ -98,7 +98,7 @@ class Fleet:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While engines generate they must also answer, not only live; raises a failure found before."""
+        """Has engines watched while they generate: they must also answer; raises a failure found before."""
         self.check()
         self._restarts.clear()
         self._watch.resume()

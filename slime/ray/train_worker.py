@@ -193,7 +193,7 @@ class TrainWorker:
             _release_cache()
 
     def wake_up(self) -> None:
-        """Undoes `sleep`."""
+        """Brings back to the device what `sleep` has moved away."""
         with self._timer.spans.measure("wake_up"):
             self.backend.memory.onload()
 

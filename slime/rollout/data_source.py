@@ -44,7 +44,7 @@ class DataSource(ABC):
 
 
 def rollouts_per_epoch(args: RolloutView, prompts: Sized) -> int | None:
-    """None also where the data is smaller than one rollout: no rollout ends with an epoch then."""
+    """Counts the rollouts of an epoch; None also where the data is smaller: none ends with an epoch then."""
     return len(prompts) // args.rollout_batch_size or None if args.rollout_global_dataset else None
 
 

@@ -67,6 +67,6 @@ def _first_of(template: str, rollout_ids: list[int], *, evaluation: bool) -> lis
 
 
 def _replayed(sample: Sample) -> Sample:
-    """Without the versions of its weights, which are those of another run."""
+    """Drops the versions of a sample's weights, which are those of another run."""
     sample.weight_versions, sample.version_spans = [], []
     return sample

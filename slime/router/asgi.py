@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class AuthMiddleware:
-    """Lets nobody to the middleware who does not show the key, nor what a page of another site asks for."""
+    """Refuses requests without the key, and those that a page of another site makes a browser send."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
         self._api_key, self._gate = api_key, RequestGate(app, host, BODY_BYTES)

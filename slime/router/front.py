@@ -26,7 +26,7 @@ class Client(Protocol):
     """Who gets an answer: a connection, or middleware."""
 
     status: int
-    """Of the answer; 0 before it has begun."""
+    """The status of the answer; 0 before it has begun."""
 
     @property
     def expects_body(self) -> bool: ...

@@ -12,7 +12,7 @@ from slime.utils.engine_meta import version_number
 from slime.utils.http_utils import bearer_header
 
 LOOK_AGAIN_S = 1.0
-"""Between two checks of a worker that does not serve: it may have become ready, or been given weights."""
+"""The pause between checks of a worker that does not serve: it may be ready by now, or have weights."""
 _INFO_BYTES = 2**20
 
 
@@ -75,7 +75,7 @@ class HealthWatch:
 
 
 async def _beginning(content: aiohttp.StreamReader) -> bytes:
-    """All of an answer of usual length, else so much of it that it is no JSON."""
+    """All of an answer of usual length, else so much of it that it is not JSON."""
     parts, left = [], _INFO_BYTES
     while left > 0 and (part := await content.read(left)):
         parts.append(part)

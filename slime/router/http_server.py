@@ -176,7 +176,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            self._fault = self._fault or (400, f"this is no HTTP/1.1: {error}")
+            self._fault = self._fault or (400, f"this is not HTTP/1.1: {error}")
         else:
             self._look_at_lengths()
         self._go_on()
@@ -189,7 +189,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._body_bytes > BODY_BYTES:
             self._fault = _TOO_LONG
         elif self._unpaid > _UNPAID_BYTES:
-            self._fault = (400, f"over {_UNPAID_BYTES} bytes of the request after its head are no body")
+            self._fault = (400, f"over {_UNPAID_BYTES} bytes of the request after its head are not its body")
 
     def _make_room(self) -> bool:
         """End the connection whose client was last heard of before all others and waits for no answer."""

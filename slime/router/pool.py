@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_S = 1.0
-"""For so long a worker that could not be connected to is the last choice."""
+"""How many seconds a worker that could not be connected to is the last choice."""
 
 
 class WorkerState(StrEnum):
@@ -105,7 +105,7 @@ class WorkerPool:
         return chosen
 
     def refused(self, worker: Worker) -> None:
-        """It could not be connected to."""
+        """Sets a worker aside for a while: it could not be connected to."""
         worker.unreachable_until = time.monotonic() + UNREACHABLE_S
 
     def report(self, worker: Worker, failure: str | None, version: int | None) -> bool:

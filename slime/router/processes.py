@@ -130,7 +130,7 @@ class Parent:
         await asyncio.gather(*(line.ask(self._pool.table()) for line in self._lines))
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Not before all children serve, or a change of the pool would have to wait for the others."""
+        """Answers once all children serve: else a change of the pool would have to wait for the others."""
         await asyncio.shield(self._all_serve)
         return asdict(await self._admin.answer(AdminRequest(**message)))
 
@@ -146,7 +146,7 @@ class Parent:
             worker.in_flight = sum(child["in_flight"].get(worker.url, 0) for child in found)
 
 
-class _AskedParent:
+class _ParentAdmin:
     """The router's own answers, which only the parent knows."""
 
     def __init__(self, line: Line) -> None:
@@ -171,7 +171,7 @@ async def _run_child(settings: RouterSettings, end: socket.socket) -> None:
         return {"counts": counts, "in_flight": {worker.url: worker.in_flight for worker in pool}}
 
     line = await Line.over(end, take_over)
-    front = Front(upstream, _AskedParent(line), counts, settings.api_key, settings.host)
+    front = Front(upstream, _ParentAdmin(line), counts, settings.api_key, settings.host)
     async with listening(front, settings.host, settings.port, shared=True):
         await until_first(stop.wait(), line.run())
     await upstream.close()

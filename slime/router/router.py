@@ -101,7 +101,7 @@ class SlimeRouter:
 
 
 async def _nothing() -> None:
-    """There is one process: nobody else has to be told."""
+    """Tells nobody of a change: there is one process."""
 
 
 def run_router(args: Any) -> None:

@@ -17,7 +17,7 @@ BACKLOG = 2048
 _AT_ONCE = 64
 """Connections that asyncio accepts before it looks at any of them."""
 _OWN_DESCRIPTORS = 64
-"""Of logs, health checks and the like."""
+"""Descriptors of logs, health checks and the like."""
 
 
 @asynccontextmanager
@@ -28,7 +28,7 @@ async def listening(front: Front, host: str, port: int, *, shared: bool = False)
         shared: other processes listen on the same port, and the kernel spreads connections over them.
     """
     clients: set[ClientConnection] = set()
-    most = most_clients()
+    most = max_clients()
     server = await asyncio.get_running_loop().create_server(
         lambda: ClientConnection(front.handle, clients, front.admits, most),
         host,
@@ -47,7 +47,7 @@ async def listening(front: Front, host: str, port: int, *, shared: bool = False)
         await _end(clients)
 
 
-def most_clients() -> int:
+def max_clients() -> int:
     """Connections of clients that leave this process one more for each, to an engine, and its own."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:

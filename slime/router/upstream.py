@@ -158,7 +158,7 @@ class Connections:
 
         Raises:
             CannotConnect: to the worker.
-            ConnectionError: the connection broke, or the answer is no HTTP.
+            ConnectionError: the connection broke, or the answer is not HTTP.
         """
         origin = Origin.of(base)
         await self._free.acquire()

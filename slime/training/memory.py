@@ -68,7 +68,7 @@ class TrainerMemory:
             raise RuntimeError(f"{what}: the weights are offloaded (wanted: wake_up first)")
 
     def onload(self) -> None:
-        """Undoes `offload`; gradients are zero."""
+        """Brings back what `offload` has moved away; gradients are zero."""
         for storage, copy in self._on_host:
             storage.resize_(copy.numel())
             _bytes_of(storage).copy_(copy, non_blocking=True)

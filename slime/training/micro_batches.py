@@ -108,7 +108,7 @@ class DataIterator:
 
 
 _ALWAYS = ("tokens", "positions", "total_lengths", "response_lengths", "loss_masks", IDS, OFFSETS)
-"""Of a micro-batch: what packing needs, and log-probs of whatever pass."""
+"""Fields of every micro-batch: what packing needs, and log-probs of whatever pass."""
 
 
 def packed_micro_batch(

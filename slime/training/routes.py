@@ -15,7 +15,7 @@ from slime.training.context_parallel import RowSplit
 from slime.utils.types import RolloutBatch
 
 NO_ROUTE = -1
-"""In place of a token's experts: the trainer chooses them."""
+"""Stands in place of a token's experts where the trainer chooses them."""
 
 
 def compact(routes: Any) -> np.ndarray | None:

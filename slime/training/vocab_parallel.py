@@ -85,7 +85,7 @@ class _Slice:
             yield here, scaled
 
     def reduce(self, largest: torch.Tensor, sums: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-        """Over the slices, in place.
+        """Reduces over the slices, in place.
 
         Args:
             largest: [N], the maximum of each row in its slice.

@@ -132,7 +132,7 @@ def _stamp(descriptor: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _opened(file: Path, stamp: tuple[int, ...]) -> BinaryIO:
-    """Not as many at a time as a directory may have. What is forgotten is closed."""
+    """Opens a file; some stay open, fewer than a directory may have, and what is forgotten is closed."""
     return file.open("rb")
 
 
@@ -189,8 +189,8 @@ class Records:
     """The records of a path: of a file, a directory or a pattern, perhaps a slice of them all.
 
     Raises:
-        DataError: there is no file, one is no JSONL or parquet file, or no record is left; a record that is
-            asked for is not a JSON object.
+        DataError: there is no file, one is neither JSONL nor parquet, or no record is left; a record asked
+            for is not a JSON object.
     """
 
     def __init__(self, path: str) -> None:

@@ -77,10 +77,10 @@ def _check_prompt(where: str, key: str, prompt: Any) -> None:
         raise DataError(f"{where}: field {key!r} is {prompt!r:.40}, expected text or a list of messages")
     for message in prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with a role")
+            raise DataError(f"{where}: {message!r:.80} in field {key!r} is not a message with a role")
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and _does_without_content(message)):
-            raise DataError(f"{where}: {message!r:.80} in field {key!r} is no message with content")
+            raise DataError(f"{where}: {message!r:.80} in field {key!r} is not a message with content")
 
 
 def _does_without_content(message: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ import os
 import sys
 
 _CUDA_DRIVER = "libcuda.so.1"
-"""Without it no build of torch for CUDA finds a GPU."""
+"""The library without which no build of torch for CUDA finds a GPU."""
 _ROCM_DEVICE = "/dev/kfd"
 
 

@@ -149,7 +149,7 @@ def _check_coding(connection: HttpConnection) -> None:
 
 
 def _transport_error(method: str, url: str, error: Exception) -> httpx.TransportError:
-    """The one of httpx's errors that says the same; what is no address of a server is never tried again."""
+    """The one of httpx's errors that says the same; a URL without a server is never tried again."""
     kind: type[httpx.TransportError] = httpx.ReadError
     if isinstance(error, httpx.InvalidURL | ValueError):
         kind = httpx.UnsupportedProtocol

@@ -11,7 +11,7 @@ import httptools
 
 HEAD_BYTES = 2**16
 READ_BUFFER = 2**18
-"""Of an answer that is read part by part; a server that is faster has to wait."""
+"""Bytes kept of an answer that is read part by part; a server that is faster has to wait."""
 
 
 class CannotConnect(ConnectionError):
@@ -19,7 +19,7 @@ class CannotConnect(ConnectionError):
 
 
 class BrokenOff(ConnectionError):
-    """The server ended the connection before its answer was complete, or answered what is no HTTP."""
+    """The server ended the connection before its answer was complete, or answered what is not HTTP."""
 
 
 _HEAD, _PART, _END = range(3)  # of an answer, that somebody waits for
@@ -119,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return self._lose(BrokenOff(f"the answer is no HTTP/1.1: {error.__context__ or error}"))
+            return self._lose(BrokenOff(f"the answer is not HTTP/1.1: {error.__context__ or error}"))
         if not self._has_head and self._head_bytes > HEAD_BYTES:
             return self._lose(BrokenOff(f"the head of the answer has over {HEAD_BYTES} bytes"))
         if self._buffered > READ_BUFFER and self._goal != _END:

@@ -31,7 +31,7 @@ class Origin:
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of a server (wanted: http://host:port)")
+            raise ValueError(f"{url!r} is not the address of a server (wanted: http://host:port)")
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         return Origin(parts.hostname, port, secure, parts.netloc.rpartition("@")[2])

@@ -33,7 +33,7 @@ def listening_at(host: str, port: int) -> socket.socket | None:
     """
     listener = _reserved.pop((host.lower(), port), None) or _listen(host, port)
     if listener is None:
-        logger.warning("%s is no address of this machine: port %d listens on all interfaces", host, port)
+        logger.warning("%s is not an address of this machine: port %d listens on all interfaces", host, port)
     return listener
 
 

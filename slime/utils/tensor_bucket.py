@@ -208,7 +208,7 @@ class _Unpickler(pickle._Unpickler):
     def _give_state(self) -> None:
         target = self.stack[-2]
         if not isinstance(target, _STATEFUL):
-            raise ValueError(f"blocked state for {target!r:.60}, which is no tensor or bucket entry")
+            raise ValueError(f"blocked state for {target!r:.60}, which is not a tensor or a bucket entry")
         _READERS[pickle.BUILD[0]](self)
 
     dispatch[pickle.BUILD[0]] = _give_state

@@ -25,7 +25,7 @@ RolloutBatch = dict[str, Any]
 
 
 EARLIER_TOKENS = "earlier_response_tokens"
-"""In the metadata of a sample that a rollout handed on: how many tokens its response had then."""
+"""A key of the metadata of a sample that a rollout handed on: how many tokens its response had then."""
 
 
 class RewardChoice(Protocol):

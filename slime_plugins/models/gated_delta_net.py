@@ -170,7 +170,7 @@ class GatedDeltaNet(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """For megatron-core's checkpoints, which hold whole parameters."""
+        """Returns what megatron-core's checkpoints hold: whole parameters."""
         groups = {"tp_group": self.tp_group, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
         split = {"A_log": self.A_log, "dt_bias": self.dt_bias, "conv1d.weight": self.conv1d.weight}
         axes = dict.fromkeys(split, 0)

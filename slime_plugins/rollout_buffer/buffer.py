@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.generator import generator_of
 
 logger = logging.getLogger(__name__)
 BODY_BYTES = 64 * 2**20
-"""Of a trajectory."""
+"""The most bytes of a trajectory."""
 
 
 class Trajectory(BaseModel):

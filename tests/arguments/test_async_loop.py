@@ -1,4 +1,4 @@
-"""When the asynchronous loop updates the weights, and what each rollout is told of it."""
+"""Tests when the asynchronous loop updates the weights, and what each rollout is told of it."""
 
 from argparse import Namespace
 from unittest.mock import MagicMock

@@ -38,14 +38,14 @@ GOOD = {"input": "1+1", "label": "2"}
         (GOOD | {"input": " \n"}, "field 'input' is blank"),
         (GOOD | {"input": 5.5}, "field 'input' is 5.5, expected text or a list of messages"),
         (GOOD | {"input": []}, "field 'input' is [], expected text or a list of messages"),
-        (GOOD | {"input": ["hi"]}, "'hi' in field 'input' is no message with a role"),
+        (GOOD | {"input": ["hi"]}, "'hi' in field 'input' is not a message with a role"),
         (
             GOOD | {"input": [{"role": "user"}]},
-            "{'role': 'user'} in field 'input' is no message with content",
+            "{'role': 'user'} in field 'input' is not a message with content",
         ),
         (
             GOOD | {"input": [{"content": "hi"}]},
-            "{'content': 'hi'} in field 'input' is no message with a role",
+            "{'content': 'hi'} in field 'input' is not a message with a role",
         ),
         (
             GOOD | {"input": [USER]},

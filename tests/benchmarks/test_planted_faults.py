@@ -1,4 +1,4 @@
-"""That every fault can still be planted, and has been found."""
+"""Checks that every fault can still be planted, and has been found."""
 
 import ast
 import json

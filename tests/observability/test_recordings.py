@@ -98,7 +98,7 @@ def test_a_recording_of_another_version_is_named(tmp_path, content, why):
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    template, said = f"{tmp_path}/{{rollout_id}}.pt", rf"{path}: is no recording that can be read: .*{why}"
+    template, said = f"{tmp_path}/{{rollout_id}}.pt", rf"{path}: is not a readable recording: .*{why}"
     args = Namespace(load_debug_rollout_data=template, load_debug_rollout_data_subsample=None)
     with pytest.raises(ValueError, match=f"--load-debug-rollout-data {said}"):
         load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)

@@ -26,7 +26,7 @@ def byte_level(vocabulary: int = 330) -> PreTrainedTokenizerFast:
 
 @cache
 def word_pieces() -> PreTrainedTokenizerFast:
-    """Not byte-level: spaces are a letter of the vocabulary (Metaspace)."""
+    """Makes a tokenizer that is not byte-level: spaces are a letter of the vocabulary (Metaspace)."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()

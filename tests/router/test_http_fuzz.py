@@ -1,4 +1,4 @@
-"""Both ends of HTTP/1.1 with messages that are cut anywhere, and with what is no HTTP."""
+"""Both ends of HTTP/1.1 with messages that are cut anywhere, and with what is not HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -130,8 +130,8 @@ async def test_what_follows_a_body_is_no_header(echo) -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"hello\r\n\r\n", b"no HTTP/1.1"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"no HTTP/1.1"),
+        (b"hello\r\n\r\n", b"not HTTP/1.1"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"not HTTP/1.1"),
         (b"CONNECT a:1 HTTP/1.1\r\n\r\n", b"a tunnel is not served"),
         (b"CONNECT a:1 HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", b"a tunnel"),
         (b"GET / HTTP/1.1\r\nX: " + b"y" * HEAD_BYTES, b"over %d bytes" % HEAD_BYTES),

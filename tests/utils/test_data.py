@@ -122,19 +122,19 @@ def test_a_missing_or_foreign_file_is_an_error(tmp_path):
         (
             {"text": [{"role": "user"}]},
             {},
-            r":1: {'role': 'user'} in field 'text' is no message with content",
+            r":1: {'role': 'user'} in field 'text' is not a message with content",
         ),
         (
             {"text": [{"role": "assistant", "content": None, "tool_calls": None, "name": ""}]},
             {},
-            r"'name': ''} in field 'text' is no message with content",
+            r"'name': ''} in field 'text' is not a message with content",
         ),
         (
             {"text": [{"role": "user", "content": 5}]},
             {},
-            r"'content': 5} in field 'text' is no message with cont",
+            r"'content': 5} in field 'text' is not a message with cont",
         ),
-        ({"text": [{"no": "role"}]}, {}, r":1: {'no': 'role'} in field 'text' is no message with a role"),
+        ({"text": [{"no": "role"}]}, {}, r":1: {'no': 'role'} in field 'text' is not a message with a role"),
         ({"text": "a"}, {"apply_chat_template": True}, r":1: the chat template fails .*what a prompt"),
         ({"text": "a" * 9}, {"max_length": 8}, r"no prompt of at most 8 tokens among 1 records"),
     ],

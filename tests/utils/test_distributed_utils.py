@@ -46,7 +46,7 @@ def test_a_meeting_at_an_address_of_another_machine_is_still_served(caplog):
     assert store.get("key") == b"value"
     with pytest.raises(dist.DistError), caplog.at_level("WARNING"):
         meeting_store("192.0.2.1", free_port(), 1, 0, timedelta(seconds=1))
-    assert "192.0.2.1 is no address of this machine" in caplog.text
+    assert "192.0.2.1 is not an address of this machine" in caplog.text
 
 
 def test_whitening_uses_masked_entries_and_the_unbiased_variance():

@@ -101,7 +101,7 @@ async def test_an_answer_that_ends_too_early_is_none(raw: bytes) -> None:
 )
 async def test_what_is_no_http_is_refused(raw: bytes) -> None:
     connection = await answered([raw])
-    with pytest.raises(BrokenOff, match=r"no HTTP/1\.1"):
+    with pytest.raises(BrokenOff, match=r"not HTTP/1\.1"):
         await connection.read()
     assert connection._transport.aborted
 

@@ -32,4 +32,4 @@ def test_the_listener_is_handed_over_once():
 def test_a_port_at_an_address_of_another_machine_is_a_guess(caplog):
     port = reserve_port("192.0.2.1")
     assert listening_at("192.0.2.1", port) is None
-    assert f"192.0.2.1 is no address of this machine: port {port}" in caplog.text
+    assert f"192.0.2.1 is not an address of this machine: port {port}" in caplog.text

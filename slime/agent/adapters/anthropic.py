@@ -10,7 +10,7 @@ from aiohttp import web
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
-from slime.agent.adapters.session import Asked
+from slime.agent.adapters.session import TurnRequest
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -42,7 +42,7 @@ class AnthropicAdapter(BaseAdapter):
             sid = _session_of(request)
             self.open_session_of(sid)
             body = await request.json()
-            asked = Asked(sid, *_read(body, self._tool_parser))
+            asked = TurnRequest(sid, *_read(body, self._tool_parser))
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)
@@ -53,7 +53,7 @@ class AnthropicAdapter(BaseAdapter):
         content = {"content": _blocks(turn), "stop_reason": _reason(turn), "usage": _usage(turn)}
         return web.json_response(_message(body) | content)
 
-    async def _stream(self, request: web.Request, body: _Message, asked: Asked) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, body: _Message, asked: TurnRequest) -> web.StreamResponse:
         """Thoughts and text as they grow; calls of tools, known only at the end, each in one piece."""
         blocks = _Blocks(EventStream(request), _message(body))
         try:

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.growing import Follow, GrowingAnswer, call_sglang_generate, engine_answer
-from slime.agent.adapters.session import Asked, Messages, Refused, Session, Turn, sampling_of_turn
+from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
 from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
@@ -147,7 +147,7 @@ class BaseAdapter:
                 del self._ended[next(iter(self._ended))]
         self.trajectories.drop_session(sid)
 
-    async def turn(self, asked: Asked, follow: Follow | None = None, top_log_probs: int = 0) -> Turn:
+    async def turn(self, asked: TurnRequest, follow: Follow | None = None, top_log_probs: int = 0) -> Turn:
         """Asks the engine for the next message of a conversation.
 
         Args:
@@ -187,7 +187,7 @@ class BaseAdapter:
         return session
 
     async def _take_turn(
-        self, session: Session, asked: Asked, follow: Follow | None, top_log_probs: int
+        self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
         sid, messages, tools, params = asked
         prompt = self._prompt_ids(sid, messages, tools)

@@ -11,7 +11,7 @@ from aiohttp import web
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call
 from slime.agent.adapters.growing import EventStream
-from slime.agent.adapters.session import OPENAI_PARAMS, Asked
+from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
 # Of a request, by the names that the engine has for them.
 _MOST_TOP_LOG_PROBS = 20
@@ -35,7 +35,7 @@ class OpenAIAdapter(BaseAdapter):
                 self.open_session_of(named)
             body = await request.json()
             messages, tools, params = _read(body, self._tool_parser)
-            asked = Asked(session_of(request, body), messages, tools, params)
+            asked = TurnRequest(session_of(request, body), messages, tools, params)
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked, top_log_probs=_top_log_probs(body))
@@ -52,7 +52,7 @@ class OpenAIAdapter(BaseAdapter):
         return {**_envelope(body, "chat.completion"), "choices": [choice], "usage": _usage(turn)}
 
     async def _stream(
-        self, request: web.Request, body: Mapping[str, Any], asked: Asked
+        self, request: web.Request, body: Mapping[str, Any], asked: TurnRequest
     ) -> web.StreamResponse:
         """The text as it grows; calls of tools, known only at its end, and log-probs in one event."""
         events, envelope = EventStream(request), _envelope(body, "chat.completion.chunk")

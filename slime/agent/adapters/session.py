@@ -45,7 +45,7 @@ class Session:
     running: int = 0
 
 
-class Asked(NamedTuple):
+class TurnRequest(NamedTuple):
     """Whose turn it is, and what the request says."""
 
     sid: str

@@ -19,7 +19,7 @@ _FLOOD = 64
 """A command that writes this many times what is kept of its output is killed."""
 TIMED_OUT = -1
 _LOOK_S = 0.25
-"""Between two looks at the processor time of all processes together."""
+"""The pause between two looks at the processor time of all processes together."""
 
 _RESOURCES = {
     "memory_bytes": resource.RLIMIT_AS,

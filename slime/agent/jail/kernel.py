@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 CAP_DAC_READ_SEARCH = 2
-"""To read what root could read; the others of root's rights are more than that."""
+"""Allows to read what root could read; the others of root's rights are more than that."""
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 

@@ -60,7 +60,7 @@ def write_only_below(folders: Iterable[str], files: Iterable[str]) -> None:
 
 
 def signal_only_own() -> None:
-    """Give up sending signals to whoever does not come from this process; nothing on kernels without that."""
+    """Give up sending signals to processes that are not this one's descendants; older kernels cannot."""
     if version() < _FIRST_WITH_SCOPES:
         return
     ruleset = _ruleset(_Ruleset(scoped=_SCOPE_SIGNAL))

@@ -18,7 +18,7 @@ from slime.agent.jail.setup import Jail, enter_namespaces, shut
 _CHUNK = 1 << 20
 _LONGEST_ERROR = 500
 _LOOK_S = 1.0
-"""Between two looks at what runs while there is no command."""
+"""The pause between two looks at what runs while there is no command."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _end_with_all(inmates: Descendants) -> None:
-    """Without a namespace nothing but this process ends those that it has started."""
+    """Ends the inmates with this process: where there is no namespace nothing else does."""
     kernel.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda number, frame: _end(inmates))
 
@@ -85,7 +85,7 @@ def _regular(path: Path, flags: int, mode: str) -> BinaryIO:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     return os.fdopen(descriptor, mode)  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""From a process of the parent's to one that is shut in, as far as the machine permits; and what it holds."""
+"""Shuts a process in, as far as the machine permits, and says what holds of it."""
 
 import contextlib
 import os

@@ -235,7 +235,7 @@ class LocalSandbox:
         return reply
 
     def _kill(self) -> None:
-        """Without a namespace its first process ends all others when it is asked to end."""
+        """Kills the sandbox; where there is no namespace its first process is asked to end all others."""
         if self._process is None:
             return
         alone = self.workspace and "processes" not in self.held

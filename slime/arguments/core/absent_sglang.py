@@ -50,7 +50,7 @@ def why_no_number(key: str, value: Any) -> str | None:
 
 
 def bad_numbers(args: Namespace) -> Iterator[str]:
-    """Such options of ``--sglang-config``."""
+    """Yields the options of ``--sglang-config`` whose values are not the numbers that they should be."""
     for model in args.served_models:
         for number, group in enumerate(model.server_groups, 1):
             for key, value in group.overrides.items():

@@ -86,7 +86,7 @@ def _build_options(engine: str, add_custom_arguments: AddArguments | None = None
 
 @cache
 def shared_options(engine: str, server: type | None) -> _Options:
-    """Without options of a user's own they are the same each time; building them takes longer than parsing.
+    """Builds the options once per process: they stay the same, and building takes longer than parsing.
 
     Args:
         server: the class that declares ``--sglang-*``, None for the embedded engine's.

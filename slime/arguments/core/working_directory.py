@@ -14,7 +14,7 @@ _IF_THERE = ("hf_checkpoint", "ref_load", "opd_teacher_load", "prompt_data")
 _AMONG_WORDS = ("eval_prompt_data",)  # whoever reads the pairs of names and files makes these absolute
 _SLICE = re.compile(r"@\[[^\[\]]*\]$")
 _WITH_A_MEANING = set("{}*?[]")
-"""In a path that is filled in or is a pattern."""
+"""Characters of a path that is filled in or is a pattern."""
 
 
 def is_elsewhere() -> bool:

@@ -61,4 +61,4 @@ HOOK_CALLS = {
     ),
     "custom_eval_rollout_log_function_path": HookCall(("rollout_id", "args", "data", "extra_metrics")),
 }
-"""By the flag that names the hook; those of the trainer are not among them."""
+"""Calls by the flag that names the hook; those of the trainer are not among them."""

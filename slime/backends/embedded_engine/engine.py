@@ -128,7 +128,7 @@ class Engine:
         self._abort(self._live, abort_reason("the server is shutting down", 503))
 
     def _run_or_die(self) -> None:
-        """Without this thread the server is of no use, and its supervisor should know."""
+        """Runs the engine's thread; its failure ends the process, for the server is of no use without it."""
         try:
             self._run()
         except BaseException:

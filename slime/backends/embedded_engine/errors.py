@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 _MAX_CHARACTERS = 2000
-"""Of a message, which may quote a value of many megabytes."""
+"""The most characters of a message, which may quote a value of many megabytes."""
 
 
 class BadRequest(ValueError):

@@ -8,7 +8,7 @@ LEAST_ROWS = 16
 processors, below 16 on others."""
 
 VECTOR_ROWS = 32
-"""Of a multiple of so many rows no rest is left that is computed without vectors, to other last bits."""
+"""Rows come in multiples of this, so that none is computed without vectors, to other last bits."""
 
 
 def missing_rows(count: int) -> int:

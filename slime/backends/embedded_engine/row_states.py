@@ -57,7 +57,7 @@ class StateCache(LayerCache):
         super().clear()
         self.states: list[RowStates] = []
         self.growing: GrowingStates | None = None
-        """Of row 0, if a prompt is computed there in chunks."""
+        """The states of row 0, if a prompt is computed there in chunks."""
 
     def reserve(self, rows: int, length: int) -> None:
         super().reserve(rows, length)

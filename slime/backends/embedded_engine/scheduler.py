@@ -41,7 +41,7 @@ class PartialPrefill:
     shareable: bool = True
     """False once a part of it comes from older weights."""
     prompt_logprobs: Logprobs = field(default_factory=Logprobs)
-    """Of the part computed so far: if it is given up, the sequence keeps nothing of it."""
+    """Log-probs of the part computed so far: if it is given up, the sequence keeps nothing of it."""
     routes: list[torch.Tensor] = field(default_factory=list)
     """Likewise."""
 

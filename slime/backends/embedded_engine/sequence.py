@@ -93,14 +93,14 @@ class Sequence:
     tells_mask: bool = False
     """Whether the response tells of ``nuclei`` in the manner of SGLang's ``return_sampling_mask``."""
     nuclei: list[Nucleus] = field(default_factory=list)
-    """Of each output token, if the response is to tell of them in any manner."""
+    """The nucleus of each output token, if the response is to tell of them in any manner."""
     prompt_hidden: torch.Tensor | None = None
     """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
 
     def __post_init__(self) -> None:
         self.prompt_ids: list[int] = self.prompt.ids
         self.prompt_key = self.prompt.cache_key
-        """Of sequences with equal ones, one may start from another's keys and values."""
+        """Equal in sequences of which one may start from another's keys and values."""
 
     @property
     def needs_nuclei(self) -> bool:

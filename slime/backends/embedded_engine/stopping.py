@@ -1,4 +1,4 @@
-"""When a response is over."""
+"""Decides when a response is over."""
 
 from typing import Any
 

@@ -175,7 +175,7 @@ class WholeSource:
         self.computed: Mapping[str, torch.Tensor] = dict(model.named_buffers())
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: no file is open."""
 
     def read(self, unit: NamedTensors) -> dict[str, torch.Tensor]:
         return {name: self._tensors[name] for name, _ in unit}

@@ -47,5 +47,5 @@ class LossScale:
 
 
 def loss_scale(args: Namespace) -> LossScale | None:
-    """None unless the run computes in float16."""
+    """Makes the loss scale of a run in float16; None for any other dtype."""
     return LossScale(args) if args.params_dtype == torch.float16 else None

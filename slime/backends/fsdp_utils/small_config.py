@@ -73,7 +73,7 @@ def _everywhere(values: dict[str, Any], cut: Callable[[dict[str, Any]], None]) -
 
 
 def _is_config(value: Any) -> bool:
-    """Not so what numbers are mapped to: labels, or what is special of a layer."""
+    """Tells a config from a mapping of numbers, such as labels or what is special of a layer."""
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 

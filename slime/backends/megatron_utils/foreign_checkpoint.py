@@ -68,7 +68,7 @@ def numbers_layers_of_optimizer(path: str | Path) -> bool:
 
 @contextmanager
 def under_one_name(chunks: Sequence[torch.nn.Module], naming: Mapping[str, Any]) -> Iterator[None]:
-    """While it lasts megatron-core names layers alike if ``naming`` says so and all of them have experts.
+    """Has megatron-core name layers alike meanwhile if ``naming`` says so and all of them have experts.
 
     It takes a list of the layers with experts for layers of several kinds, even where they are of one.
     """

@@ -119,7 +119,7 @@ def build_gpt(
 
 
 def _mtp_layers(args: Namespace, role: str) -> int:
-    """That are built: a critic has none."""
+    """Counts the MTP layers that are built: a critic has none."""
     return trained_mtp_layers(args) if role == "actor" else 0
 
 
@@ -158,7 +158,7 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
 def _check_freezing(
     flag: str, patterns: Sequence[str], params: Sequence[tuple[str, torch.nn.Parameter]]
 ) -> None:
-    """Over all ranks: one may have no match, and none may give up alone."""
+    """Refuses patterns that match nothing on any rank, on all ranks together: one alone may have no match."""
     matches = [sum(_any_match([pattern], name) for name, _ in params) for pattern in patterns]
     trained = [name for name, param in params if param.requires_grad]
     total, apart, *matches = _sum_over_ranks([len(trained), not _begin_together(trained), *matches])

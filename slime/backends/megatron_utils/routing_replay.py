@@ -90,7 +90,7 @@ class RoutingReplay:
     def __init__(self, model: Sequence[torch.nn.Module], from_engine: bool) -> None:
         self.from_engine = from_engine
         self.fields = ("rollout_routed_experts",) if from_engine else ()
-        """Of the batch, which micro-batches must have."""
+        """Fields of the batch, which micro-batches must have."""
         self._choices: dict[int, list[ReplayedChoice]] = {}
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
         for chunk in model:

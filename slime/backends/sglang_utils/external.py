@@ -227,7 +227,7 @@ class ExternalEngine:
         self._version = version
 
     def end(self) -> None:
-        """Not ours to end."""
+        """Does nothing: the engine is not ours to end."""
 
 
 class ExternalEngines:

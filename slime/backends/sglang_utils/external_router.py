@@ -25,7 +25,7 @@ class _Elsewhere:
         return "(it writes elsewhere)"
 
     def terminate(self, grace: float) -> None:
-        """Not ours to end."""
+        """Does nothing: the router is not ours to end."""
 
 
 class ExternalRouter(RouterProcess):
@@ -69,7 +69,7 @@ class ExternalRouter(RouterProcess):
         self._ours.add(url)
 
     def shutdown(self) -> None:
-        """It goes on, with the engines that it had before."""
+        """Takes our engines out of the router, which goes on with those that it had before."""
         for url in self._ours - self._theirs:
             try:
                 self.remove_worker(url)

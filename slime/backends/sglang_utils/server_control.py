@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.05
 IDLE_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 60.0
-"""For an abort and the load after it; a busy engine answers between two steps."""
+"""How many seconds an abort may take, and the load after it; a busy engine answers between two steps."""
 
 
 def num_requests_from_load(load: Mapping[str, Any]) -> int:

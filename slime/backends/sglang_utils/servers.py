@@ -121,4 +121,4 @@ class EmbeddedEngine(ServerEngine):
 
 
 ENGINES: dict[str, type[ServerEngine]] = {"sglang": SGLangEngine, "embedded": EmbeddedEngine}
-"""By the value of ``--rollout-engine``."""
+"""Servers by the value of ``--rollout-engine``."""

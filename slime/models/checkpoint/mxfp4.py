@@ -12,7 +12,7 @@ from slime.models.checkpoint.quantization import MXFP4_GROUP as GROUP
 from slime.models.checkpoint.stored_scale import is_kept
 
 BYTES = GROUP // 2
-"""Of a group's numbers."""
+"""The bytes of a group's numbers."""
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
 # From where on a magnitude is rounded up to the next of them; to even at the middle.

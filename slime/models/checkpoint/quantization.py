@@ -37,7 +37,7 @@ class Quantization:
 
 
 def read_quantization(config: HfConfig) -> Quantization | None:
-    """None for weights that are stored as they are.
+    """Reads how weights are quantised; None if they are stored as they are.
 
     Raises:
         HfConfigError: they are quantised in a way that is not read.

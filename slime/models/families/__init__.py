@@ -52,7 +52,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": qwen3_5.MOE_WITH_IMAGES,
     "gpt_oss": gpt_oss.FAMILY,
 }
-"""By the ``model_type`` of config.json."""
+"""The families, by the ``model_type`` of config.json."""
 
 
 def family_of(model_type: Any, origin: str = "config.json") -> Family:

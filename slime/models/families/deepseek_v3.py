@@ -38,7 +38,7 @@ def latent_attention_shape(config: HfConfig) -> ModelShape:
 
 
 def latent_shape(config: HfConfig, default_dense: int) -> ModelShape:
-    """That with experts in the manner of DeepSeek-V3."""
+    """Returns the shape of latent attention with experts in the manner of DeepSeek-V3."""
     shape = latent_attention_shape(config)
     return replace(shape, moe=sigmoid_experts(config, shape, default_dense))
 

@@ -255,7 +255,7 @@ def _read_line(descriptor: int, limit_s: float) -> tuple[bytes, bool]:
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
-    """None if it closed its pipe and lives on."""
+    """Returns the exit code of a process; None if it closed its pipe and lives on."""
     try:
         return process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

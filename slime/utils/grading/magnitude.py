@@ -6,9 +6,9 @@ _MOST_BITS = 1 << 15
 _LARGEST_EXPONENT = 1000
 _FINEST_EXPONENT_BITS = 64
 _HIGHEST_DEGREE = 64
-"""Of a power of a sum, which sympy may multiply out."""
+"""The highest degree of a power of a sum, which sympy may multiply out."""
 _HIGHEST_DEGREES = 256
-"""Of all such powers of a formula together."""
+"""The highest degrees of all such powers of a formula together."""
 _LARGEST_FACTORIAL = 1000
 _LARGEST_SHIFT = 100
 """Beside a symbol in a factorial, which sympy may turn into a product."""

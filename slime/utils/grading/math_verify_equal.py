@@ -41,7 +41,7 @@ def are_equal(gold: str, answer: str) -> bool:
     # Not under the cache: sympy's objects compare by value, and verify changes none of them.
     parsed = _parse_label(gold)
     if not parsed:
-        raise LabelError(f"the label {gold!r} is no mathematical expression")
+        raise LabelError(f"the label {gold!r} is not a mathematical expression")
     if not is_within_bounds(answer, gold):
         return False
     return bool(verify(parsed, _parse(answer), timeout_seconds=None))

@@ -61,7 +61,7 @@ class SessionTransport(Transport):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Undoes that."""
+        """Takes down what `_join` made. Collective."""
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """

@@ -13,7 +13,7 @@ from tests.engines.embedded import Server, make_checkpoint
 
 PER_EXAMPLE = 20
 # a request that waits for a pause to end is given up after this many seconds
-PATIENCE = 0.05
+READ_TIMEOUT_S = 0.05
 
 NUMBERS = st.one_of(
     st.sampled_from([0, 1, -1, 2, 3, 0.5, 1e-9, 2**31, 2**63, 2**64, -(2**63), 1e308, 319, 320]),
@@ -152,7 +152,7 @@ def restore(server: Server) -> None:
 @pytest.mark.parametrize("number", [1000, pytest.param(5000, marks=pytest.mark.nightly)])
 def test_no_request_brings_the_server_down(server, number):
     sent, statuses = 0, {}
-    patience = httpx.Timeout(600, read=PATIENCE)
+    timeout = httpx.Timeout(600, read=READ_TIMEOUT_S)
 
     @settings(
         max_examples=number // PER_EXAMPLE,
@@ -168,7 +168,7 @@ def test_no_request_brings_the_server_down(server, number):
         for method, path, content in requests:
             sent += 1
             try:
-                status = server.client.request(method, path, content=content, timeout=patience).status_code
+                status = server.client.request(method, path, content=content, timeout=timeout).status_code
             except httpx.ReadTimeout:
                 status = 0
             assert status < 500, (method, path, content, server.report())

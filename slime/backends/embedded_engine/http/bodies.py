@@ -121,9 +121,9 @@ class DetokenizeBody(Body):
 B = TypeVar("B", bound=Body)
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Of a request; 5 million token ids fit."""
+"""The most bytes of a request; 5 million token ids fit."""
 MAX_WEIGHTS_BYTES = 4 * 2**30
-"""Of a request that may carry weights by value."""
+"""The most bytes of a request that may carry weights by value."""
 
 
 async def read_json(request: Request, limit: int = MAX_BODY_BYTES) -> dict[str, Any]:

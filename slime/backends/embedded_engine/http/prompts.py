@@ -17,9 +17,9 @@ from slime.utils.model_inputs import SequenceInputs
 
 MAX_SEQUENCES = 8192
 _KEPT_FREE = 6
-"""Of the context, by prompts."""
+"""Tokens of the context that prompts leave free."""
 _UNUSED = 2
-"""Of the context, by prompt and response."""
+"""Tokens of the context that prompt and response leave free."""
 _UNSUPPORTED = (
     "input_embeds",
     "image_data",

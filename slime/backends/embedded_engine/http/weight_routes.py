@@ -206,5 +206,5 @@ def _specs(body: UpdateFromDistributedBody) -> list[tuple[str, torch.dtype, tupl
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise BadRequest(f"dtypes: {name!r} is no dtype (wanted: e.g. 'float32')")
+        raise BadRequest(f"dtypes: {name!r} is not a dtype (wanted: e.g. 'float32')")
     return dtype

@@ -52,10 +52,10 @@ def _value(node: ast.expr) -> Any:
             return [_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
-    raise Malformed(f"{type(node).__name__} is no literal")
+    raise Malformed(f"{type(node).__name__} is not a literal")
 
 
 def _key(node: ast.expr | None) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
-    raise Malformed("a key is no literal")
+    raise Malformed("a key is not a literal")

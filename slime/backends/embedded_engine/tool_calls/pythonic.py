@@ -58,7 +58,7 @@ def _calls(node: ast.expr, tools: Tools) -> list[Call]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the bracket that closes the one at ``start``, strings left out; -1 without."""
+    """Finds the place behind the bracket that closes the one at ``start``, strings left out, else -1."""
     depth, quote, position = 0, "", start
     while position < len(text):
         character = text[position]

@@ -111,7 +111,7 @@ def _thesis(response: str) -> bool:
 
 
 def _sub_bullets(response: str) -> bool:
-    """There is a bullet, and each has a sub-bullet."""
+    """Tells whether there is a bullet, and each has a sub-bullet."""
     _, *bullets = response.split("*")
     return bool(bullets) and all("-" in bullet for bullet in bullets)
 
