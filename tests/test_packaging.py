@@ -19,7 +19,7 @@ from tools.check_extras import check, extras
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SGLANG: dict[str, dict[str, str]] = json.loads((ROOT / "constraints/sglang_requirements.json").read_text())
-"""Of each SGLang release, what it asks of packages that we need too; copied from the registry's metadata."""
+"""What each SGLang release asks of packages that we need too; copied from the registry's metadata."""
 
 
 def ranges(lines: list[str]) -> dict[str, SpecifierSet]:

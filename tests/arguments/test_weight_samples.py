@@ -202,7 +202,7 @@ OF_FAMILIES = {
     "gpt_oss": ("mlp.experts.gate_up_proj", "mlp.router.weight"),
     "minimax_m2": ("block_sparse_moe.experts.0.w1.weight", "block_sparse_moe.gate.weight"),
 }
-"""Of latent, sparse and linear attention and of experts, alone and stacked."""
+"""Samples of latent, sparse and linear attention and of experts, alone and stacked."""
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ TRAINER, ENGINE = 1, 0
 """Seeds: engines start with other weights than the trainer holds."""
 
 NO_LIMIT = {"distributed_timeout_minutes": 60}
-"""Of collectives: whoever waits for it is given up before, by ``run_ranks``."""
+"""The limit of collectives: whoever waits for it is given up before, by ``run_ranks``."""
 
 LAYOUTS = {
     "tp1": {},
