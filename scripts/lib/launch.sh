@@ -18,8 +18,7 @@ make_absolute MODELS DATASETS RUNS
 export PYTHONPATH="$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}"
 source "$REPOSITORY/scripts/lib/recipes.sh"
 
-# Sets MODEL_ARGS from scripts/models/NAME.sh. The shape is in the checkpoint's config.json as well; giving
-# it here makes a wrong checkpoint an error before any GPU is taken.
+# Sets MODEL_ARGS from scripts/models/NAME.sh: what the checkpoint's config.json does not say.
 use_model() {
     source "$REPOSITORY/scripts/models/$1.sh"
 }

@@ -1,3 +1,2 @@
-# The first 20 layers of DeepSeek-V3.
-MODEL_ARGS_NUM_LAYERS=20
+# The first 20 layers of DeepSeek-V3, which its config.json counts.
 source "$(dirname -- "${BASH_SOURCE[0]}")/deepseek-v3.sh"

@@ -1,3 +1,2 @@
-# Qwen3-30B-A3B-Instruct-2507, -Thinking-2507 and Qwen3-Coder-30B-A3B-Instruct: another base of the rotary embeddings.
-: "${MODEL_ARGS_ROTARY_BASE:=10000000}"
+# Qwen3-30B-A3B-Instruct-2507, -Thinking-2507 and Qwen3-Coder-30B-A3B-Instruct.
 source "$(dirname -- "${BASH_SOURCE[0]}")/qwen3-30B-A3B.sh"

@@ -1,19 +1,2 @@
-# Qwen3-32B, from its config.json. MODEL_ARGS_ROTARY_BASE overrides the base of the rotary embeddings.
-MODEL_ARGS=(
-    --num-layers 64
-    --hidden-size 5120
-    --ffn-hidden-size 25600
-    --num-attention-heads 64
-    --group-query-attention
-    --num-query-groups 8
-    --kv-channels 128
-    --qk-layernorm
-    --disable-bias-linear
-    --swiglu
-    --normalization RMSNorm
-    --norm-epsilon 1e-6
-    --use-rotary-position-embeddings
-    --rotary-base "${MODEL_ARGS_ROTARY_BASE:-1000000}"
-    --vocab-size 151936
-    --untie-embeddings-and-output-weights
-)
+# Qwen3-32B.
+MODEL_ARGS=()

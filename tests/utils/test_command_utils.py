@@ -45,14 +45,16 @@ def test_a_training_gets_the_flags_of_its_model_and_the_caller_s(script):
     execute_train(
         "--lr 1e-6 --run-name 'two words'",
         8,
-        "qwen3-4B",
+        "qwen3-30B-A3B",
         train_script=str(script),
         before_ray_job_submit=lambda: before.append(script.with_suffix(".json").exists()),
         extra_env_vars={"A": "1"},
         config=ExecuteTrainConfig(extra_env_vars="B=x=y"),
     )
     words, env, directory = noted(script)
-    assert words[: len(model_args("qwen3-4B"))] == model_args("qwen3-4B")
+    of_model = model_args("qwen3-30B-A3B")
+    assert of_model[:2] == ["--moe-router-dtype", "fp32"] and words[: len(of_model)] == of_model
+    assert model_args("qwen3-4B") == []
     assert words[-6:] == ["--lr", "1e-6", "--run-name", "two words", "--num-gpus-per-node", "8"]
     assert (env["A"], env["B"]) == ("1", "x=y") and before == [False]
     assert directory == str(REPOSITORY)

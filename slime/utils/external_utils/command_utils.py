@@ -50,8 +50,7 @@ def execute_train(
 
     Args:
         train_args: flags, split as a shell does.
-        megatron_model_type: the name of a file in ``scripts/models`` whose flags come first; None for none,
-            since config.json says as much.
+        megatron_model_type: the name of a file in ``scripts/models`` whose flags come first; None for none.
         before_ray_job_submit: called before the script starts.
 
     Raises:
@@ -112,11 +111,11 @@ def model_args(name: str | None) -> list[str]:
     if not script.is_file():
         known = sorted(path.stem for path in script.parent.glob("*.sh"))
         raise ValueError(f"megatron_model_type {name}: wanted one of {', '.join(known)}")
-    print_all = 'source "$1" && printf "%s\\0" "${MODEL_ARGS[@]}"'
+    print_all = 'source "$1" && for word in "${MODEL_ARGS[@]}"; do printf "%s\\0" "$word"; done'
     done = subprocess.run(
         ["bash", "-c", print_all, "bash", str(script)], check=True, text=True, capture_output=True
     )
-    return done.stdout.rstrip("\0").split("\0")
+    return done.stdout.split("\0")[:-1]
 
 
 def hf_download_dataset(full_name: str, data_dir: str = "/root/datasets") -> None:
