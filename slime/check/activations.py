@@ -8,6 +8,7 @@ from slime.arguments.trainers import trainer_of
 from slime.check.kernels import CUDA, Kernels
 from slime.check.layer_activations import Kept, Rank, angles, kept_by_layer, recomputed
 from slime.check.layout import Layout
+from slime.models import family_of
 from slime.models.mtp import trained_mtp_layers
 
 _FLOAT32 = 4
@@ -37,7 +38,8 @@ def not_estimated(args: Namespace) -> str:
     trainer = trainer_of(args)
     if trainer.transformers_model:
         return f"with --train-backend {trainer.name}"
-    return "for sparse attention" if args.dsa_indexer_freq else ""
+    family = family_of(args.model_type)
+    return "" if family.estimated else f"for {family.attention}"
 
 
 def activations(

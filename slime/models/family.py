@@ -1,14 +1,32 @@
 """What a model family is; and one whose language model is inside a larger model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slime.config.model import ModelConfig
 from slime.models.flops import decoder_forward_flops
 from slime.models.hf_config import HfConfig
 from slime.models.rules import WeightMap
-from slime.models.shape import ModelShape
+from slime.models.shape import ModelShape, Sizes
 from slime.models.weight_prefix import WeightPrefix
+
+
+def _no_tensors(shape: ModelShape) -> Iterable[tuple[str, Sizes]]:
+    del shape
+    return ()
+
+
+@dataclass(frozen=True)
+class InSglang:
+    """What SGLang 0.5.23 does whatever config.json says.
+
+    Attributes:
+        own_head: it makes an output layer without looking at ``tie_word_embeddings``.
+        all_sparse: it gives experts to every layer.
+    """
+
+    own_head: bool = False
+    all_sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,6 +41,11 @@ class Family:
         like_llama: whether the embedded engine's own forward pass computes it; others it serves with
             ``transformers``, which is slower.
         known_to_transformers_as: the ``model_type`` that it has there, where that is another one.
+        own_tensors: names within a layer, and shapes, of a checkpoint's tensors that few families have.
+        attention: the kind of attention, where trainers do not split it in packed rows as they do others.
+        estimated: whether ``--check`` knows what its layers keep for the backward pass.
+        in_mxfp4: whether checkpoints may be in MXFP4: which matrices are transposed there no file says.
+        in_sglang: where SGLang's model is another one.
     """
 
     shape: Callable[[HfConfig], ModelShape]
@@ -31,6 +54,11 @@ class Family:
     forward_flops: Callable[[Sequence[int], ModelConfig], float] = decoder_forward_flops
     like_llama: bool = False
     known_to_transformers_as: str | None = None
+    own_tensors: Callable[[ModelShape], Iterable[tuple[str, Sizes]]] = _no_tensors
+    attention: str = ""
+    estimated: bool = True
+    in_mxfp4: bool = False
+    in_sglang: InSglang = InSglang()
 
 
 def nested_family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,8 +10,8 @@ from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.flops import Products
 from slime.models.hf_config import HfConfig
-from slime.models.rules import GatedQkvRule, Rule, joined
-from slime.models.shape import LinearShape
+from slime.models.rules import GatedQkvRule, LayerKind, Rule, joined
+from slime.models.shape import LinearShape, ModelShape, Sizes
 
 if TYPE_CHECKING:
     import torch
@@ -121,15 +121,33 @@ class ByKeyHead(Rule):
         return [joined([next(parts).flatten(0, 1) for _ in width]) for width in widths]
 
 
-def delta_net_rules(in_proj: ByKeyHead) -> dict[str, Rule]:
-    """Returns the rules of a layer with the names of megatron-core's gated delta net."""
+def delta_nets(in_proj: ByKeyHead) -> LayerKind:
+    """Layers with the names of megatron-core's gated delta net in the place of attention."""
     named = {"A_log": "A_log", "dt_bias": "dt_bias", "out_norm.weight": "norm.weight"}
     named["out_proj.weight"] = "out_proj.weight"
-    return {
+    rules = {
         "self_attention.in_proj.weight": in_proj.under("linear_attn."),
         "self_attention.conv1d.weight": ByKeyHead(("linear_attn.conv1d.weight",), ((0, 1, 2),), False),
         **{f"self_attention.{ours}": Rule((f"linear_attn.{theirs}",)) for ours, theirs in named.items()},
     }
+    return LayerKind(lambda shape: shape.linear_attention_freq, rules, instead_of="self_attention.")
+
+
+def delta_net_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
+    """The shapes of the tensors of such a layer in a checkpoint, however its projections are joined there."""
+    if shape.linear is None:
+        return
+    sizes, hidden = DeltaNetSizes.of(shape.linear), shape.hidden_size
+    heads = sizes.key_heads * sizes.ratio
+    values = heads * sizes.value
+    rows = {"in_proj_qkv": sizes.mixed, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
+    rows |= {"in_proj_qkvz": sizes.mixed + values, "in_proj_ba": 2 * heads}
+    yield from ((f"linear_attn.{name}.weight", (count, hidden)) for name, count in rows.items())
+    yield "linear_attn.conv1d.weight", (sizes.mixed, 1, sizes.kernel)
+    yield "linear_attn.A_log", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
+    yield "linear_attn.norm.weight", (sizes.value,)
+    yield "linear_attn.out_proj.weight", (hidden, values)
 
 
 _GATED = GatedQkvRule(tuple(f"self_attn.{part}_proj.weight" for part in "qkv"))

@@ -234,6 +234,26 @@ def behind_last_layer(name: str, num_layers: int) -> bool:
     return match is not None and int(match[1]) >= num_layers
 
 
+@dataclass(frozen=True)
+class LayerKind:
+    """What layers of a kind have that others have not.
+
+    Attributes:
+        marked: has a 1 for each such layer; None or empty without any.
+        rules: by the parameter's name within the layer.
+        instead_of: what the names begin with that they take the place of; empty for none.
+    """
+
+    marked: Callable[[ModelConfig], Sequence[int] | None]
+    rules: Mapping[str, Rule]
+    instead_of: str = ""
+
+    def names(self, others: Sequence[str]) -> list[str]:
+        """The names within such a layer, which had these without."""
+        kept = [name for name in others if not (self.instead_of and name.startswith(self.instead_of))]
+        return [*kept, *self.rules]
+
+
 class FurtherLayers(Protocol):
     """The rules of MTP layers: `slime.models.mtp.MtpRules`."""
 
@@ -250,9 +270,7 @@ class WeightMap:
         layer_prefix: what HF puts before the names of a layer, {} standing for its number.
         absent: names that models of a shape do not have.
         experts: what the layers that `ModelConfig.moe_layer_freq` marks have instead of the names ``mlp.*``.
-        linear: what those that `ModelConfig.linear_attention_freq` marks have in place of
-            ``self_attention.*``.
-        indexer: what those that `ModelConfig.dsa_indexer_freq` marks have beside the rest.
+        kinds: of layers that have something else than ``of_layer``.
         untrained: whether a tensor of checkpoints of so many layers belongs to parts that are not trained, or
             only if flags say so, as MTP layers or read images. Exports carry
             over what was not.
@@ -265,8 +283,7 @@ class WeightMap:
     of_layer: Mapping[str, Rule]
     absent: Callable[[ModelConfig], Collection[str]]
     experts: ExpertRules | None = None
-    linear: Mapping[str, Rule] | None = None
-    indexer: Mapping[str, Rule] | None = None
+    kinds: tuple[LayerKind, ...] = ()
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
     mtp: FurtherLayers | None = None
     prefix: WeightPrefix = TEXT_ONLY
@@ -290,18 +307,17 @@ class WeightMap:
         return replace(rule, hf_names=tuple(map(self.prefix.outer, rule.hf_names)))
 
     def _in_layer(self, name: str) -> Rule | None:
-        tables = (self.of_layer, self.linear or {}, self.indexer or {})
+        tables = (self.of_layer, *(kind.rules for kind in self.kinds))
         rule = next((table[name] for table in tables if name in table), None)
         return rule or (self.experts.rule_for(name) if self.experts else None)
 
     def names_beside_experts(self, shape: ModelConfig, layer: int) -> list[str]:
         """The names within a layer, as if its MLP were dense."""
-        if self.linear and shape.linear_attention_freq and shape.linear_attention_freq[layer]:
-            kept = [name for name in self.of_layer if not name.startswith("self_attention.")]
-            return [*kept, *self.linear]
-        if self.indexer and shape.dsa_indexer_freq and shape.dsa_indexer_freq[layer]:
-            return [*self.of_layer, *self.indexer]
-        return [*self.of_layer]
+        names = [*self.of_layer]
+        for kind in self.kinds:
+            marked = kind.marked(shape)
+            names = kind.names(names) if marked and marked[layer] else names
+        return names
 
     def _names_in_layer(self, shape: ModelConfig, layer: int) -> list[str]:
         names = self.names_beside_experts(shape, layer)

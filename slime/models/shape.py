@@ -6,6 +6,9 @@ from typing import Any, Literal
 from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope
 
+Sizes = tuple[int, ...]
+"""The shape of a tensor."""
+
 
 @dataclass(frozen=True)
 class MoeShape:

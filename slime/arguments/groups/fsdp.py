@@ -91,15 +91,12 @@ def _rows_not_packed(args: Namespace) -> Iterator[str]:
             f"--context-parallel-size {size}: splits packed rows, which "
             f"--attn-implementation {args.attn_implementation} does not have (wanted: flash_attention_2)"
         )
-    kinds = {
-        "sinks": getattr(args, "softmax_type", None) == "learnable",
-        "sparse attention": bool(getattr(args, "dsa_indexer_freq", None)),
-        "linear attention": bool(getattr(args, "linear_attention_freq", None)),
-    }
-    for kind in [kind for kind, found in kinds.items() if found and not args.debug_rollout_only]:
+    family = FAMILIES.get(args.model_type)
+    if family is not None and family.attention and not args.debug_rollout_only:
         yield (
-            f"--context-parallel-size {size}: not with model_type {args.model_type}, whose {kind} "
-            f"--train-backend {trainer_of(args).name} does not compute in packed rows (wanted: 1)"
+            f"--context-parallel-size {size}: not with model_type {args.model_type}, whose "
+            f"{family.attention} --train-backend {trainer_of(args).name} does not compute in packed "
+            "rows (wanted: 1)"
         )
 
 

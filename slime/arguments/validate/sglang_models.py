@@ -4,15 +4,12 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
 
+from slime.models import FAMILIES
 from slime.models.experts import sparse_layers
+from slime.models.family import InSglang
 from slime.models.hf_config import HfConfig, HfConfigError
 
-_ALL_SPARSE = ("qwen2_moe", "qwen3_moe", "qwen3_next")
-_OWN_HEAD = (
-    *("qwen2_moe", "qwen3_moe", "qwen3_next", "mixtral", "minimax_m2"),
-    *("glm4_moe", "glm4_moe_lite", "gpt_oss"),
-)
-"""Families whose model in SGLang 0.5.23 makes an output layer without looking at ``tie_word_embeddings``."""
+_UNKNOWN = InSglang()
 
 
 def unlike_sglang(args: Namespace) -> Iterator[str]:
@@ -25,7 +22,7 @@ def unlike_sglang(args: Namespace) -> Iterator[str]:
 def bad_experts(args: Namespace) -> Iterator[str]:
     """Dense layers among those with experts, in families where SGLang 0.5.23 gives experts to every layer."""
     for path, config in _served(args):
-        if config.get("model_type") not in _ALL_SPARSE:
+        if not _in_sglang(config).all_sparse:
             continue
         dense = [i for i, sparse in enumerate(_sparse(config)) if not sparse]
         if dense:
@@ -43,12 +40,17 @@ def bad_heads(args: Namespace) -> Iterator[str]:
     """
     for path, config in _served(args):
         kind = config.get("model_type")
-        if kind in _OWN_HEAD and config.get("tie_word_embeddings") is True:
+        if _in_sglang(config).own_head and config.get("tie_word_embeddings") is True:
             yield (
                 f"{path}: tie_word_embeddings is true, and SGLang gives a {kind} an output layer of its own, "
                 "which nobody fills (wanted: --rollout-engine embedded, or a checkpoint with lm_head.weight "
                 "and tie_word_embeddings false)"
             )
+
+
+def _in_sglang(config: HfConfig) -> InSglang:
+    family = FAMILIES.get(config.get("model_type"))
+    return family.in_sglang if family else _UNKNOWN
 
 
 def _sparse(config: HfConfig) -> tuple[int, ...]:

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slime.models.families import FAMILIES
 from slime.models.hf_config import HfConfig, HfConfigError
 
 KEYS = ("quantization_config", "compression_config")
 """Where config.json has it; the second name is an older one."""
 MXFP4_GROUP = 32
 """Neighbours that share a scale."""
-# Which matrices are transposed no file says; in this family it is those of all experts.
-_IN_MXFP4 = "gpt_oss"
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,11 @@ def read_quantization(config: HfConfig) -> Quantization | None:
     if method == "compressed-tensors":
         return _compressed(config, found)
     if method == "mxfp4":
-        if (model := config.get("model_type")) != _IN_MXFP4:
-            raise _refused(config, "quant_method", method, f"that of {_IN_MXFP4} alone; this is {model!r}")
+        known = [name for name, family in FAMILIES.items() if family.in_mxfp4]
+        if (model := config.get("model_type")) not in known:
+            raise _refused(
+                config, "quant_method", method, f"that of {', '.join(known)} alone; this is {model!r}"
+            )
         return Quantization("mxfp4", group=MXFP4_GROUP, power_of_two=True)
     raise _refused(config, "quant_method", method, "fp8, compressed-tensors or mxfp4")
 

@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator
 
 from slime.models.families import FAMILIES
-from slime.models.linear_attention import DeltaNetSizes
 from slime.models.rules import FusedGateUpRule
-from slime.models.shape import IndexerShape, LatentShape, LinearShape, ModelShape, MoeShape
+from slime.models.shape import LatentShape, ModelShape, MoeShape, Sizes
 
-Sizes = tuple[int, ...]
 _LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _ANY_EXPERT = ".experts.{}."
@@ -26,14 +24,15 @@ class TensorShapes:
     """Knows the shapes of the tensors of one model."""
 
     def __init__(self, shape: ModelShape) -> None:
-        self._prefix = FAMILIES[shape.model_type].weights.prefix
+        family = FAMILIES[shape.model_type]
+        self._prefix = family.weights.prefix
         words = (shape.vocab_size, shape.hidden_size)
         self._of_model: dict[str, Sizes] = {
             "model.embed_tokens.weight": words,
             "lm_head.weight": words,
             "model.norm.weight": (shape.hidden_size,),
         }
-        self._in_layer = dict(_in_layer(shape))
+        self._in_layer = {**dict(_in_layer(shape)), **dict(family.own_tensors(shape))}
 
     def of(self, name: str) -> Sizes | None:
         """Returns the shape of a tensor of this name; None where it is not known."""
@@ -48,10 +47,6 @@ def _in_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
     yield from _latent(shape, shape.latent) if shape.latent else _attention(shape)
     yield from _mlp("mlp.", _PARTS, shape.ffn_hidden_size, shape.hidden_size)
     yield "mlp.gate_up_proj.weight", (2 * shape.ffn_hidden_size, shape.hidden_size)
-    if shape.latent and shape.indexer:
-        yield from _indexer(shape, shape.latent, shape.indexer)
-    if shape.linear:
-        yield from _delta_net(shape, shape.linear)
     if shape.moe:
         yield from _experts(shape, shape.moe)
         yield from _stacked_experts(shape, shape.moe)
@@ -86,30 +81,6 @@ def _latent(shape: ModelShape, latent: LatentShape) -> Iterator[tuple[str, Sizes
     yield "self_attn.kv_a_layernorm.weight", (rank,)
     yield "self_attn.kv_b_proj.weight", (heads * (latent.qk_head_dim + latent.v_head_dim), rank)
     yield "self_attn.o_proj.weight", (hidden, heads * latent.v_head_dim)
-
-
-def _indexer(shape: ModelShape, latent: LatentShape, indexer: IndexerShape) -> Iterator[tuple[str, Sizes]]:
-    heads, width = indexer.dsa_indexer_n_heads, indexer.dsa_indexer_head_dim
-    if latent.q_lora_rank is not None:
-        yield "self_attn.indexer.wq_b.weight", (heads * width, latent.q_lora_rank)
-    yield "self_attn.indexer.wk.weight", (width, shape.hidden_size)
-    yield "self_attn.indexer.k_norm.weight", (width,)
-    yield "self_attn.indexer.k_norm.bias", (width,)
-    yield "self_attn.indexer.weights_proj.weight", (heads, shape.hidden_size)
-
-
-def _delta_net(shape: ModelShape, linear: LinearShape) -> Iterator[tuple[str, Sizes]]:
-    sizes, hidden = DeltaNetSizes.of(linear), shape.hidden_size
-    heads = sizes.key_heads * sizes.ratio
-    values = heads * sizes.value
-    rows = {"in_proj_qkv": sizes.mixed, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
-    rows |= {"in_proj_qkvz": sizes.mixed + values, "in_proj_ba": 2 * heads}
-    yield from ((f"linear_attn.{name}.weight", (count, hidden)) for name, count in rows.items())
-    yield "linear_attn.conv1d.weight", (sizes.mixed, 1, sizes.kernel)
-    yield "linear_attn.A_log", (heads,)
-    yield "linear_attn.dt_bias", (heads,)
-    yield "linear_attn.norm.weight", (sizes.value,)
-    yield "linear_attn.out_proj.weight", (hidden, values)
 
 
 def _experts(shape: ModelShape, moe: MoeShape) -> Iterator[tuple[str, Sizes]]:

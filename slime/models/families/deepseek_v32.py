@@ -1,7 +1,7 @@
 """DeepSeek-V3.2: DeepSeek-V3 where each query reads only the keys that an indexer chooses for it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slime.config.model import ModelConfig
@@ -10,8 +10,8 @@ from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_shape
 from slime.models.family import Family
 from slime.models.flops import causal_pairs, latent_forward_flops
 from slime.models.hf_config import HfConfig
-from slime.models.rules import Rule
-from slime.models.shape import IndexerShape, ModelShape
+from slime.models.rules import LayerKind, Rule
+from slime.models.shape import IndexerShape, ModelShape, Sizes
 
 
 def sparse_shape(config: HfConfig, *, interleaved: bool, heads: int) -> ModelShape:
@@ -51,14 +51,31 @@ _PARAMETERS = {
     "k_norm.bias": "k_norm.bias",
     "linear_weights_proj.weight": "weights_proj.weight",
 }
-SPARSE_WEIGHTS = replace(
-    LATENT_WEIGHTS,
-    indexer={
+_INDEXERS = LayerKind(
+    lambda shape: shape.dsa_indexer_freq,
+    {
         f"self_attention.indexer.{ours}": Rule((f"self_attn.indexer.{theirs}",))
         for ours, theirs in _PARAMETERS.items()
     },
+)
+SPARSE_WEIGHTS = replace(
+    LATENT_WEIGHTS,
+    kinds=(_INDEXERS,),
     mtp=None,  # MTP layers have indexers of their own
 )
+
+
+def _indexer_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
+    if shape.latent is None or shape.indexer is None:
+        return
+    heads, width = shape.indexer.dsa_indexer_n_heads, shape.indexer.dsa_indexer_head_dim
+    if shape.latent.q_lora_rank is not None:
+        yield "self_attn.indexer.wq_b.weight", (heads * width, shape.latent.q_lora_rank)
+    yield "self_attn.indexer.wk.weight", (width, shape.hidden_size)
+    yield "self_attn.indexer.k_norm.weight", (width,)
+    yield "self_attn.indexer.k_norm.bias", (width,)
+    yield "self_attn.indexer.weights_proj.weight", (heads, shape.hidden_size)
+
 
 _OF_INDEXER = re.compile(r"\bself_att(?:ention|n)\.indexer\.")
 
@@ -83,5 +100,12 @@ def sparse_flops(seqlens: Sequence[int], shape: ModelConfig) -> float:
     return latent_forward_flops(seqlens, shape, shared_products, read) + 2 * indexers * scored
 
 
-SPARSE_LAYERS = "slime_plugins.models.glm5.get_glm5_spec"
-FAMILY = Family(shape=_shape, weights=SPARSE_WEIGHTS, layer_spec=SPARSE_LAYERS, forward_flops=sparse_flops)
+FAMILY = Family(
+    shape=_shape,
+    weights=SPARSE_WEIGHTS,
+    layer_spec="slime_plugins.models.glm5.get_glm5_spec",
+    forward_flops=sparse_flops,
+    own_tensors=_indexer_tensors,
+    attention="sparse attention",
+    estimated=False,
+)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_forward_flops, sigmoid_experts
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import DEEPSEEK_MTP
 from slime.models.rope import read_rope
@@ -26,4 +26,5 @@ FAMILY = Family(
     shape=_shape,
     weights=replace(DECODER_WEIGHTS, experts=DEEPSEEK_EXPERTS, untrained=behind_last_layer, mtp=DEEPSEEK_MTP),
     forward_flops=shared_forward_flops,
+    in_sglang=InSglang(own_head=True),
 )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from slime.models.families.deepseek_v32 import SPARSE_LAYERS, SPARSE_WEIGHTS, sparse_flops, sparse_shape
-from slime.models.family import Family
+from slime.models.families import deepseek_v32
+from slime.models.families.deepseek_v32 import sparse_shape
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
 
@@ -40,4 +40,4 @@ def _indexers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
     return tuple(int(kind == "full") for kind in kinds)
 
 
-FAMILY = Family(shape=_shape, weights=SPARSE_WEIGHTS, layer_spec=SPARSE_LAYERS, forward_flops=sparse_flops)
+FAMILY = replace(deepseek_v32.FAMILY, shape=_shape)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, attention_windows, decoder_shape
 from slime.models.experts import moe_forward_flops, softmax_experts
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import ExpertRules, GateUpRule, Rule, joined
@@ -98,4 +98,7 @@ FAMILY = Family(
     shape=_shape,
     weights=replace(DECODER_WEIGHTS, of_layer={**DECODER_WEIGHTS.of_layer, **_BIASES}, experts=_EXPERTS),
     forward_flops=moe_forward_flops,
+    attention="sinks",
+    in_mxfp4=True,
+    in_sglang=InSglang(own_head=True),
 )

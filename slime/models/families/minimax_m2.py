@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import expert_rules, moe_forward_flops
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import Rule
@@ -50,4 +50,5 @@ FAMILY = Family(
     shape=_shape,
     weights=replace(DECODER_WEIGHTS, experts=_EXPERTS),
     forward_flops=moe_forward_flops,
+    in_sglang=InSglang(own_head=True),
 )

@@ -10,7 +10,7 @@ from slime.models.experts import (
     softmax_experts,
     sparse_layers,
 )
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.rules import Rule
 from slime.models.shape import ModelShape, MoeShape
@@ -40,4 +40,5 @@ FAMILY = Family(
     shape=_shape,
     weights=replace(DECODER_WEIGHTS, experts=GATED_SHARED_EXPERTS),
     forward_flops=shared_forward_flops,
+    in_sglang=InSglang(own_head=True, all_sparse=True),
 )

@@ -10,7 +10,13 @@ from slime.models.families.qwen3_next import hybrid_moe_flops, hybrid_shape, is_
 from slime.models.family import Family, nested_family
 from slime.models.flops import dense_products
 from slime.models.hf_config import HfConfig
-from slime.models.linear_attention import GATED_LAYER, ByKeyHead, delta_net_rules, hybrid_flops
+from slime.models.linear_attention import (
+    GATED_LAYER,
+    ByKeyHead,
+    delta_net_tensors,
+    delta_nets,
+    hybrid_flops,
+)
 from slime.models.rules import FusedGateUpRule, Rule
 from slime.models.shape import ModelShape
 from slime.models.weight_prefix import WeightPrefix
@@ -37,15 +43,15 @@ _IN_PROJ = ByKeyHead(
     ((0, 1, 2), (3,), (4,), (5,)),
     grouped=False,
 )
-_WEIGHTS = replace(
-    DECODER_WEIGHTS, of_layer=GATED_LAYER, linear=delta_net_rules(_IN_PROJ), untrained=is_of_mtp
-)
+_WEIGHTS = replace(DECODER_WEIGHTS, of_layer=GATED_LAYER, kinds=(delta_nets(_IN_PROJ),), untrained=is_of_mtp)
 
 FAMILY = Family(
     shape=_shape,
     weights=_WEIGHTS,
     layer_spec="slime_plugins.models.qwen3_5.get_qwen3_5_spec",
     forward_flops=_dense_flops,
+    own_tensors=delta_net_tensors,
+    attention="linear attention",
 )
 MOE_FAMILY = replace(
     FAMILY,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.experts import QWEN_EXPERTS, moe_forward_flops, softmax_experts, sparse_layers
 from slime.models.families.qwen3 import qwen3_shape
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
 
@@ -22,4 +22,5 @@ FAMILY = Family(
     weights=replace(DECODER_WEIGHTS, experts=QWEN_EXPERTS),
     forward_flops=moe_forward_flops,
     like_llama=True,
+    in_sglang=InSglang(own_head=True, all_sparse=True),
 )

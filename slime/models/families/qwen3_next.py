@@ -7,12 +7,13 @@ from slime.config.model import ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import shared_products, sparse_layers
 from slime.models.families.qwen2_moe import GATED_SHARED_EXPERTS, gated_shared_experts
-from slime.models.family import Family
+from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.linear_attention import (
     GATED_LAYER,
     ByKeyHead,
-    delta_net_rules,
+    delta_net_tensors,
+    delta_nets,
     hybrid_flops,
     linear_shape,
 )
@@ -61,11 +62,14 @@ FAMILY = Family(
     weights=replace(
         DECODER_WEIGHTS,
         of_layer=GATED_LAYER,
-        linear=delta_net_rules(_IN_PROJ),
+        kinds=(delta_nets(_IN_PROJ),),
         experts=GATED_SHARED_EXPERTS,
         untrained=is_of_mtp,
         mtp=QWEN_MTP,
     ),
     layer_spec="slime_plugins.models.qwen3_next.get_qwen3_next_spec",
     forward_flops=hybrid_moe_flops,
+    own_tensors=delta_net_tensors,
+    attention="linear attention",
+    in_sglang=InSglang(own_head=True, all_sparse=True),
 )
