@@ -25,7 +25,7 @@ ROOMS = (
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
-    **dict(check=221, backends=243, rollout=165, ray=156, training=25, utils=22, router=17, weight_sync=11),
+    **dict(check=157, backends=243, rollout=165, ray=156, training=25, utils=22, router=17, weight_sync=11),
     **dict(models=7, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""

@@ -12,6 +12,8 @@ class Trainer:
     Attributes:
         backend: dotted path of its `TrainBackend`, which only the trainer's own processes import.
         imports: modules that the fork server of these processes imports once for all.
+        parameters: dotted path of a function of (args, role) that gives the parameters of a family's model,
+            without the memory for it and without ranks; empty for a trainer without one.
         flag_group: heading of the flags that are its own; empty if it has none.
         checkpoint_format: what its checkpoints say in metadata.json; empty for anything that no other
             trainer says.
@@ -32,6 +34,7 @@ class Trainer:
     name: str
     backend: str
     imports: tuple[str, ...]
+    parameters: str = ""
     flag_group: str = ""
     checkpoint_format: str = ""
     transformers_model: bool = False
@@ -56,6 +59,7 @@ MEGATRON = Trainer(
     "megatron",
     backend="slime.backends.megatron_utils.worker.MegatronBackend",
     imports=("slime.backends.megatron_utils.worker", "torch._dynamo"),
+    parameters="slime.backends.megatron_utils.model_on_paper.parameters",
 )
 _SHARDED = "wanted 1: FSDP shards every weight over all ranks"
 _NO_MEGATRON = "leave it out, there is no Megatron"

@@ -1,11 +1,12 @@
 """The memory of an engine's GPU: SGLang gives weights and KV cache a fixed part of it."""
 
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.check.activations import longest_sample
-from slime.check.parameters import whole_model
+from slime.check.parameters import Kind, whole_model
 from slime.models import FAMILIES, read_shape
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
@@ -47,12 +48,19 @@ class EngineNeeds:
         return max(0, int(self.cache / self.token)) if self.token else 0
 
 
-def engine_needs(args: Namespace, gpu_bytes: int) -> list[EngineNeeds]:
-    """Returns the needs of the engines that serve the trained model; others have a config of their own."""
+def engine_needs(
+    args: Namespace, gpu_bytes: int, trained: Mapping[Kind, int] | None = None
+) -> list[EngineNeeds]:
+    """Returns the needs of the engines that serve the trained model; others have a config of their own.
+
+    Args:
+        trained: the parameters of that model, where they are known already.
+    """
     if args.model_type not in FAMILIES:
         return []
+    whole = whole_model(args) if trained is None else trained
     return [
-        _needs(args, model, group, gpu_bytes)
+        _needs(args, model, group, gpu_bytes, whole)
         for model in args.served_models
         if model.model_path == args.hf_checkpoint
         for group in model.server_groups
@@ -60,7 +68,13 @@ def engine_needs(args: Namespace, gpu_bytes: int) -> list[EngineNeeds]:
     ]
 
 
-def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_bytes: int) -> EngineNeeds:
+def _needs(
+    args: Namespace,
+    model: ModelConfig,
+    group: ServerGroupConfig,
+    gpu_bytes: int,
+    whole: Mapping[Kind, int],
+) -> EngineNeeds:
     given = {name.removeprefix("sglang_"): value for name, value in vars(args).items()} | group.overrides
     size = _SIZES.get(str(given.get("dtype")), 2)
     kept = 1 if str(given.get("kv_cache_dtype")).startswith("fp8") else size
@@ -71,27 +85,27 @@ def _needs(args: Namespace, model: ModelConfig, group: ServerGroupConfig, gpu_by
         gpus=group.size,
         engines=group.num_engines,
         static=int((_FRACTION if fraction is None else float(fraction)) * gpu_bytes),
-        weights=_weights(args, size) // group.size,
+        weights=_weights(args, size, whole) // group.size,
         token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * kept / stages,
         longest=longest_sample(args),
     )
 
 
-def _weights(args: Namespace, size: int) -> int:
+def _weights(args: Namespace, size: int, whole: Mapping[Kind, int]) -> int:
     """Bytes of the whole model. In quantised checkpoints float8 is all but embedding and head, numbers of 4
     bits are the experts.
 
     Args:
         size: of an element that is not quantised.
     """
-    each = dict.fromkeys(("embedding", "dense", "experts"), float(size))
+    each = dict.fromkeys(whole, float(size))
     stored = read_quantization(HfConfig.read(args.hf_checkpoint))
     if stored is not None and stored.kind == "fp8":
         each |= {"dense": 1.0, "experts": 1.0}
     elif stored is not None:
         of_scale = 1 if stored.kind == "mxfp4" else size
         each["experts"] = 0.5 + (of_scale / stored.group if stored.group else 0)
-    return int(sum(each[kind] * elements for kind, elements in whole_model(args).items()))
+    return int(sum(each[kind] * elements for kind, elements in whole.items()))
 
 
 def _cached(shape: ModelShape, tp: int) -> int:

@@ -9,7 +9,15 @@ from slime.arguments.groups.critic import of_critic
 from slime.arguments.trainers import trainer_of
 from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
 from slime.check.layout import Layout, layout_of
-from slime.check.parameters import Kind, Parameter, counted, stage_parameters, whole_model
+from slime.check.parameters import (
+    Kind,
+    Parameter,
+    WholeParameter,
+    counted,
+    stage_parameters,
+    whole_model,
+    whole_parameters,
+)
 from slime.check.sharded import sharded_states, total_of_any
 from slime.check.states import States, rank_states
 
@@ -76,12 +84,20 @@ def _role(args: Namespace, role: str) -> RoleNeeds:
         stage = StageNeeds(whole, sharded_states(args, sum(whole.values()), layout.world), None)
         return RoleNeeds(role, whole, layout, micro_batch_tokens(args, layout), [stage])
     tokens = micro_batch_tokens(args, layout)
-    stages = [_stage(args, layout, stage, tokens, role) for stage in range(layout.pp)]
-    return RoleNeeds(role, whole_model(args, role), layout, tokens, stages)
+    every = whole_parameters(args, role)
+    stages = [_stage(args, layout, stage, tokens, every, role) for stage in range(layout.pp)]
+    return RoleNeeds(role, whole_model(args, role, every), layout, tokens, stages)
 
 
-def _stage(args: Namespace, layout: Layout, stage: int, tokens: int | None, role: str) -> StageNeeds:
-    chunks = stage_parameters(args, layout, stage, role)
+def _stage(
+    args: Namespace,
+    layout: Layout,
+    stage: int,
+    tokens: int | None,
+    whole: Sequence[WholeParameter],
+    role: str,
+) -> StageNeeds:
+    chunks = stage_parameters(args, layout, stage, whole, role)
     every: list[Parameter] = [parameter for chunk in chunks for parameter in chunk]
     kept = None
     if tokens is not None and not not_estimated(args):

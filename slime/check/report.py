@@ -32,7 +32,8 @@ class Report:
 def report(args: Namespace) -> Report:
     """Makes the report of flags that do not contradict each other; reads config.json and nothing else."""
     gpu = gpu_bytes(args)
-    roles, engines = trained_roles(args), engine_needs(args, gpu)
+    roles = trained_roles(args)
+    engines = engine_needs(args, gpu, roles[0].whole if roles else None)
     return Report(args, gpu, roles, engines, list(_misfits(args, gpu, roles, engines)))
 
 

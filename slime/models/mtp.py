@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _INNER = "transformer_layer."
 _LAYER = re.compile(r"mtp\.layers\.(\d+)\.(transformer_layer\.)?(.+)")
+_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _COPY = re.compile(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
 
 
@@ -30,6 +31,12 @@ def trained_mtp_layers(args: object) -> int:
 def is_copy(name: str) -> bool:
     """Whether a tensor of a checkpoint is DeepSeek-V3's copy of embedding or head in such a layer."""
     return _COPY.fullmatch(name) is not None
+
+
+def behind_last_layer(name: str, num_layers: int) -> bool:
+    """Whether a tensor is of a layer that counts on from the last one, where DeepSeek-V3 has its MTP."""
+    match = _HF_LAYER.match(name)
+    return match is not None and int(match[1]) >= num_layers
 
 
 @dataclass(frozen=True)

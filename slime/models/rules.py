@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
@@ -226,12 +225,6 @@ class ExpertRules:
             return None
         named = rule.under(self.prefix.format(match[1]))
         return StackedRule(named.hf_names, named, int(match[1])) if self.stacked else named
-
-
-def behind_last_layer(name: str, num_layers: int) -> bool:
-    """Whether a tensor is of a layer that counts on from the last one, where DeepSeek-V3 has its MTP."""
-    match = _HF_LAYER.match(name)
-    return match is not None and int(match[1]) >= num_layers
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.families import FAMILIES
 from slime.models.hf_config import HfConfig
-from slime.models.rules import behind_last_layer
+from slime.models.mtp import behind_last_layer
 
 
 def passthrough_names(path: str | Path, reader: SafetensorReader) -> list[str]:

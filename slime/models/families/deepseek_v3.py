@@ -9,9 +9,9 @@ from slime.models.experts import DEEPSEEK_EXPERTS, shared_products, sigmoid_expe
 from slime.models.family import Family
 from slime.models.flops import latent_forward_flops
 from slime.models.hf_config import HfConfig, HfConfigError
-from slime.models.mtp import DEEPSEEK_MTP
+from slime.models.mtp import DEEPSEEK_MTP, behind_last_layer
 from slime.models.rope import read_rope
-from slime.models.rules import Rule, behind_last_layer
+from slime.models.rules import Rule
 from slime.models.shape import LatentShape, ModelShape
 
 

@@ -6,9 +6,8 @@ from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_forward_flops, sigmoid_experts
 from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
-from slime.models.mtp import DEEPSEEK_MTP
+from slime.models.mtp import DEEPSEEK_MTP, behind_last_layer
 from slime.models.rope import read_rope
-from slime.models.rules import behind_last_layer
 from slime.models.shape import ModelShape
 
 
