@@ -20,6 +20,19 @@ def flag(default: Any = None, *, help: str, names: Sequence[str] = (), **options
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def shape_flag(
+    default: Any = dataclasses.MISSING, *, help: str, names: Sequence[str] = (), **options: Any
+) -> Any:
+    """A field that config.json decides: the flag of it is not given by default, and may not say otherwise.
+
+    Args:
+        default: of the field, where a model need not say it.
+        type: of the flag, where that is another one than the field's.
+    """
+    metadata = {"flag": {"help": help, "names": tuple(names), "default": None, **options}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def path_flag(help: str, default: str | None = None, **options: Any) -> Any:
     """A flag that takes the dotted path of a Python object."""
     return flag(default, help=help, dotted_path=True, **options)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from slime.config.model import ModelConfig
+from slime.config.model import ModelConfig, MoeShape
 from slime.models.flops import decoder_forward_flops, moe_products
 from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.rules import ExpertRules, GateUpRule, Rule
-from slime.models.shape import ModelShape, MoeShape
+from slime.models.shape import ModelShape
 
 
 def first_of(config: HfConfig, *names: str) -> str:

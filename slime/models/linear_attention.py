@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from slime.config.model import ModelConfig
+from slime.config.model import LinearShape, ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.flops import Products
 from slime.models.hf_config import HfConfig
 from slime.models.rules import GatedQkvRule, LayerKind, Rule, joined
-from slime.models.shape import LinearShape, ModelShape, Sizes
+from slime.models.shape import ModelShape, Sizes
 
 if TYPE_CHECKING:
     import torch

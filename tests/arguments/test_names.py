@@ -14,6 +14,7 @@ from slime.arguments.core.runtime_context import RuntimeContext
 from slime.arguments.groups.megatron import MegatronNames
 from slime.arguments.registry import declared_groups, derived_names
 from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
+from slime.config.model import PARTS, MoeShape
 from tests.arguments.names import read_names, written_names
 
 SLIME = Path(__file__).parents[2] / "slime"
@@ -23,6 +24,8 @@ FILES = [path for path in SLIME.rglob("*.py") if not _OTHERS & {*path.parents}]
 # Files that write values of the runtime context into args.
 FOREIGN = ("sglang_", "router_")
 REMOVED = {"offload"}
+# What a model may be without, whose names are None then.
+OPTIONAL = (MoeShape, *(kind for _, kind in PARTS.values()))
 
 
 def names_of(cls):
@@ -79,7 +82,8 @@ def test_values_have_the_types_that_views_promise(words, data, view):
     hints = get_type_hints(view, localns={"torch": torch})
     for args in map(validated_args, lines):
         assert hints.keys() - vars(args).keys() <= names_of(RuntimeContext) | REMOVED
-        for name in hints.keys() & vars(args).keys():
+        absent = {name for kind in OPTIONAL for name in names_of(kind) if getattr(args, name) is None}
+        for name in hints.keys() & vars(args).keys() - absent:
             config = ConfigDict(arbitrary_types_allowed=True) if hints[name] is torch.dtype else None
             TypeAdapter(hints[name], config=config).validate_python(getattr(args, name), strict=True)
 

@@ -109,6 +109,7 @@ def _of_field(field: dataclasses.Field[Any], hint: Any, prefix: str) -> Flag:
     default = None if field.default is dataclasses.MISSING else field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
+    default, hint = options.pop("default", default), options.pop("type", hint)
     dest = f"{prefix}_{field.name}" if prefix else field.name
     if default is None and not options.get("required") and hint is not Any:
         hint = hint | None  # a field that is never None once the values of its group are complete

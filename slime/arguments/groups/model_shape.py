@@ -4,8 +4,8 @@ Every flag of it defaults to None: the HF config gives the value, and a flag tha
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from slime.arguments.core.errors import UsageError
@@ -15,102 +15,42 @@ from slime.arguments.core.run_args import is_known
 from slime.arguments.groups.moe import layer_kinds
 from slime.arguments.trainers import trainer_of
 from slime.arguments.validate.user_code import why_unusable
-from slime.config.model import ModelConfig
+from slime.config.model import PARTS, DecoderShape, ModelConfig
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
 from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope
 from slime.models.shape import pad_vocab_size
 
 
-@dataclass(frozen=True)
-class ModelShapeArgs:
-    """What config.json says too."""
+@dataclass(frozen=True, kw_only=True)
+class MegatronSpelling:
+    """Facts of config.json in other words: Megatron-LM's, for what `ModelShape` has otherwise."""
 
-    num_layers: int | None = flag(above=0, help="transformer layers")
-    hidden_size: int | None = flag(above=0, help="width of the residual stream")
-    ffn_hidden_size: int | None = flag(above=0, help="width of the MLP")
-    num_attention_heads: int | None = flag(above=0, help="query heads")
-    group_query_attention: bool | None = flag(const=True, help="fewer key-value heads than query heads")
-    num_query_groups: int | None = flag(above=0, help="key-value heads")
-    kv_channels: int | None = flag(above=0, help="size of one head")
-    max_position_embeddings: int | None = flag(above=0, help="longest sequence the model knows")
-    norm_epsilon: float | None = flag(
-        names=("--norm-epsilon", "--layernorm-epsilon"), above=0, help="epsilon of norms"
-    )
-    normalization: Literal["LayerNorm", "RMSNorm"] | None = flag(help="kind of norm")
-    position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] | None = flag(
+    group_query_attention: bool = flag(const=True, help="fewer key-value heads than query heads")
+    normalization: Literal["LayerNorm", "RMSNorm"] = flag(help="kind of norm")
+    position_embedding_type: Literal["learned_absolute", "rope", "mrope", "relative", "none"] = flag(
         help="kind of position embedding"
     )
-    use_rotary_position_embeddings: bool | None = flag(const=True, help="the same as position embedding rope")
-    rope_type: Literal["rope", "yarn"] | None = flag(help="kind of rotary embedding")
-    rotary_base: float | None = flag(above=0, help="base of rotary embeddings (rope_theta)")
-    rotary_percent: float | None = flag(above=0, at_most=1, help="part of a head that is rotated")
-    rotary_interleaved: bool | None = flag(const=True, help="neighbouring features of a head make a pair")
-    use_rope_scaling: bool | None = flag(const=True, help="Llama 3's scaling of rotary frequencies")
-    rope_scaling_factor: float | None = flag(
+    use_rotary_position_embeddings: bool = flag(const=True, help="the same as position embedding rope")
+    rope_type: Literal["rope", "yarn"] = flag(help="kind of rotary embedding")
+    rotary_base: float = flag(above=0, help="base of rotary embeddings (rope_theta)")
+    rotary_percent: float = flag(above=0, at_most=1, help="part of a head that is rotated")
+    rotary_interleaved: bool = flag(const=True, help="neighbouring features of a head make a pair")
+    use_rope_scaling: bool = flag(const=True, help="Llama 3's scaling of rotary frequencies")
+    rope_scaling_factor: float = flag(
         names=("--rope-scaling-factor", "--rotary-scaling-factor"), above=0, help="factor of the scaling"
     )
-    swiglu: bool | None = flag(const=True, help="gated MLP with SiLU")
-    quick_geglu: bool | None = flag(const=True, help="gated MLP with x * sigmoid(1.702 x)")
-    glu_linear_offset: float | None = flag(at_least=0, help="added to what the gate of an MLP weighs")
-    activation_func_clamp_value: float | None = flag(above=0, help="limit of the gate and what it weighs")
-    softmax_type: Literal["vanilla", "off-by-one", "learnable"] | None = flag(
-        help="learnable: the softmax of attention has a sink, a learned score of each head"
-    )
-    add_bias_linear: bool | None = flag(
-        names=("--add-bias-linear",), const=True, help="bias in every linear layer"
-    )
-    disable_bias_linear: bool | None = flag(const=True, help="no bias in linear layers")
-    add_qkv_bias: bool | None = flag(const=True, help="bias in the projections to query, key and value")
-    qk_layernorm: bool | None = flag(const=True, help="norm on queries and keys")
-    layernorm_zero_centered_gamma: bool | None = flag(
-        names=("--apply-layernorm-1p",), const=True, help="norms multiply by 1 + weight"
-    )
-    post_self_attn_layernorm: bool | None = flag(const=True, help="norm after attention")
-    post_mlp_layernorm: bool | None = flag(const=True, help="norm after the MLP")
-    attention_output_gate: bool | None = flag(
-        names=("--attention-output-gate", "--use-gated-attention"),
-        const=True,
-        help="a sigmoid weighs what each head attends to",
-    )
-    untie_embeddings_and_output_weights: bool | None = flag(
-        const=True, help="the output layer has its own weights"
-    )
-    vocab_size: int | None = flag(above=0, help="rows of the embedding")
-
-
-@dataclass(frozen=True)
-class LatentAttentionArgs:
-    """What config.json says of multi-latent attention too."""
-
-    multi_latent_attention: bool | None = flag(const=True, help="DeepSeek's attention")
-    q_lora_rank: int | None = flag(above=0, help="width of the latent vector that queries come from")
-    kv_lora_rank: int | None = flag(above=0, help="width of the one that keys and values come from")
-    qk_head_dim: int | None = flag(above=0, help="features of a query or key head that are not rotated")
-    qk_pos_emb_head_dim: int | None = flag(above=0, help="those that are")
-    v_head_dim: int | None = flag(above=0, help="features of a value head")
     mscale: float | None = flag(at_least=0, help="YaRN's factor of the attention's temperature")
     mscale_all_dim: float | None = flag(at_least=0, help="the same, over all features")
+    swiglu: bool = flag(const=True, help="gated MLP with SiLU")
+    quick_geglu: bool = flag(const=True, help="gated MLP with x * sigmoid(1.702 x)")
+    disable_bias_linear: bool | None = flag(const=True, help="no bias in linear layers")
+    multi_latent_attention: bool = flag(const=True, help="DeepSeek's attention")
 
 
-@dataclass(frozen=True)
-class SparseAttentionArgs:
-    """What config.json says of the indexers of sparse attention too."""
-
-    dsa_indexer_n_heads: int | None = flag(above=0, help="heads of an indexer")
-    dsa_indexer_head_dim: int | None = flag(above=0, help="features of an indexer's head")
-    dsa_indexer_topk: int | None = flag(above=0, help="keys that a query reads, as an indexer chooses them")
-
-
-@dataclass(frozen=True)
-class LinearAttentionArgs:
-    """What config.json says of gated delta nets too."""
-
-    linear_conv_kernel_dim: int | None = flag(above=0, help="tokens of the convolution before a delta net")
-    linear_key_head_dim: int | None = flag(above=0, help="features of a delta net's query or key head")
-    linear_value_head_dim: int | None = flag(above=0, help="features of its value head")
-    linear_num_key_heads: int | None = flag(above=0, help="its query and key heads")
-    linear_num_value_heads: int | None = flag(above=0, help="its value heads")
+@dataclass(frozen=True, kw_only=True)
+class ModelShapeArgs(MegatronSpelling, DecoderShape):
+    """What config.json says of any decoder."""
 
 
 @dataclass(frozen=True)
@@ -133,51 +73,13 @@ class VocabularyArgs:
     )
 
 
-@dataclass(frozen=True)
-class DerivedModelShape(ModelConfig):
-    """The shape as config.json has it.
+@dataclass(frozen=True, kw_only=True)
+class DerivedModelShape(MegatronSpelling, ModelConfig):
+    """The shape as config.json has it; ``layernorm_epsilon`` is ``norm_epsilon``."""
 
-    Attributes:
-        layernorm_epsilon: as ``norm_epsilon``.
-        rope, local_rope: the rotary embedding, and that of layers with a window where it is another one.
-        qk_norm_over_heads, attention_windows, embedding_factor: see `ModelShape`.
-        activation: of the MLPs, under its name in transformers.
-        attention_output_gate, softmax_type, glu_linear_offset, activation_func_clamp_value: see `ModelShape`.
-        dsa_indexer_interleaved: see `IndexerShape`.
-    """
-
-    group_query_attention: bool
-    max_position_embeddings: int
-    norm_epsilon: float
     layernorm_epsilon: float
-    normalization: Literal["RMSNorm"]
-    position_embedding_type: Literal["rope"]
-    use_rotary_position_embeddings: bool
     rope: Rope
-    rope_type: Literal["rope", "yarn"]
-    rotary_base: float
-    rotary_percent: float
-    rotary_interleaved: bool
-    use_rope_scaling: bool
-    rope_scaling_factor: float
-    swiglu: bool
-    quick_geglu: bool
-    glu_linear_offset: float
-    activation_func_clamp_value: float | None
-    softmax_type: Literal["vanilla", "learnable"]
-    add_bias_linear: bool
-    post_self_attn_layernorm: bool
-    post_mlp_layernorm: bool
-    qk_norm_over_heads: bool
-    layernorm_zero_centered_gamma: bool
-    softmax_scale: float | None
-    attention_windows: Sequence[int | None] | None
     local_rope: Rope | None
-    embedding_factor: float
-    activation: Literal["silu", "gelu_pytorch_tanh", "quick_gelu"]
-    multi_latent_attention: bool
-    attention_output_gate: bool
-    dsa_indexer_interleaved: bool | None
 
 
 # What all supported families share.
@@ -196,6 +98,9 @@ def derive(args: Namespace) -> None:
     wrong = list(_disagreements(args, shape))
     for name, value in shape.items():
         setattr(args, name, value)
+    for field in fields(ModelConfig):  # what of an architecture without a family nobody knows
+        if is_known(args, field.name):
+            vars(args).setdefault(field.name, None)
     if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
         wrong.append("--group-query-attention: config.json has as many key-value heads as query heads")
     args.group_query_attention = args.num_query_groups != args.num_attention_heads
@@ -272,9 +177,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 CONFIG_GROUP = ConfigGroup(
     {
         "model shape": ModelShapeArgs,
-        "latent attention": LatentAttentionArgs,
-        "sparse attention": SparseAttentionArgs,
-        "linear attention": LinearAttentionArgs,
+        **dict(PARTS.values()),
         "layer variants": LayerVariantArgs,
         "vocabulary": VocabularyArgs,
     },

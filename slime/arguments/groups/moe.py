@@ -10,40 +10,10 @@ from slime.arguments.core.errors import UsageError
 from slime.arguments.core.flag import flag, flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.trainers import trainer_of
+from slime.config.model import MoeShape
 from slime.models import HfConfigError, read_shape
 
 _MOST_LAYERS = 100_000
-
-
-@dataclass(frozen=True)
-class ExpertShapeArgs:
-    """What config.json says of the experts too."""
-
-    num_experts: int | None = flag(at_least=0, same_as_default=(0,), help="experts of an MoE layer")
-    moe_layer_freq: str | None = flag(
-        same_as_default=("1",),
-        help="which layers have experts: N for every N-th one, or a list such as [0]*1+[1]*47",
-    )
-    moe_ffn_hidden_size: int | None = flag(above=0, help="width of an expert's MLP")
-    moe_router_topk: int | None = flag(above=0, help="experts that a token is sent to")
-    moe_router_pre_softmax: bool | None = flag(
-        const=True, help="weigh experts by their share of all of them, not of the chosen ones"
-    )
-    moe_router_score_function: Literal["softmax", "sigmoid"] | None = flag(
-        help="what makes scores of a router's logits"
-    )
-    moe_router_enable_expert_bias: bool | None = flag(
-        const=True, help="a bias of each expert takes part in the choice, not in the weights"
-    )
-    moe_router_num_groups: int | None = flag(above=0, help="groups of experts to choose from")
-    moe_router_group_topk: int | None = flag(above=0, help="groups that a token's experts may come from")
-    moe_router_topk_scaling_factor: float | None = flag(
-        above=0, help="factor of the weights of the chosen experts"
-    )
-    moe_shared_expert_intermediate_size: int | None = flag(
-        at_least=0, same_as_default=(0,), help="width of all shared experts together"
-    )
-    moe_shared_expert_gate: bool | None = flag(const=True, help="a sigmoid weighs the shared experts")
 
 
 @dataclass(frozen=True)
@@ -175,7 +145,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def _given_to_dense(args: Namespace) -> Iterator[str]:
-    for spec in (*flags_of(ExpertShapeArgs), *flags_of(ExpertArgs)):
+    for spec in (*flags_of(MoeShape), *flags_of(ExpertArgs)):
         value = getattr(args, spec.dest)
         if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
             shown = "" if isinstance(value, bool) else f" {value}"
@@ -248,7 +218,7 @@ def _bad_losses(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"experts of the model": ExpertShapeArgs, "experts": ExpertArgs},
+    {"experts of the model": MoeShape, "experts": ExpertArgs},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

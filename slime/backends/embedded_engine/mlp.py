@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from slime.backends.embedded_engine.linear import linear
-from slime.models.shape import MoeShape
+from slime.config.model import MoeShape
 
 
 @dataclass

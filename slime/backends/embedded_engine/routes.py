@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slime.models.shape import MoeShape
+from slime.config.model import MoeShape
 
 
 class RouteRecorder:

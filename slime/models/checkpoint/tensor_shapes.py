@@ -6,9 +6,10 @@
 import re
 from collections.abc import Iterator
 
+from slime.config.model import LatentShape, MoeShape
 from slime.models.families import FAMILIES
 from slime.models.rules import FusedGateUpRule
-from slime.models.shape import LatentShape, ModelShape, MoeShape, Sizes
+from slime.models.shape import ModelShape, Sizes
 
 _LAYER = re.compile(r"model\.layers\.\d+\.(.+)")
 _EXPERT = re.compile(r"\.experts\.\d+\.")

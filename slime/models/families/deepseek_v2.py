@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from slime.config.model import MoeShape
 from slime.models.experts import DEEPSEEK_EXPERTS, dense_first, softmax_experts
 from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_attention_shape, latent_moe_flops
 from slime.models.family import Family
 from slime.models.hf_config import HfConfig
-from slime.models.shape import ModelShape, MoeShape
+from slime.models.shape import ModelShape
 
 _GROUPED, _GREEDY = "group_limited_greedy", "greedy"
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slime.config.model import ModelConfig
+from slime.config.model import LatentShape, ModelConfig
 from slime.models.decoder import DECODER_WEIGHTS, decoder_absent, decoder_shape
 from slime.models.experts import DEEPSEEK_EXPERTS, shared_products, sigmoid_experts
 from slime.models.family import Family
@@ -12,7 +12,7 @@ from slime.models.hf_config import HfConfig, HfConfigError
 from slime.models.mtp import DEEPSEEK_MTP, behind_last_layer
 from slime.models.rope import read_rope
 from slime.models.rules import Rule
-from slime.models.shape import LatentShape, ModelShape
+from slime.models.shape import ModelShape
 
 
 def latent_attention_shape(config: HfConfig) -> ModelShape:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from slime.config.model import ModelConfig
+from slime.config.model import IndexerShape, ModelConfig
 from slime.models.experts import shared_products
 from slime.models.families.deepseek_v3 import LATENT_WEIGHTS, latent_shape
 from slime.models.family import Family
 from slime.models.flops import causal_pairs, latent_forward_flops
 from slime.models.hf_config import HfConfig
 from slime.models.rules import LayerKind, Rule
-from slime.models.shape import IndexerShape, ModelShape, Sizes
+from slime.models.shape import ModelShape, Sizes
 
 
 def sparse_shape(config: HfConfig, *, interleaved: bool, heads: int) -> ModelShape:

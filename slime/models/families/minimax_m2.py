@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+from slime.config.model import MoeShape
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import expert_rules, moe_forward_flops
 from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.rope import read_rope
 from slime.models.rules import Rule
-from slime.models.shape import ModelShape, MoeShape
+from slime.models.shape import ModelShape
 
 _HEAD_DIM = 128  # MiniMaxM2Config's default
 

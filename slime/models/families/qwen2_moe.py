@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from slime.config.model import MoeShape
 from slime.models.decoder import DECODER_WEIGHTS, decoder_shape
 from slime.models.experts import (
     QWEN_EXPERTS,
@@ -13,7 +14,7 @@ from slime.models.experts import (
 from slime.models.family import Family, InSglang
 from slime.models.hf_config import HfConfig
 from slime.models.rules import Rule
-from slime.models.shape import ModelShape, MoeShape
+from slime.models.shape import ModelShape
 
 
 def gated_shared_experts(config: HfConfig, layers: tuple[int, ...]) -> MoeShape:

@@ -13,7 +13,7 @@ from slime.backends.embedded_engine.mlp import ExpertWeights
 from slime.backends.embedded_engine.model import CausalLM
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.parameters import Parameters
-from slime.models.shape import MoeShape
+from slime.config.model import MoeShape
 from tests.engines.embedded import make_checkpoint
 
 IDS = [(7 * i) % 256 for i in range(50)]
@@ -81,7 +81,13 @@ def test_the_output_of_a_layer_is_the_weighted_sum_of_its_experts():
     """In float64, one token and one expert after the other."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
-    shape = MoeShape(5, 2, 3, (1,), moe_router_pre_softmax=False)
+    shape = MoeShape(
+        num_experts=5,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=3,
+        moe_layer_freq=(1,),
+        moe_router_pre_softmax=False,
+    )
     layer = ExpertWeights(shape, draw(5, 4), draw(5, 6, 4), draw(5, 4, 3))
     x = draw(2, 7, 4)
     expected = torch.zeros_like(x)
