@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 HANGS = 120  # seconds
 START = """
 import ctypes, signal, sys, time
+# As from a shell; of tests that a script runs in its background the child inherits that Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
 
 def hang():
