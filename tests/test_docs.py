@@ -1,13 +1,20 @@
 """What pages name exists: files, modules, functions; and each room has its README."""
 
 import ast
+import asyncio
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from examples.calculator_tool.reward import reward as calculator_reward
+from examples.openai_agent.generate import grade
+from slime.utils.types import Sample
 
 ROOT = Path(__file__).parents[1]
 LISTED = [ROOT / "slime/backends" / folder for folder in ("megatron_utils", "fsdp_utils", "embedded_engine")]
@@ -145,15 +152,35 @@ def imported_names(source: str) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def test_the_code_in_pages_imports_what_exists() -> None:
-    blocks = [
+def blocks_of_python() -> list[tuple[Path, str]]:
+    return [
         (page, code)
         for page in PAGES
         for language, code in _FENCE.findall(page.read_text(encoding="utf-8"))
         if language == "python"
     ]
+
+
+def test_the_code_in_pages_imports_what_exists() -> None:
+    blocks = blocks_of_python()
     assert len(blocks) >= 4
     for page, code in blocks:
         for module, attribute in imported_names(code):
             if module.split(".")[0] in ("slime", "examples"):
                 assert hasattr(import_module(module), attribute), f"{page}: {module}.{attribute}"
+
+
+def test_rewards_in_pages_and_examples_that_compare_take_what_stands_around_an_answer() -> None:
+    """As the token that ends a response, and the space around an answer and its label."""
+    response, label = "It is \\boxed{ 4}.<|im_end|>", "4\n"
+    rewards = [calculator_reward]
+    for page, code in blocks_of_python():
+        if "def reward(" in code and "== sample.label" in code:
+            found: dict[str, Any] = {}
+            exec(compile(code, page, "exec"), found)
+            rewards.append(found["reward"])
+    assert len(rewards) == 2
+    for reward in rewards:
+        sample = Sample(response=response, label=label, metadata={"turns": [response]})
+        assert asyncio.run(reward(Namespace(), sample)) == 1.0
+    assert grade(response, label) == 1.0

@@ -1,6 +1,7 @@
 """Nothing that a model writes is run by its grader, and nothing keeps a grader past its limit."""
 
 import ast
+import json
 import time
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from slime.arguments.groups.rewards import RM_TYPES
 from slime.rollout.base_types import GradingFailed
 from slime.rollout.rm_hub import f1_score, math_dapo_utils
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
-from slime.rollout.rm_hub.grading_pool import GradingProcess
+from slime.rollout.rm_hub.grading_pool import GRADING_LIMIT_S, GradingProcess
 from slime.rollout.rm_hub.math_utils import grade_answer_mathd
 from slime.utils.grading import boxes
 from tests.rollout.graders import hostile, watched
@@ -107,6 +108,17 @@ def test_answers_as_deep_and_long_as_their_labels_are_read(process):
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_ten_thousand_hostile_answers_run_nothing(process, seed):
     look_through(process, islice(hostile.answers(seed), 1000), GRADERS)
+
+
+def test_ten_thousand_are_on_record_for_each_grader():
+    record = json.loads((ROOT / "benchmarks/results/hostile_answers.json").read_text())
+    seeds = record["seeds"].values()
+    assert record["limit_s"] == GRADING_LIMIT_S and len(seeds) >= 10
+    for rows in seeds:
+        assert rows.keys() == set(GRADERS)
+        for grader, row in rows.items():
+            assert (row["answers"], row["ran"], row["no_verdict"]) == (1000, [], []), grader
+            assert row["longest_s"] < GRADING_LIMIT_S, grader
 
 
 def test_graders_without_a_process_of_their_own_are_done_at_once():

@@ -1,9 +1,17 @@
 """Whoever reaches the router's port without its key, or by way of somebody's browser."""
 
 import asyncio
+import os
 import resource
+import signal
+import socket
+import subprocess
+import sys
 import tracemalloc
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from fastapi.responses import RedirectResponse, Response
@@ -12,6 +20,7 @@ from slime.router import asgi, http_server, serving
 from slime.utils.worker_url import spelling, worker_url
 from tests.router.conftest import exchanged, served
 
+ROOT = Path(__file__).parents[2]
 NO_WORKERS = [
     *(
         "http://a..b:80",
@@ -176,6 +185,43 @@ def test_clients_leave_descriptors_for_engines(monkeypatch, now, most, clients) 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (now, most))
     monkeypatch.setattr(resource, "setrlimit", lambda what, limits: None)
     assert serving.max_clients() == clients
+
+
+FEW = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from slime.router.router import SlimeRouter
+from slime.router.serving import listening
+from tests.router.conftest import router_args
+
+async def main():
+    args = router_args()
+    router = SlimeRouter(args)
+    async with router.running(), listening(router.front, "127.0.0.1", args.sglang_router_port):
+        print(args.sglang_router_port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+def test_more_clients_than_descriptors_stop_nothing_and_fill_no_log(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w+"))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+        router = stack.enter_context(subprocess.Popen([sys.executable, "-c", FEW], cwd=ROOT, **pipes))
+        stack.callback(router.kill)
+        port = int(router.stdout.readline())
+        router.send_signal(signal.SIGSTOP)  # so that it finds them all at once
+        for _ in range(400):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"GET /health HT")
+        router.send_signal(signal.SIGCONT)
+        for _ in range(5):
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+                assert answer.status == 200
+        router.communicate()
+        assert router.returncode == 0 and log.seek(0, os.SEEK_END) < 10_000
 
 
 class Nothing:
