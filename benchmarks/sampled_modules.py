@@ -8,7 +8,6 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
     "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),
     "slime/weight_sync/transports/session.py": ("weight_sync/test_update", "weight_sync/test_handle"),
-    "slime/weight_sync/manifest.py": ("weight_sync/test_plan",),
     "slime/weight_sync/transports/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
     "slime/models/checkpoint/int4.py": _FORMATS,
     "slime/models/checkpoint/fp8.py": _FORMATS,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from slime.training.weights import NamedTensors, Weights
-from slime.weight_sync.manifest import Manifest
+from slime.weight_sync.plan import Manifest
 
 
 def announced(weights: Weights, max_bytes: int) -> Iterator[NamedTensors]:

@@ -74,6 +74,7 @@ class Rule:
         return [range(min(rank * part, rows), min((rank + 1) * part, rows))]
 
     def split(self, param: torch.Tensor, shape: ModelConfig) -> list[torch.Tensor]:
+        """The HF tensors that a full parameter holds, without vocabulary padding; views where possible."""
         return [param]
 
     def unshard(self, shards: list[torch.Tensor], dim: int) -> torch.Tensor:
@@ -330,17 +331,3 @@ class WeightMap:
             inner = [name for name in self._names_in_layer(shape, shape.num_layers - 1) if name not in absent]
             names += self.mtp.names(mtp_layers, inner)
         return {name for ours in names for name in self.rule_for(ours, shape.num_layers).hf_names}
-
-    def split(self, shape: ModelConfig, name: str, param: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """(HF name, tensor) pairs that a full parameter holds; views of it where possible.
-
-        Vocabulary padding is cut off. A parameter that models of this shape have no tensor for, as the copy
-        of a tied embedding on the last pipeline stage, gives none.
-
-        Raises:
-            ValueError: no rule covers the parameter.
-        """
-        if name in self.absent(shape):
-            return []
-        rule = self.rule_for(name, shape.num_layers)
-        return list(zip(rule.hf_names, rule.split(param, shape), strict=True))

@@ -40,6 +40,7 @@ class WeightUpdate:
         size, notes_sent = args.update_weight_buffer_size, args.check_weight_checksums
         self._plan = WeightPlan(weights, filters, size, notes_sent)
         self._transports = list(transports_of(args) if transports is None else transports)
+        self._serving: list[Transport] = []
         self._ranks = RankAgreement(wait_limit(args))
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
@@ -50,10 +51,13 @@ class WeightUpdate:
             RuntimeError: a group did not form in time, or another rank failed.
         """
         with self._ranks.step("connect engines"):
-            remaining = list(endpoints)
+            remaining, self._serving = list(endpoints), []
             for transport in self._transports:
-                transport.connect([endpoint for endpoint in remaining if transport.accepts(endpoint)])
-                remaining = [endpoint for endpoint in remaining if not transport.accepts(endpoint)]
+                served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
+                remaining = [endpoint for endpoint in remaining if endpoint not in served]
+                if served:
+                    self._serving.append(transport)
+                transport.connect(served)
             if remaining:
                 raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
 
@@ -70,20 +74,20 @@ class WeightUpdate:
             RuntimeError: another rank failed.
             ValueError: the engines' checkpoint has no place for a tensor.
         """
-        sources: set[int] = set().union(*(transport.source_ranks() for transport in self._transports))
+        sources: set[int] = set().union(*(transport.source_ranks() for transport in self._serving))
         sends = dist.get_rank() in sources
         with self._ranks.step("pause engines and open the update"):
             if sends:
                 _ = self._plan.manifest  # what cannot be sent is known before an engine stops
-            for transport in self._transports:
+            for transport in self._serving:
                 transport.open(str(version), self._plan)
         with self._ranks.step("send weights"):
             needed = bool(sources & self._plan.ranks)
             sent = self._plan.carry(self._send if sends else None) if needed else 0
         with self._ranks.step("close the update and continue"):
-            for transport in self._transports:
+            for transport in self._serving:
                 transport.commit()
-            for transport in self._transports:
+            for transport in self._serving:
                 transport.resume()
         return sent
 
@@ -94,4 +98,4 @@ class WeightUpdate:
                 transport.disconnect()
 
     def _send(self, bucket: NamedTensors, is_last: bool) -> int:
-        return sum(transport.send(bucket, is_last) for transport in self._transports)
+        return sum(transport.send(bucket, is_last) for transport in self._serving)

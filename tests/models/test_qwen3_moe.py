@@ -82,10 +82,11 @@ def test_gate_and_up_of_an_expert_are_split_and_joined():
     weights = family_of("qwen3_moe").weights
     name = "decoder.layers.2.mlp.experts.local_experts.5.linear_fc1.weight"
     param = torch.arange(6.0).reshape(6, 1)
-    (gate_name, gate), (up_name, up) = weights.split(args, name, param)
-    assert gate_name == "model.layers.2.mlp.experts.5.gate_proj.weight"
-    assert up_name == "model.layers.2.mlp.experts.5.up_proj.weight"
-    assert torch.equal(weights.rule_for(name).merge([gate, up], args), param)
+    rule = weights.rule_for(name)
+    assert rule.hf_names == tuple(
+        f"model.layers.2.mlp.experts.5.{part}_proj.weight" for part in ("gate", "up")
+    )
+    assert torch.equal(rule.merge(rule.split(param, args), args), param)
 
 
 def test_forward_flops_count_only_the_experts_that_a_token_is_sent_to():

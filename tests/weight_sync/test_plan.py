@@ -5,8 +5,7 @@ import torch
 
 from slime.training.weights import TensorInfo, require_form
 from slime.weight_sync.filters.filter import Filter
-from slime.weight_sync.manifest import Manifest
-from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.plan import Manifest, WeightPlan
 
 NAMES = ("a", "b", "c")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from slime.models.checkpoint.load_shard import ShardSpec, load_shard
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
-from slime.models.rules import Rule
 from slime.training.weights import NamedTensors, TensorInfo
 
 
@@ -73,8 +73,10 @@ class HfWeights:
     def __init__(self, args: ModelView, model: Sequence[torch.nn.Module]) -> None:
         self._args = args
         self.ranks = _ranks_of_a_copy()
-        self._rules = family_of(args.model_type).weights
-        absent = self._rules.absent(args)
+        rules = family_of(args.model_type).weights
+        # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
+        absent = rules.absent(args)
+        self._rule_for = cache(partial(rules.rule_for, num_layers=args.num_layers))
         self._params = {name: param for name, param in named_weights(model) if name not in absent}
         self._device = torch.cuda.current_device()
         self._infos = self._all_infos()
@@ -148,8 +150,9 @@ class HfWeights:
         self, info: ParamInfo, parts: list[torch.Tensor]
     ) -> Iterator[tuple[str, int | None, torch.Tensor]]:
         for name, full in self._joined(info, parts):
-            for hf_name, tensor in self._rules.split(self._args, name, full):
-                yield hf_name, self._rule_for(name).expert, tensor
+            rule = self._rule_for(name)
+            for hf_name, tensor in zip(rule.hf_names, rule.split(full, self._args), strict=True):
+                yield hf_name, rule.expert, tensor
 
     def _joined(self, info: ParamInfo, parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of the parameters that these parts, one of each rank of a group, make up."""
@@ -166,9 +169,6 @@ class HfWeights:
         if info.dim is None:
             return shards[0]
         return self._rule_for(info.name).unshard(shards, info.dim)
-
-    def _rule_for(self, name: str) -> Rule:
-        return self._rules.rule_for(name, self._args.num_layers)
 
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()

@@ -40,12 +40,6 @@ class BroadcastTransport(SessionTransport):
         self._group_name = ""
         self._buffer = FlatBuffer()
 
-    def accepts(self, endpoint: EngineEndpoint) -> bool:
-        return True
-
-    def source_ranks(self) -> set[int]:
-        return {0} if self._endpoints else set()
-
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._group is None:
             return 0

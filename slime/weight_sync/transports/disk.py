@@ -16,7 +16,6 @@ from slime.models.checkpoint.safetensors_index import INDEX
 from slime.models.checkpoint.tensor_slices import bytes_of
 from slime.training.hf_export import copy_assets
 from slime.training.weights import NamedTensors
-from slime.utils.types import EngineEndpoint
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.session import SessionTransport
 
@@ -39,12 +38,6 @@ class DiskTransport(SessionTransport):
         self._keeps_files = args.update_weight_disk_keep_files
         self._assets = Path(args.synced_checkpoint)
         self._staged: StagedVersion | None = None
-
-    def accepts(self, endpoint: EngineEndpoint) -> bool:
-        return True
-
-    def source_ranks(self) -> set[int]:
-        return {0} if self._endpoints else set()
 
     def open(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan = version, plan

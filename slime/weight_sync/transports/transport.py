@@ -12,8 +12,8 @@ from slime.weight_sync.plan import WeightPlan
 class Transport(ABC):
     """One way to engines, with what has to happen to them before the first bucket and after the last.
 
-    All methods are called on every trainer rank, in the same order: connect; then for each update: open,
-    send, send, ..., commit, resume; at last disconnect.
+    All methods are called on every trainer rank, in the same order: connect; then for each update, if there
+    are engines that it serves: open, send, send, ..., commit, resume; at last disconnect.
 
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
@@ -29,17 +29,17 @@ class Transport(ABC):
         """Whether a run with that choice uses it."""
         return True
 
-    @abstractmethod
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         """Whether this transport reaches the engine; the same answer on every rank."""
+        return True
 
     @abstractmethod
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Replaces the engines that this transport serves, and ends what a failed update has left open."""
 
-    @abstractmethod
     def source_ranks(self) -> set[int]:
         """The trainer ranks whose weights are read; the same answer on every rank."""
+        return {0}
 
     @abstractmethod
     def open(self, version: str, plan: WeightPlan) -> None:
