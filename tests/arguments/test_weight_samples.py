@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.models import family_of, read_shape, shape_from_hf_config
-from slime.models.checkpoint.inspection import bad_headers, bad_weights, read_headers
+from slime.models.checkpoint.inspection import bad_headers, bad_weights, read_headers, weight_names
 from slime.models.checkpoint.quantization import Quantization, read_quantization
 from slime.models.checkpoint.tensor_shapes import TensorShapes
 from slime.models.hf_config import HfConfig
@@ -287,3 +287,8 @@ def test_codes_and_scales_that_are_no_numbers_are_named(quantized, tmp_path: Pat
             assert f"{name} holds NaN or infinite values" in str(said)
 
     hold_each(quantized, check)
+
+
+def test_names_of_weights_that_are_stored_in_an_unknown_way_are_not_guessed(altered_checkpoint) -> None:
+    with pytest.raises(ValueError, match="quant_method 'gguf'"):
+        weight_names(altered_checkpoint(quantization_config={"quant_method": "gguf"}))

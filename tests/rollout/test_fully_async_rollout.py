@@ -17,6 +17,7 @@ from slime.rollout.fully_async_rollout import (
     stop_worker,
 )
 from slime.rollout.weight_clock import clock
+from slime.utils.async_utils import run
 from slime.utils.types import Sample
 from tests.engines.fake import NEVER
 from tests.rollout import plugins
@@ -461,6 +462,20 @@ def test_the_worker_has_the_original_s_methods(engine, async_args, make_source):
     worker.stop()
     assert worker.queue_size() == 0
     assert balanced(source) and source.ledger.trained == 1
+
+
+def test_groups_begin_when_the_block_ends_that_held_them_back(engine, async_args, make_source):
+    args = async_args()
+    worker = AsyncRolloutWorker(args, make_source(args), concurrency=2)
+
+    async def counts():
+        with worker.held():
+            worker.start()
+            while_held = len(worker._running)
+        return while_held, len(worker._running)
+
+    assert run(counts()) == (0, 2)
+    worker.stop()
 
 
 def test_groups_that_waited_when_the_worker_stopped_are_not_scored_again(engine, async_args, make_source):

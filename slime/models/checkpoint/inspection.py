@@ -134,12 +134,6 @@ def weight_names(path: str | Path) -> set[str]:
         return set(index.names())
 
 
-def has_plain_names(path: str | Path) -> bool:
-    """Whether the files name the weights as the model does, and hold them unquantised."""
-    with SafetensorIndex(path) as index:
-        return _has_plain_names(index)
-
-
 def _opened(path: str | Path) -> SafetensorIndex:
     index = SafetensorIndex(path)
     if _has_plain_names(index):
