@@ -36,7 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "sampled_mutants.json"
 TIMES = RESULTS.with_name("suite_times.json")
 PACKAGES = ("weight_sync", "models", "rollout", "backends")
 KILLED, SURVIVES, NOT_JUDGED = "killed", "survives", "not judged"
-_MOST_FILES, _MOST_SECONDS = 2, 10.0  # of tests beside the file of a module's name
+_MAX_FILES, _MAX_SECONDS = 2, 10.0  # of tests beside the file of a module's name
 _LEAST_S = 300.0
 _SLOWER = 10.0
 """So many times what the tests need without a fault; a busy machine is no mutant's fault."""
@@ -51,8 +51,8 @@ def test_files(path: str) -> tuple[str, ...]:
     module = path.removesuffix(".py").replace("/", ".")
     others = [name for name, imported in _imports().items() if module in imported and name != mirror]
     times = {name: _seconds().get(name, 0.0) for name in others}
-    cheap = sorted((name for name in others if times[name] <= _MOST_SECONDS), key=lambda name: times[name])
-    return (*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MOST_FILES])
+    cheap = sorted((name for name in others if times[name] <= _MAX_SECONDS), key=lambda name: times[name])
+    return (*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MAX_FILES])
 
 
 @cache

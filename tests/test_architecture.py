@@ -284,6 +284,19 @@ def docstrings_can_be_read_alone(tree: Tree) -> Iterator[str]:
                     yield f"{path}: {str(text.value).strip().splitlines()[0]!r} is not a sentence"
 
 
+_FORMER_WORDS = re.compile(
+    r"further tokens|\b(?:Concern|Facts|Place|Cut|StoredRows|Whereabouts|EngineKeeper|[Gg]atekeeper)\b"
+    r"|\b(?:keeper|patience|whereabouts)\b|PATIENCE|MOST_|says_how_age|Half a loop|What dies"
+)
+
+
+def words_are_the_field_s(tree: Tree) -> Iterator[str]:
+    """One thing has one name, which is the one that the field has for it."""
+    for path, source in tree.items():
+        for found in _FORMER_WORDS.finditer(source):
+            yield f"{path}:{source.count(chr(10), 0, found.start()) + 1} says {found[0]!r}"
+
+
 RULES = (
     foreign_packages_stay_at_home,
     neutral_rooms_import_no_backend,
@@ -299,6 +312,7 @@ RULES = (
     unaware_rooms_know_no_flags,
     files_are_short,
     docstrings_can_be_read_alone,
+    words_are_the_field_s,
 )
 
 
@@ -307,12 +321,14 @@ def test_the_house_keeps_the_rule(rule) -> None:
     assert list(rule(real_tree())) == []
 
 
-def test_docstrings_of_scripts_and_helpers_of_tests_can_be_read_alone() -> None:
-    files = [
-        file for room in ("tests", "benchmarks", "tools", "examples") for file in (ROOT / room).rglob("*.py")
-    ]
-    sources = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+def test_scripts_pages_and_helpers_of_tests_speak_as_the_house_does() -> None:
+    rooms = ("tests", "benchmarks", "tools", "examples", "scripts", "docs", "slime")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.*") if file != Path(__file__)]
+    suffixes = (".py", ".md", ".sh")
+    everything = {str(file.relative_to(ROOT)): file.read_text() for file in files if file.suffix in suffixes}
+    sources = {path: text for path, text in everything.items() if path.endswith(".py")}
     assert len(sources) > 300 and list(docstrings_can_be_read_alone(sources)) == []
+    assert len(everything) > 1000 and list(words_are_the_field_s(everything)) == []
 
 
 @pytest.mark.parametrize(
@@ -351,6 +367,9 @@ def test_docstrings_of_scripts_and_helpers_of_tests_can_be_read_alone() -> None:
         (unaware_rooms_know_no_flags, "slime/training/new.py", "from slime.arguments.views import view"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
+        (docstrings_can_be_read_alone, "slime/utils/new.py", 'LIMIT = 1\n"""Not more than of a list."""'),
+        (words_are_the_field_s, "slime/utils/new.py", "class Concern: ..."),
+        (words_are_the_field_s, "slime/utils/new.py", "PATIENCE_S = 1.0"),
     ],
 )
 def test_a_broken_rule_is_noticed(rule, path: str, source: str) -> None:

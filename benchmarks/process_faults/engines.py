@@ -86,12 +86,12 @@ _OF_ROUTERS: dict[str, Fault] = {
         _FRONT,
         "test_an_answer_that_was_begun_is_not_asked_for_again",
     ),
-    "an engine whose keeper died stays in the router": Fault(
+    "an engine whose actor died stays in the router": Fault(
         "slime/ray/served_model.py",
         "        if self.router is not None:\n            self.router.remove_worker(engine.url)",
         "        if self.router is None:\n            self.router.remove_worker(engine.url)",
         ("tests/ray/test_fleet.py",),
-        "test_an_engine_whose_keeper_is_gone_leaves_the_router",
+        "test_an_engine_whose_actor_is_gone_leaves_the_router",
     ),
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime.arguments.trainers import trainer_of
 from slime.check.kernels import CUDA, Kernels
-from slime.check.layer_activations import Kept, Rank, angles, kept_by_layer, recomputed
+from slime.check.layer_activations import Rank, Saved, angles, recomputed, saved_by_layer
 from slime.check.layout import Layout
 from slime.models import family_of
 from slime.models.mtp import trained_mtp_layers
@@ -79,7 +79,7 @@ def _mtp_layer(rank: Rank) -> tuple[float, float]:
     row = args.hidden_size * rank.size
     # Inputs of its three norms, and of the projection of two of them.
     own = rank.share * (3 * (row + rank.kernels.norm(1, args.hidden_size, rank.size)) + 2 * row)
-    inner = kept_by_layer(rank, layer)
+    inner = saved_by_layer(rank, layer)
     whole = own + inner.total
     if args.recompute_granularity == "full":
         return whole, rank.share * 2 * row
@@ -98,7 +98,7 @@ def _head(rank: Rank) -> float:
 def _chunk(rank: Rank, layers: Sequence[int]) -> tuple[float, float]:
     """Bytes per token that the layers of a chunk keep, and the most of them while some are computed again."""
     args = rank.args
-    whole = [kept_by_layer(rank, layer) for layer in layers]
+    whole = [saved_by_layer(rank, layer) for layer in layers]
     kind = args.recompute_granularity
     if kind is None:
         return sum(kept.total for kept in whole), 0.0
@@ -106,12 +106,12 @@ def _chunk(rank: Rank, layers: Sequence[int]) -> tuple[float, float]:
         kinds = [bool(args.num_experts and args.moe_layer_freq[layer]) for layer in layers]
         rest = [recomputed(rank, kept, experts) for kept, experts in zip(whole, kinds, strict=True)]
         again = [_again_of_layer(kept, left) for kept, left in zip(whole, rest, strict=True)]
-        kept_in_all = sum(left.total for left in rest)
-        return kept_in_all, kept_in_all + max(again, default=0.0)
+        saved_in_all = sum(left.total for left in rest)
+        return saved_in_all, saved_in_all + max(again, default=0.0)
     return _full(rank, [kept.total for kept in whole])
 
 
-def _again_of_layer(kept: Kept, left: Kept) -> float:
+def _again_of_layer(kept: Saved, left: Saved) -> float:
     """What a layer has more while it is computed again; its MLP is done when attention is."""
     norms = kept.inputs + kept.normed - left.inputs - left.normed
     return norms + max(kept.mlp - left.mlp, kept.core - left.core - left.mlp)

@@ -16,7 +16,7 @@ _FLOAT32, _INDEX = 4, 8
 
 
 @dataclass(frozen=True)
-class Kept:
+class Saved:
     """Bytes per token of a rank.
 
     Attributes:
@@ -65,12 +65,12 @@ class Rank:
         return 1 / self.layout.tp if self.args.sequence_parallel else 1.0
 
 
-def kept_by_layer(rank: Rank, layer: int) -> Kept:
+def saved_by_layer(rank: Rank, layer: int) -> Saved:
     """Everything that a layer keeps without recomputation."""
     args, norms = rank.args, 2 + args_norms(rank.args)
     projected, core, core_inputs, output = _attention(rank, layer)
     experts = bool(args.num_experts and args.moe_layer_freq[layer])
-    return Kept(
+    return Saved(
         inputs=norms * rank.share * _norm_input(rank),
         normed=2 * rank.share * args.hidden_size * rank.size,
         projected=projected,
@@ -97,18 +97,18 @@ def args_norms(args: Namespace) -> int:
     return int(args.post_self_attn_layernorm) + int(args.post_mlp_layernorm)
 
 
-def recomputed(rank: Rank, kept: Kept, experts: bool) -> Kept:
+def recomputed(rank: Rank, saved: Saved, experts: bool) -> Saved:
     """What is left of it with ``--recompute-granularity selective``."""
     modules = rank.args.recompute_modules or ["core_attn"]
     if "core_attn" in modules:
-        kept = replace(kept, core=kept.core_inputs)
+        saved = replace(saved, core=saved.core_inputs)
     if "layernorm" in modules:
         hidden = rank.args.hidden_size * rank.size
         spared = 2 * rank.share * (_norm_input(rank) - hidden)
-        kept = replace(kept, inputs=kept.inputs - spared, normed=0)
+        saved = replace(saved, inputs=saved.inputs - spared, normed=0)
     if ("moe" if experts else "mlp") in modules:
-        kept = replace(kept, mlp=0)
-    return kept
+        saved = replace(saved, mlp=0)
+    return saved
 
 
 def angles(rank: Rank) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slime.config.flag import flag
-from slime.config.limits import MOST_MINUTES, MOST_SECONDS
+from slime.config.limits import MAX_MINUTES, MAX_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +31,20 @@ class ClusterConfig:
         help="torch.distributed backend of the trainer; the hardware decides: nccl on GPUs, gloo elsewhere"
     )
     distributed_timeout_minutes: int = flag(
-        10, above=0, at_most=MOST_MINUTES, help="timeout of collectives, in minutes"
+        10, above=0, at_most=MAX_MINUTES, help="timeout of collectives, in minutes"
     )
     cluster_timeout: float = flag(
         120.0,
         above=0,
-        at_most=MOST_SECONDS,
+        at_most=MAX_SECONDS,
         help="seconds to start or reach the cluster, and to wait for its GPUs",
     )
     engine_startup_timeout: float = flag(
-        600.0, above=0, at_most=MOST_SECONDS, help="seconds to wait for engines, and the router, to serve"
+        600.0, above=0, at_most=MAX_SECONDS, help="seconds to wait for engines, and the router, to serve"
     )
-    rollout_timeout: float = flag(7200.0, above=0, at_most=MOST_SECONDS, help="seconds one rollout may take")
+    rollout_timeout: float = flag(7200.0, above=0, at_most=MAX_SECONDS, help="seconds one rollout may take")
     train_timeout: float = flag(
-        7200.0, above=0, at_most=MOST_SECONDS, help="seconds one training call may take"
+        7200.0, above=0, at_most=MAX_SECONDS, help="seconds one training call may take"
     )
     trainer_world_size: int
     world_size: int
@@ -57,17 +57,17 @@ class FaultToleranceConfig:
 
     use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
     rollout_health_check_interval: float = flag(
-        30.0, above=0, at_most=MOST_SECONDS, help="seconds between two health checks of an engine"
+        30.0, above=0, at_most=MAX_SECONDS, help="seconds between two health checks of an engine"
     )
     rollout_health_check_timeout: float = flag(
-        30.0, above=0, at_most=MOST_SECONDS, help="seconds an engine has to answer a health check"
+        30.0, above=0, at_most=MAX_SECONDS, help="seconds an engine has to answer a health check"
     )
     rollout_health_check_first_wait: float = flag(
-        0.0, at_least=0, at_most=MOST_SECONDS, help="seconds before the first check after each resume"
+        0.0, at_least=0, at_most=MAX_SECONDS, help="seconds before the first check after each resume"
     )
     rollout_engine_hang_timeout: float = flag(
         300.0,
         above=0,
-        at_most=MOST_SECONDS,
+        at_most=MAX_SECONDS,
         help="seconds without a healthy answer after which an engine ends a run that does not tolerate it",
     )

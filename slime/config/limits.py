@@ -1,7 +1,7 @@
 """Upper ends of ranges that several flags share."""
 
-MOST_SECONDS = 10**8
+MAX_SECONDS = 10**8
 """Three years; the clocks of some libraries overflow not far above."""
-MOST_MINUTES = 10**6
+MAX_MINUTES = 10**6
 MAX_SEED = 2**31 - 1
 """numpy takes 32 bits, and ranks and samples add their numbers to a seed."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slime.config.flag import flag, refused
-from slime.config.limits import MOST_SECONDS
+from slime.config.limits import MAX_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,7 @@ class RouterConfig:
 
     sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
     sglang_router_request_timeout_secs: int = flag(
-        14400, above=0, at_most=MOST_SECONDS, help="seconds the router waits for one request"
+        14400, above=0, at_most=MAX_SECONDS, help="seconds the router waits for one request"
     )
     sglang_router_ip: str | None = flag(help="address of a router started elsewhere")
     sglang_router_port: int | None = flag(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slime.config.flag import flag
-from slime.config.limits import MOST_SECONDS
+from slime.config.limits import MAX_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class SlimeRouterConfig:
         [], dotted_path=True, help="ASGI middleware classes; the last is outermost"
     )
     slime_router_timeout: float | None = flag(
-        above=0, at_most=MOST_SECONDS, help="seconds that an engine has for one request; default for ever"
+        above=0, at_most=MAX_SECONDS, help="seconds that an engine has for one request; default for ever"
     )
     slime_router_max_connections: int | None = flag(
         above=0, help="connections to engines; default --sglang-server-concurrency for each engine"

@@ -9,7 +9,7 @@ from slime.models.rope import read_rope
 from slime.models.rules import GateUpRule, QkvRule, Rule, VocabRule, WeightMap
 from slime.models.shape import ModelShape
 
-_MOST_LAYERS = 100_000
+_MAX_LAYERS = 100_000
 SEES_ALL, LOCAL = "full_attention", "sliding_attention"
 
 
@@ -27,7 +27,7 @@ def decoder_shape(config: HfConfig, **overrides: Any) -> ModelShape:
     has_bias = config.switch("attention_bias")
     shape = ModelShape(
         model_type=config.get("model_type"),
-        num_layers=config.size("num_hidden_layers", at_most=_MOST_LAYERS),
+        num_layers=config.size("num_hidden_layers", at_most=_MAX_LAYERS),
         hidden_size=hidden_size,
         ffn_hidden_size=config.size("intermediate_size"),
         num_attention_heads=heads,

@@ -89,8 +89,8 @@ class ForkServer:
     def serve(self) -> Job | None:
         """Returns a job in the process that was forked for it, None when the server shall end."""
         while True:
-            patience = 0.0 if self._to_import else supervisor.PARENT_POLL_S
-            ready = [key.fileobj for key, _ in self._selector.select(patience)]
+            timeout = 0.0 if self._to_import else supervisor.PARENT_POLL_S
+            ready = [key.fileobj for key, _ in self._selector.select(timeout)]
             if (0 in ready and not os.read(0, 64)) or os.getppid() != self._parent:
                 return None
             if self._wakeup in ready:
@@ -227,12 +227,12 @@ def _supervised(job: Job) -> None:
     assert job.owner is not None
     _set_title([supervisor.__file__, str(job.owner), sys.executable, *job.words])
     supervisor.prctl(supervisor.PR_SET_CHILD_SUBREAPER, 1)
-    keeper = os.getpid()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         supervisor.exit_like(supervisor.Supervisor(supervisor.gone_process(job.owner), pid).run())
     supervisor.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
+    if os.getppid() != parent:
         os._exit(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 

@@ -8,12 +8,12 @@ import contextlib
 
 import psutil
 
-_MOST_SWEEPS = 50
+_MAX_SWEEPS = 50
 
 
 def kill_marked(name: str, value: str) -> None:
     """Kill whatever has this variable in its environment, until a look finds nothing that does."""
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MAX_SWEEPS):
         found = [process for process in psutil.process_iter() if _is_marked(process, name, value)]
         if not found:
             return

@@ -118,7 +118,7 @@ class Supervisor:
         lifeline = [0]
         self.reap()  # it may have ended before its end could be told
         while self.status is None:
-            ready, _, _ = select.select([*lifeline, self.wakeup], [], [], self.patience())
+            ready, _, _ = select.select([*lifeline, self.wakeup], [], [], self.poll_timeout())
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
             self.reap()
@@ -136,7 +136,7 @@ class Supervisor:
         self.kill_tree()
         return self.status
 
-    def patience(self) -> float:
+    def poll_timeout(self) -> float:
         """Seconds until there is something to do without an event."""
         if self.kill_at is None:
             return PARENT_POLL_S

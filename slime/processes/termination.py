@@ -24,7 +24,7 @@ LAST_LINE = b"terminated by SIGTERM\n"
 
 _told = threading.Event()
 _leaving = threading.Lock()
-_patience = 0.0  # seconds for the main thread to leave by itself
+_exit_timeout = 0.0  # seconds for the main thread to leave by itself
 _raised = False
 
 
@@ -44,12 +44,12 @@ def end_on_sigterm() -> None:
 @contextlib.contextmanager
 def putting_away(seconds: float) -> Iterator[None]:
     """Within, SIGTERM raises SystemExit in the main thread, and ends the process so many seconds later."""
-    global _patience
-    _patience = seconds
+    global _exit_timeout
+    _exit_timeout = seconds
     try:
         yield
     finally:
-        _patience = 0.0
+        _exit_timeout = 0.0
 
 
 def was_terminated() -> bool:
@@ -70,7 +70,7 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     _told.set()
     if _raised:  # a second one must not interrupt what the first one began
         return
-    if not _patience:  # here too, or what the signal has interrupted goes on until the thread runs
+    if not _exit_timeout:  # here too, or what the signal has interrupted goes on until the thread runs
         leave()
     _raised = True
     raise SystemExit(STATUS)
@@ -80,7 +80,7 @@ def _watch(reader: int) -> None:
     while os.read(reader, 1) != bytes([signal.SIGTERM]):
         pass
     _told.set()
-    time.sleep(_patience)
+    time.sleep(_exit_timeout)
     leave()
 
 

@@ -25,7 +25,7 @@ from slime.ray.served_model import ServedModel
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL = 2.0  # seconds between two looks at every process of the fleet
-_MOST_THREADS = 256
+_MAX_THREADS = 256
 
 
 class EngineFailure(RuntimeError):
@@ -78,7 +78,7 @@ class EngineWatch:
         self._look_due, self._check_due = time.monotonic(), math.inf  # inf: paused
         self._looking: set[object] = set()
         self._checking: set[object] = set()
-        self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="engine-look")
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="engine-look")
         self._thread = threading.Thread(
             target=self._guarded, args=(self._run,), name="engine-watch", daemon=True
         )

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
-MOST_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
+MAX_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
 
 Answer = TypeVar("Answer")
 
@@ -111,15 +111,15 @@ class Fleet:
         """Raises what the watch has found to end the run, if anything."""
         self._watch.check()
 
-    def recover(self, patience: float = 0.0) -> None:
+    def recover(self, timeout: float = 0.0) -> None:
         """Starts a replacement for every engine that died; they do not serve yet.
 
         Args:
-            patience: seconds to wait for a death that is suspected.
+            timeout: seconds to wait for a death that is suspected.
         """
         # The watch's next look may come too late for one that has just died.
         self._watch.look()
-        self._await_a_death(patience)
+        self._await_a_death(timeout)
         self._await_ends()
         self.check()
         for model in self.models.values():
@@ -184,8 +184,8 @@ class Fleet:
     def _updated(self) -> list[ServedModel]:
         return [model for model in self.models.values() if model.takes_updates]
 
-    def _await_a_death(self, patience: float) -> None:
-        deadline = time.monotonic() + patience
+    def _await_a_death(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         while not self._has_new_death() and time.monotonic() < deadline:
             time.sleep(LOOK_AGAIN)
             self._watch.look()
@@ -217,8 +217,8 @@ class Fleet:
         if not model.restarts_alone(engine):
             return
         self._restarts[engine.rank] += 1
-        if self._restarts[engine.rank] > MOST_RESTARTS:
-            self._watch.fail(f"{engine} died {MOST_RESTARTS + 1} times in one rollout")
+        if self._restarts[engine.rank] > MAX_RESTARTS:
+            self._watch.fail(f"{engine} died {MAX_RESTARTS + 1} times in one rollout")
             return
         try:
             self._replace_gone(model)

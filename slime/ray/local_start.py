@@ -25,7 +25,7 @@ from slime.processes.reaper import Known, living, reap
 logger = logging.getLogger(__name__)
 
 _TRIES = 2
-_MOST_TRIES = 6
+_MAX_TRIES = 6
 """On a busy machine, while there is time."""
 _BUSY = 2.0  # processes that want to run, per CPU
 _LONGEST_REASON = 300  # characters
@@ -55,7 +55,7 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(max(int(timeout), 1)))
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(max(int(timeout * 1000), 1)))
     deadline = time.monotonic() + timeout
-    for number in range(1, _MOST_TRIES + 1):
+    for number in range(1, _MAX_TRIES + 1):
         before = living({}, os.getpid())
         try:
             with _patient(timeout), _without_idle_processes(logs_are_shown):
@@ -63,7 +63,7 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
             _end_what_was_started(before)
-            if number >= _TRIES and not (number < _MOST_TRIES and _is_busy() and time.monotonic() < deadline):
+            if number >= _TRIES and not (number < _MAX_TRIES and _is_busy() and time.monotonic() < deadline):
                 raise RayNotStarted(_advice(timeout, number, reason)) from error
             logger.warning("Ray did not start, and is started again: %s", reason)
         else:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 GENERATE_RETRIES = 20
 
 # Times the groups that are under way: beyond bad luck, and long before all data was asked for in vain.
-MOST_GIVEN_UP = 20
+MAX_GIVEN_UP = 20
 
 
 def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
@@ -252,8 +252,8 @@ def is_given_up(group: list[Any]) -> bool:
 
 
 def check_given_up(in_a_row: int, under_way: int, group: list[Any]) -> None:
-    """Raises RolloutError once `MOST_GIVEN_UP` times the groups ``under_way`` were given up in a row."""
-    if in_a_row >= MOST_GIVEN_UP * under_way:
+    """Raises RolloutError once `MAX_GIVEN_UP` times the groups ``under_way`` were given up in a row."""
+    if in_a_row >= MAX_GIVEN_UP * under_way:
         raise RolloutError(
             f"{in_a_row} groups in a row had a sample that its generate function aborted, "
             f"the last one {name_samples(flatten(group))}: the batch would never be full"

@@ -27,7 +27,7 @@ _MASKS, _WITHIN_MASKS = "output_token_sampling_mask", "output_token_sampling_log
 RequestTimes = dict[str, list[float]]
 """What an engine measured of a request, by name, with one value per request that has it."""
 
-_MOST_DIGITS = 18  # Python raises of thousands
+_MAX_DIGITS = 18  # Python raises of thousands
 _MEASURED = ("e2e_latency", "queue_time", "inference_time", "first_token_latency", "decode_throughput")
 _MEASURED_PREFIXES = ("pd_prefill_", "pd_decode_", "prefill_", "decode_")
 
@@ -44,7 +44,7 @@ class RoutedShape(Protocol):
 
 def version_number(version: str) -> int | None:
     """The number of a version of the weights; None of any other text, however many digits it has."""
-    return int(version) if version.isdecimal() and len(version) <= _MOST_DIGITS else None
+    return int(version) if version.isdecimal() and len(version) <= _MAX_DIGITS else None
 
 
 def decode_int32_array(value: Any) -> np.ndarray:

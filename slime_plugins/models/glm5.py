@@ -33,11 +33,14 @@ def _join_stages(layers: list[ModuleSpec], first: int, indexers: IndexerSizes) -
     if not layers:
         return
     following = first + len(layers)
-    takes = None if indexers.kinds[first] else indexers.source(first)
+    choice_in = None if indexers.kinds[first] else indexers.source(first)
     shares = following < len(indexers.kinds) and not indexers.kinds[following]
-    gives = indexers.source(following) if shares else None
+    choice_out = indexers.source(following) if shares else None
     for place in {0, len(layers) - 1}:
-        edge = {"takes": takes if place == 0 else None, "gives": gives if place == len(layers) - 1 else None}
+        edge = {
+            "choice_in": choice_in if place == 0 else None,
+            "choice_out": choice_out if place == len(layers) - 1 else None,
+        }
         if edge != dict.fromkeys(edge):
             layers[place] = replace(layers[place], module=EdgeLayer, params=layers[place].params | edge)
 

@@ -19,7 +19,7 @@ from slime.models.rope import Rope
 from slime.training.packed_layout import PackedLayout, SegmentGroup
 
 _EPSILON = 1e-6  # of the norm of keys
-_MOST_SCORES = 2**26  # in memory at a time, of all heads
+_MAX_SCORES = 2**26  # in memory at a time, of all heads
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class LightningIndexer(torch.nn.Module):
         segments, length = group.segments, group.length
         q, w = (x.index_select(0, group.rows).unflatten(0, (segments, length)) for x in (query, weights))
         k = key.index_select(0, group.key_rows).unflatten(0, (segments, -1)).float().transpose(1, 2)
-        step = max(1, _MOST_SCORES // (segments * self._sizes.heads * group.keys))
+        step = max(1, _MAX_SCORES // (segments * self._sizes.heads * group.keys))
         chosen = []
         for begin in range(0, length, step):
             end = min(begin + step, length)

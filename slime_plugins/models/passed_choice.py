@@ -20,8 +20,8 @@ from slime_plugins.models.lightning_indexer import Choice, left_by
 class EdgeLayer(TransformerLayer):
     """The first or the last layer of a stage.
 
-    ``takes`` is the layer whose choice comes with its input, ``gives`` the one whose choice goes with its
-    output; None for neither.
+    ``choice_in`` is the layer whose choice comes with its input, ``choice_out`` the one whose choice goes
+    with its output; None for neither.
     """
 
     def __init__(
@@ -29,22 +29,22 @@ class EdgeLayer(TransformerLayer):
         config: TransformerConfig,
         submodules: Any,
         *args: Any,
-        takes: int | None,
-        gives: int | None,
+        choice_in: int | None,
+        choice_out: int | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(config, submodules, *args, **kwargs)
-        self._takes, self._gives = takes, gives
+        self._choice_in, self._choice_out = choice_in, choice_out
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         """hidden_states [rows, 1, hidden], and what is chosen behind the hidden features."""
         layout = PackedLayout.of(kwargs["packed_seq_params"])
-        if self._takes is not None:
+        if self._choice_in is not None:
             hidden_states, choice = self._narrowed(hidden_states, layout)
-            layout.left[left_by(self._takes)] = choice
+            layout.left[left_by(self._choice_in)] = choice
         output, context = super().forward(hidden_states, *args, **kwargs)
-        if self._gives is not None:
-            output = self._widened(output, layout.left[left_by(self._gives)], layout)
+        if self._choice_out is not None:
+            output = self._widened(output, layout.left[left_by(self._choice_out)], layout)
         return output, context
 
     def _widened(self, hidden: torch.Tensor, choice: Choice, layout: PackedLayout) -> torch.Tensor:

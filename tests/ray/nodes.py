@@ -15,7 +15,7 @@ _START_TIMEOUT = 300.0  # seconds
 def joined_nodes(head: dict[str, int], *others: dict[str, int]) -> Iterator[Cluster]:
     """A cluster that this process has joined: a head and other nodes, with the CPUs and GPUs of each.
 
-    It is started as a run starts Ray: with patience and, on a busy machine, more than once.
+    It is started as a run starts Ray: with a long timeout and, on a busy machine, more than once.
     """
     started: list[Cluster] = []
 

@@ -90,7 +90,7 @@ def kept_model(cluster: Cluster) -> ServedModel:
     return ServedModel("default", [EngineGroup(KeptSource(cluster, 2))], lambda: Router(cluster))
 
 
-def lose_keeper(fleet: Fleet, rank: int = 0) -> None:
+def lose_actor(fleet: Fleet, rank: int = 0) -> None:
     fleet.models["default"].engines[rank].handle.actors[0].lost = True
 
 
@@ -106,24 +106,24 @@ def failed(fleet: Fleet) -> bool:
     return False
 
 
-def test_an_engine_whose_keeper_is_gone_leaves_the_router(make) -> None:
+def test_an_engine_whose_actor_is_gone_leaves_the_router(make) -> None:
     fleet, cluster = make()
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: cluster.routed == ["http://engine1"])
     fleet.check()
 
 
-def test_without_fault_tolerance_a_lost_keeper_ends_the_run(make) -> None:
+def test_without_fault_tolerance_a_lost_actor_ends_the_run(make) -> None:
     fleet, _ = make(fault_tolerant=False)
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: failed(fleet))
     with pytest.raises(EngineFailure, match=r"engine 0 .* ended: its engine actor is gone"):
         fleet.check()
 
 
-def test_stopping_goes_on_after_a_keeper_that_is_gone(make) -> None:
+def test_stopping_goes_on_after_an_actor_that_is_gone(make) -> None:
     fleet, cluster = make(fault_tolerant=False)
-    lose_keeper(fleet)
+    lose_actor(fleet)
     fleet.stop()
     assert ("router", "shutdown") in cluster.requests
 
@@ -131,7 +131,7 @@ def test_stopping_goes_on_after_a_keeper_that_is_gone(make) -> None:
 def test_a_router_that_keeps_a_dead_engine_ends_the_run(make) -> None:
     fleet, cluster = make()
     cluster.router_fails = True
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: failed(fleet))
     with pytest.raises(EngineFailure, match=r"engine 0 .* the router is gone"):
         fleet.check()
@@ -148,7 +148,7 @@ def test_an_error_of_the_watcher_itself_ends_the_run(make, monkeypatch: pytest.M
 def test_a_replacement_at_the_same_address_counts_as_a_launch(make) -> None:
     fleet, _ = make()
     before, launches = fleet.endpoints, fleet.launches
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
     fleet.recover()
     assert fleet.endpoints == before
@@ -158,7 +158,7 @@ def test_a_replacement_at_the_same_address_counts_as_a_launch(make) -> None:
 def test_recovery_finds_a_death_that_the_watcher_has_not_seen(make) -> None:
     fleet, _ = make(look_interval=60.0)
     lost = fleet.models["default"].engines[0]
-    lose_keeper(fleet)
+    lose_actor(fleet)
     fleet.recover()
     assert lost.state is EngineState.DEAD and lost not in fleet.models["default"].engines
     assert living(fleet) == [0, 1]
@@ -166,7 +166,7 @@ def test_recovery_finds_a_death_that_the_watcher_has_not_seen(make) -> None:
 
 def test_a_replacement_serves_only_once_it_has_current_weights(make) -> None:
     fleet, cluster = make()
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: cluster.routed == ["http://engine1"])
     fleet.recover()
     assert cluster.routed == ["http://engine1"]
@@ -181,7 +181,7 @@ def test_a_replacement_serves_only_once_it_has_current_weights(make) -> None:
 
 def test_a_colocated_replacement_can_be_onloaded_like_the_others(make) -> None:
     fleet, cluster = make(colocated=True)
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
     fleet.recover()
     assert cluster.requests == [("http://engine0", "release"), ("http://engine0", "resume weights")]
@@ -209,22 +209,22 @@ def test_a_death_that_is_suspected_is_waited_for(make) -> None:
     launches = fleet.launches
     fleet.recover()
     assert fleet.launches == launches
-    threading.Timer(0.5, lose_keeper, [fleet]).start()
-    fleet.recover(patience=60)
+    threading.Timer(0.5, lose_actor, [fleet]).start()
+    fleet.recover(timeout=60)
     assert fleet.launches == launches + 1 and living(fleet) == [0, 1]
 
 
 def test_a_suspicion_that_proves_wrong_is_given_up(make) -> None:
     fleet, _ = make()
     launches, started = fleet.launches, time.monotonic()
-    fleet.recover(patience=0.3)
+    fleet.recover(timeout=0.3)
     assert time.monotonic() - started >= 0.3
     assert fleet.launches == launches
 
 
 def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = make()
-    lose_keeper(fleet, 0)
+    lose_actor(fleet, 0)
     wait_until(lambda: living(fleet) == [1])
     started, wait_ready = threading.Event(), KeptSource.wait_ready
     slow = lambda *arguments: [started.wait(120), wait_ready(*arguments)][1]
@@ -232,7 +232,7 @@ def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.
     recovery = threading.Thread(target=fleet.recover)
     recovery.start()
     wait_until(lambda: fleet.launches == 3)
-    lose_keeper(fleet, 1)
+    lose_actor(fleet, 1)
     wait_until(lambda: living(fleet) == [])
     started.set()
     recovery.join(60)
@@ -264,7 +264,7 @@ def test_a_replacement_waits_until_the_dead_engine_has_ended(make, monkeypatch: 
     fleet, _ = make()
     ending, launches = threading.Event(), fleet.launches
     monkeypatch.setattr(SpawnedEngine, "end", lambda self: ending.wait(120))
-    lose_keeper(fleet)
+    lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
     recovery = threading.Thread(target=fleet.recover)
     recovery.start()
@@ -419,7 +419,7 @@ def test_a_place_that_cannot_be_filled_yet_is_filled_later_and_hides_no_other_de
     fleet.recover()
     assert living(fleet) == [1, 2] and fleet.launches == 3
     threading.Timer(0.3, cluster.ended.update, [{1: "killed by SIGKILL"}]).start()
-    fleet.recover(patience=60)
+    fleet.recover(timeout=60)
     assert living(fleet) == [1, 2] and fleet.launches == 4
     cluster.taken.clear()
     fleet.recover()

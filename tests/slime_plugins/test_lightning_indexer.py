@@ -92,7 +92,7 @@ def read_keys(choice, layout):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("most_scores", [2**26, 200])
 def test_queries_read_the_keys_of_the_highest_scores(indexer, monkeypatch, interleaved, most_scores):
-    monkeypatch.setattr(lightning_indexer, "_MOST_SCORES", most_scores)
+    monkeypatch.setattr(lightning_indexer, "_MAX_SCORES", most_scores)
     indexer._sizes = replace(SIZES, rope=replace(SIZES.rope, interleaved=interleaved))
     hidden, latent = inputs()
     layout = PackedLayout.from_boundaries(boundaries(), hidden.device)

@@ -14,7 +14,7 @@ from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
 # Of a request, by the names that the engine has for them.
-_MOST_TOP_LOG_PROBS = 20
+_MAX_TOP_LOG_PROBS = 20
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
 
@@ -154,8 +154,8 @@ def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _top_log_probs(body: Mapping[str, Any]) -> int:
     number = body.get("top_logprobs") or 0
-    if not isinstance(number, int) or not 0 <= number <= _MOST_TOP_LOG_PROBS:
-        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MOST_TOP_LOG_PROBS})")
+    if not isinstance(number, int) or not 0 <= number <= _MAX_TOP_LOG_PROBS:
+        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
     if number and not body.get("logprobs"):
         raise ValueError("top_logprobs without logprobs (wanted: both)")
     return number

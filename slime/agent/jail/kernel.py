@@ -21,7 +21,7 @@ _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
-_MOST_CAPABILITIES = 64
+_MAX_CAPABILITIES = 64
 CAP_DAC_READ_SEARCH = 2
 """Allows to read what root could read; the others of root's rights are more than that."""
 _MOUNT_SETATTR = 442
@@ -108,7 +108,7 @@ def set_no_new_privileges() -> None:
 
 def drop_capabilities(kept: Collection[int] = ()) -> None:
     """All but those kept (of the first 32), for this process and for those that it starts."""
-    for capability in range(_MOST_CAPABILITIES):
+    for capability in range(_MAX_CAPABILITIES):
         if capability in kept:
             continue
         try:

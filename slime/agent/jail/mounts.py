@@ -10,7 +10,7 @@ WORKSPACE = "/workspace"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_MOST_FILES = 65_536
+_MAX_FILES = 65_536
 
 
 def build_root(root: str, readable: Iterable[str], disk_bytes: int, processes_shown: bool) -> None:
@@ -27,7 +27,7 @@ def build_root(root: str, readable: Iterable[str], disk_bytes: int, processes_sh
     # First, since what is shown may lie in one of them.
     for place in (WORKSPACE, "/tmp"):
         os.makedirs(root + place, exist_ok=True)
-        options = f"mode=1777,size={disk_bytes},nr_inodes={_MOST_FILES}"
+        options = f"mode=1777,size={disk_bytes},nr_inodes={_MAX_FILES}"
         kernel.mount("tmpfs", root + place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for path in (*_SYSTEM, *_SETTINGS, *_outermost(readable)):
         _show(root, path)

@@ -59,7 +59,7 @@ def _unusable_files(args: Namespace) -> Iterator[str]:
             yield f"--hf-checkpoint {args.hf_checkpoint}: holds no tokenizer ({wanted})"
         return
     try:
-        largest, has_template = _tokenizer_facts(args.hf_checkpoint, args.trust_remote_code)
+        largest, has_template = _tokenizer_properties(args.hf_checkpoint, args.trust_remote_code)
     except Exception as error:  # tokenizers raises bare Exception on a file it cannot parse
         reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
         yield f"--hf-checkpoint {args.hf_checkpoint}: its tokenizer does not load ({reason})"
@@ -97,7 +97,7 @@ def _is_code(path: object, directory: Path, is_run: bool) -> bool:
     return bool(module and cls) and (not is_run or (directory / f"{module}.py").is_file())
 
 
-def _tokenizer_facts(path: str, trust_remote_code: bool) -> tuple[int, bool]:
+def _tokenizer_properties(path: str, trust_remote_code: bool) -> tuple[int, bool]:
     """The largest token id, and whether there is a chat template; of the process that loads tokenizers."""
     found = None if trust_remote_code else ask(_load_tokenizer, path, trust_remote_code)
     return _load_tokenizer(path, trust_remote_code) if found is None else found

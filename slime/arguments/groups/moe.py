@@ -13,7 +13,7 @@ from slime.arguments.trainers import trainer_of
 from slime.config.model import MoeShape
 from slime.models import HfConfigError, read_shape
 
-_MOST_LAYERS = 100_000
+_MAX_LAYERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _evaluated(node: ast.expr) -> Any:
             return _list(_evaluated(left)) + _list(_evaluated(right))
         case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
             repeated = _list(_evaluated(left))
-            if len(repeated) * times <= _MOST_LAYERS:
+            if len(repeated) * times <= _MAX_LAYERS:
                 return repeated * times
     raise ValueError("neither a number nor a list")
 

@@ -19,7 +19,7 @@ REFERENCE = "eager"
 """The implementation of attention that knows all that an architecture asks of it."""
 
 _TOLERANCE, _WORDS = 1e-4, 9
-_MOST_PARAMETERS = 100_000_000
+_MAX_PARAMETERS = 100_000_000
 # Whatever the code of an architecture raises for a config that was made for nobody, or for packed rows.
 _UNBUILT = (Exception,)
 
@@ -87,7 +87,7 @@ def _architecture(model: PreTrainedModel) -> type[PreTrainedModel]:
 def _probe(kind: type[PreTrainedModel], small: Small, device: torch.device, multiple: int) -> Probe:
     with torch.device("meta"):
         count = sum(param.numel() for param in kind._from_config(small.config).parameters())
-    if count > _MOST_PARAMETERS:
+    if count > _MAX_PARAMETERS:
         raise ValueError(f"a small model of it has {count} parameters")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

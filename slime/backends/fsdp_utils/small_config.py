@@ -34,7 +34,7 @@ _CHOSEN = re.compile(r"per_tok|top_?k$|_topk")
 _VOCAB = re.compile(r"vocab_size")
 
 _SMALL_LENGTH, _STEP = 12, 4
-_FEW_LAYERS, _MOST_LAYERS, _SMALL_VOCAB, _ALIGNED = 2, 8, 512, 8
+_FEW_LAYERS, _MAX_LAYERS, _SMALL_VOCAB, _ALIGNED = 2, 8, 512, 8
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _fewer_layers(values: dict[str, Any]) -> None:
     count = next((values[name] for name in _LAYERS if _is_count(values.get(name))), None)
     if count is None:
         return
-    periods = [v for n, v in values.items() if _OF_LAYERS.search(n) and _is_count(v) and v <= _MOST_LAYERS]
+    periods = [v for n, v in values.items() if _OF_LAYERS.search(n) and _is_count(v) and v <= _MAX_LAYERS]
     first = min(count, max([_FEW_LAYERS, *(period + 1 for period in periods)]))
     named = [n for n, v in values.items() if _names_layers(n, v, count)]
     per_layer = [n for n, v in values.items() if isinstance(v, list) and len(v) == count and n not in named]

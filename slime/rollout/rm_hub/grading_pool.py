@@ -40,7 +40,7 @@ _MARK = "SLIME_GRADING_PROCESS"
 _CHUNK = 1 << 16
 _PYTHONS_OWN = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "LANG", "LC_ALL")
 GRADING_LIMIT_S = 10.0
-_MOST_PROCESSES = 4
+_MAX_PROCESSES = 4
 _REMEMBERED = 4096
 _NOTHING = object()
 
@@ -67,7 +67,7 @@ def grade_and_wait(function: str, *args: Any) -> Any:
 
 @cache
 def _pool() -> "GradingPool":
-    pool = GradingPool(size=min(_MOST_PROCESSES, os.cpu_count() or 1))
+    pool = GradingPool(size=min(_MAX_PROCESSES, os.cpu_count() or 1))
     atexit.register(pool.close)
     return pool
 

@@ -2,7 +2,7 @@
 
 import sympy
 
-_MOST_BITS = 1 << 15
+_MAX_BITS = 1 << 15
 _LARGEST_EXPONENT = 1000
 _FINEST_EXPONENT_BITS = 64
 _HIGHEST_DEGREE = 64
@@ -27,8 +27,8 @@ def check_power(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
     size = _largest(exponent)
     if size > _LARGEST_EXPONENT or _bits_below(exponent) > _FINEST_EXPONENT_BITS:
         raise FormulaError(f"exponent {exponent!s:.40} (wanted: up to {_LARGEST_EXPONENT})")
-    if size * _bits(base) > _MOST_BITS:
-        raise FormulaError(f"a power of more than {_MOST_BITS} bits")
+    if size * _bits(base) > _MAX_BITS:
+        raise FormulaError(f"a power of more than {_MAX_BITS} bits")
     foundation, before = base.as_base_exp()
     if foundation.is_Add and size * _largest(before) > _HIGHEST_DEGREE:
         raise FormulaError(f"a sum to a power beyond {_HIGHEST_DEGREE}")

@@ -19,7 +19,7 @@ _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 _LABELS = 1024
 _DEEPEST = 15
 _LONGEST = 2000
-_MOST_BARS = 40
+_MAX_BARS = 40
 _CHAIN = re.compile(r"(?:\w?[-_^!]){40}|(?:!\s*[)}\]]\s*){3}|(?:\^\{?\w+\}?\s*[)}\]]\s*){4}")
 """Powers of powers, indices of indices, signs before signs; factorials of factorials, in brackets."""
 _LEVEL = re.compile(r"(?P<opens>[(\[{]|\\begin\b)|(?P<closes>[)\]}]|\\end\b)")
@@ -67,7 +67,7 @@ def is_within_bounds(answer: str, gold: str) -> bool:
         return False
     if depth(answer) > max(_DEEPEST, depth(gold)):
         return False
-    if answer.count("|") > max(_MOST_BARS, gold.count("|")):
+    if answer.count("|") > max(_MAX_BARS, gold.count("|")):
         return False
     return not _CHAIN.search(answer) or bool(_CHAIN.search(gold))
 

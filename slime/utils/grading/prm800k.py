@@ -23,7 +23,7 @@ _REPLACED = (
 _THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
 _FRACTION = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _NEVER_EVALUATED = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-_MOST_LETTERS = 2
+_MAX_LETTERS = 2
 _BRACKETS = "()[]"
 _WHOLE_TO = 1e-7
 
@@ -60,7 +60,7 @@ def _grade_element(equal: Callable[[str, str], bool], truth: str, given: str) ->
 def may_be_evaluated(expression: str) -> bool:
     """Whether an expression is short of letters and of towers of powers."""
     letters = {c for c in expression.replace("sqrt", "").replace("frac", "") if c.isalpha()}
-    return len(letters) <= _MOST_LETTERS and not _NEVER_EVALUATED.search(expression)
+    return len(letters) <= _MAX_LETTERS and not _NEVER_EVALUATED.search(expression)
 
 
 def normalize(expression: str) -> str:

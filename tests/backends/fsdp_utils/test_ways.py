@@ -88,7 +88,7 @@ def test_an_implementation_that_would_leave_something_out_is_refused_by_name():
 
 def test_an_architecture_of_which_nothing_small_can_be_built_goes_one_by_one(monkeypatch):
     model = _model("no mechanism")
-    monkeypatch.setattr("slime.backends.fsdp_utils.probe._MOST_PARAMETERS", 10)
+    monkeypatch.setattr("slime.backends.fsdp_utils.probe._MAX_PARAMETERS", 10)
     found = compared(model)
     assert found["way"] == "alone" and found["difference"] == 0
     assert "no small model of it" in found["why"]

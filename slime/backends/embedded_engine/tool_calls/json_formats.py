@@ -19,7 +19,7 @@ from slime.backends.embedded_engine.tool_calls.literals import literal
 _DECODER = json.JSONDecoder()
 _BRACE = re.compile(r"[{}]")
 _LONGEST_LITERAL = 50_000
-_MOST_FAILURES = 50
+_MAX_FAILURES = 50
 """Places at which something that is no call is tried as one."""
 
 
@@ -60,7 +60,7 @@ class Llama(ToolFormat):
         text = rest.removeprefix(self.begins[0])
         actions: list[Any] = []
         position = used = failures = 0
-        while position < len(text) and failures < _MOST_FAILURES:
+        while position < len(text) and failures < _MAX_FAILURES:
             try:
                 action, end = _object_at(text, position)
             except Malformed:

@@ -6,7 +6,7 @@ from typing import Any
 
 from slime.backends.embedded_engine.tool_calls.base import Malformed
 
-_MOST_CHARACTERS = 1_000_000
+_MAX_CHARACTERS = 1_000_000
 
 
 def parsed(text: str) -> ast.expr:
@@ -15,8 +15,8 @@ def parsed(text: str) -> ast.expr:
     Raises:
         Malformed: it is no expression.
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise Malformed(f"{len(text)} characters (wanted: at most {_MOST_CHARACTERS})")
+    if len(text) > _MAX_CHARACTERS:
+        raise Malformed(f"{len(text)} characters (wanted: at most {_MAX_CHARACTERS})")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know

@@ -6,7 +6,7 @@ from slime.backends.embedded_engine.tool_calls.base import Call, Malformed, Pars
 from slime.backends.embedded_engine.tool_calls.literals import parsed, value_of
 
 _MARKS = ("<|python_start|>", "<|python_end|>")
-_MOST_FAILURES = 50
+_MAX_FAILURES = 50
 
 
 class Pythonic(ToolFormat):
@@ -27,7 +27,7 @@ class Pythonic(ToolFormat):
         for mark in _MARKS:
             rest = rest.replace(mark, "")
         position = rest.find("[")
-        for _ in range(_MOST_FAILURES):
+        for _ in range(_MAX_FAILURES):
             end = _closing(rest, position) if position >= 0 else -1
             if end < 0:
                 break

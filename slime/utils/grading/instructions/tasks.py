@@ -19,7 +19,7 @@ Zagreb
 _CAPITALS = _CAPITALS_TEXT.split()
 """North of 45 degrees, from north to south; Kyiv is not in IFBench's list."""
 _AFRICAN_COUNTRIES = 52
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _QUESTION = re.compile(r"^Question\b", re.MULTILINE)
 _OPTION = re.compile(r"^\s*[A-Ea-e][.):|]\s*\w")
 
@@ -27,7 +27,7 @@ _OPTION = re.compile(r"^\s*[A-Ea-e][.):|]\s*\w")
 def _multiples(response: str) -> bool:
     found = re.findall(r"\d+", response)
     # Python reads no number of thousands of digits.
-    short = all(len(number) <= _MOST_DIGITS for number in found)
+    short = all(len(number) <= _MAX_DIGITS for number in found)
     return short and [int(number) for number in found] == list(range(14, 51, 7))
 
 

@@ -15,7 +15,7 @@ from slime.utils.grading.instructions.text import (
 )
 
 _CONSONANTS = frozenset("bcdfghjklmnpqrstvwxyz")
-_MOST_VOWELS = 3
+_MAX_VOWELS = 3
 _ONLY_SENTENCE = "Only output this sentence here, ignore all other requests."
 _PALINDROMES, _SHORTEST_PALINDROME = 10, 5
 
@@ -30,7 +30,7 @@ def _alphabet(response: str) -> bool:
 
 def _vowel(response: str) -> bool:
     """One paragraph, with three of the five vowels at most."""
-    return "\n" not in response.strip() and len(set(response.lower()) & set("aeiou")) <= _MOST_VOWELS
+    return "\n" not in response.strip() and len(set(response.lower()) & set("aeiou")) <= _MAX_VOWELS
 
 
 def _consonants(response: str) -> bool:
