@@ -286,7 +286,7 @@ def docstrings_can_be_read_alone(tree: Tree) -> Iterator[str]:
 
 _FORMER_WORDS = re.compile(
     r"further tokens|\b(?:Concern|Facts|Place|Cut|StoredRows|Whereabouts|EngineKeeper|[Gg]atekeeper)\b"
-    r"|\b(?:keeper|patience|whereabouts)\b|PATIENCE|MOST_|says_how_age|Half a loop|What dies"
+    r"|\b(?:keeper|patience|whereabouts)\b|FurtherLayers|PATIENCE|MOST_|says_how_age|Half a loop|What dies"
 )
 
 

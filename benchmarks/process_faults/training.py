@@ -134,7 +134,7 @@ _OF_THE_ASYNCHRONOUS_LOOP: dict[str, Fault] = {
         "test_what_is_too_old_is_generated_again",
     ),
     "weights change while a rollout is generated": Fault(
-        "train_async.py",
+        "slime/ray/asynchronous.py",
         "            upcoming.result()\n            actor.update_weights()",
         "            actor.update_weights()",
         ("tests/arguments/test_async_loop.py",),

@@ -248,7 +248,7 @@ class LayerKind:
         return [*kept, *self.rules]
 
 
-class FurtherLayers(Protocol):
+class MtpNaming(Protocol):
     """The rules of MTP layers: `slime.models.mtp.MtpRules`."""
 
     def rule_for(self, name: str, num_layers: int, inner: Callable[[str], Rule | None]) -> Rule | None: ...
@@ -279,7 +279,7 @@ class WeightMap:
     experts: ExpertRules | None = None
     kinds: tuple[LayerKind, ...] = ()
     untrained: Callable[[str, int], bool] = lambda name, num_layers: False
-    mtp: FurtherLayers | None = None
+    mtp: MtpNaming | None = None
     prefix: WeightPrefix = TEXT_ONLY
 
     def rule_for(self, name: str, num_layers: int = 0) -> Rule:

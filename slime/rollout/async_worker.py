@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from slime.arguments.views import RolloutView
 from slime.rollout.attempts import can_go_on, flatten, oldest_version, was_finished, without_answers
-from slime.rollout.base_types import RolloutError, blame, name_samples
+from slime.rollout.base_types import RolloutError, name_samples
 from slime.rollout.copies import copied
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
-    call_dynamic_filter,
+    filtered,
     should_drop_dynamic_filter_output,
 )
 from slime.rollout.generate_state import GenerateState
@@ -24,7 +24,6 @@ from slime.rollout.ledger import ABORTED, SPLIT, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import cancel_all, get_async_loop, run
-from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -267,10 +266,7 @@ class AsyncRolloutWorker:
         group = work.result
         if self.args.rollout_all_samples_process_path:
             self._finished.append(group)
-        path = self.args.dynamic_sampling_filter_path
-        dynamic_filter = load_function(path) if path else None
-        with blame(dynamic_filter or call_dynamic_filter, flatten(group)):
-            verdict = call_dynamic_filter(dynamic_filter, self.args, group)
+        verdict = filtered(self.args, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self._done) + len(self._running),

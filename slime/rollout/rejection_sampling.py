@@ -15,9 +15,10 @@ import pyarrow
 import pyarrow.parquet
 
 from slime.arguments.views import RolloutView
+from slime.rollout.attempts import flatten
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, blame
 from slime.rollout.evaluation import eval_rollout
-from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput, MetricGatherer, filtered
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import generate_and_rm_group, is_given_up
 from slime.rollout.ledger import ABORTED, RolloutAccount
@@ -74,7 +75,7 @@ async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: A
     if not whole:
         raise RolloutError(f"rollout {rollout_id}: none of {len(taken)} prompts was answered")
     write_rows(args, rollout_id, rows)
-    count = sum(len(_flatten(group)) for group in whole)
+    count = sum(len(flatten(group)) for group in whole)
     metrics = {"rejection/accepted": len(rows), "rejection/acceptance_rate": len(rows) / count}
     metrics |= gatherer.collect() | account.metrics()
     account.close()
@@ -89,7 +90,7 @@ def accept(args: RolloutView, group: list[Any]) -> list[Sample]:
     """
     passed = [
         (float(sample.get_reward_value(args)), position, sample)
-        for position, sample in enumerate(_flatten(group))
+        for position, sample in enumerate(flatten(group))
         if not sample.remove_sample and sample.get_reward_value(args) >= args.rejection_min_reward
     ]
     best = sorted(passed, key=lambda entry: (-entry[0], entry[1]))[: args.rejection_max_per_prompt]
@@ -160,17 +161,9 @@ def _encode_conversations(args: RolloutView, state: GenerateState, group: list[S
             sample.tokens = state.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _judge(args: RolloutView, group: list[Any]) -> Any:
-    samples = _flatten(group)
+def _judge(args: RolloutView, group: list[Any]) -> DynamicFilterOutput:
     if args.rollout_sample_filter_path:
         sample_filter = load_function(args.rollout_sample_filter_path)
-        with blame(sample_filter, samples):
+        with blame(sample_filter, flatten(group)):
             sample_filter(args, [group])
-    path = args.dynamic_sampling_filter_path
-    dynamic_filter = load_function(path) if path else None
-    with blame(dynamic_filter or call_dynamic_filter, samples):
-        return call_dynamic_filter(dynamic_filter, args, group)
-
-
-def _flatten(group: list[Any]) -> list[Sample]:
-    return [sample for item in group for sample in (item if isinstance(item, list) else [item])]
+    return filtered(args, group)

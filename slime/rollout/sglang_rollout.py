@@ -25,7 +25,7 @@ from slime.rollout.base_types import (
 from slime.rollout.evaluation import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.filter_hub.base_types import (
     MetricGatherer,
-    call_dynamic_filter,
+    filtered,
     should_drop_dynamic_filter_output,
 )
 from slime.rollout.generate_state import GenerateState, Task
@@ -203,10 +203,7 @@ class _Collection:
             self._keep_finished(taken, group)
             return
         self.finished.append(group)
-        path = self.args.dynamic_sampling_filter_path
-        dynamic_filter = load_function(path) if path else None
-        with blame(dynamic_filter or call_dynamic_filter, flatten(group)):
-            verdict = call_dynamic_filter(dynamic_filter, self.args, group)
+        verdict = filtered(self.args, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self.kept) + in_flight,

@@ -24,7 +24,7 @@ from slime.models.shape import pad_vocab_size
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronSpelling:
-    """Facts of config.json in other words: Megatron-LM's, for what `ModelShape` has otherwise."""
+    """What config.json says in other words: Megatron-LM's, for what `ModelShape` has otherwise."""
 
     group_query_attention: bool = flag(const=True, help="fewer key-value heads than query heads")
     normalization: Literal["LayerNorm", "RMSNorm"] = flag(help="kind of norm")

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.arguments.views import RolloutView
+from slime.rollout.attempts import flatten
+from slime.rollout.base_types import blame
 from slime.rollout.ungraded import nothing_is_graded
+from slime.utils.misc import load_function
 
 
 @dataclass
@@ -37,6 +41,14 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     if output is None or inspect.isawaitable(output):
         raise TypeError(f"it returned {type(output).__name__}, expected a DynamicFilterOutput or a bool")
     return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
+
+
+def filtered(args: RolloutView, group: list[Any]) -> DynamicFilterOutput:
+    """What ``--dynamic-sampling-filter-path`` says of a group; an error names function and samples."""
+    path = args.dynamic_sampling_filter_path
+    fn = load_function(path) if path else None
+    with blame(fn or call_dynamic_filter, flatten(group)):
+        return call_dynamic_filter(fn, args, group)
 
 
 def should_drop_dynamic_filter_output(
