@@ -29,17 +29,30 @@ class RunLog:
         self._last_trained = -1, 0  # a rollout, and its first step
         self._last_rollout = -1
         self._of_step: dict[str, float] = defaultdict(float)
-        self._step_start = time.monotonic()
+        self._step_start, self._step_began = time.monotonic(), time.time()
+
+    @property
+    def traces(self) -> bool:
+        """Whether spans are written, with ``--trace``."""
+        return self._trace is not None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Adds the wall seconds of the block to ``perf/<name>_time`` of the current step."""
-        start = time.monotonic()
+    def span(self, name: str, **attrs: Any) -> Iterator[None]:
+        """Measures the block for ``--trace``."""
         try:
-            with self._spans.measure(name):
+            with self._spans.measure(name, **attrs):
                 yield
         finally:
             self.spans("driver", self._spans.take())
+
+    @contextmanager
+    def phase(self, name: str, **attrs: Any) -> Iterator[None]:
+        """Adds the wall seconds of the block to ``perf/<name>_time`` of the current step."""
+        start = time.monotonic()
+        try:
+            with self.span(name, **attrs):
+                yield
+        finally:
             self.count(f"{name}_time", time.monotonic() - start)
 
     def spans(self, process: str, spans: Iterable[Span]) -> None:
@@ -65,6 +78,10 @@ class RunLog:
         """Counts on from a checkpoint; of several the furthest."""
         self.trained_steps = max(self.trained_steps, steps)
 
+    def go_back_to(self, steps: int) -> None:
+        """Counts on from a checkpoint of this run; what came after it is trained on again."""
+        self.trained_steps, self._last_trained = steps, (-1, 0)
+
     def train(self, rollout_id: int, report: Mapping[str, Any]) -> None:
         """A role's report: ``train`` (one row per optimizer step), ``rollout`` and ``perf``."""
         if self._last_trained[0] != rollout_id:
@@ -78,7 +95,7 @@ class RunLog:
     def start_loop(self) -> None:
         """Forgets what the start took, so that the first step counts only its own."""
         self._of_step.clear()
-        self._step_start = time.monotonic()
+        self._step_start, self._step_began = time.monotonic(), time.time()
 
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
@@ -91,4 +108,5 @@ class RunLog:
         whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited}
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
-        self._step_start = now
+        self.spans("driver", [Span("step", self._step_began, time.time(), attrs={"rollout": rollout_id})])
+        self._step_start, self._step_began = now, time.time()

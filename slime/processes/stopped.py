@@ -13,12 +13,22 @@ _LONGEST_GAP_S = 15.0
 
 def is_stopped(pid: int) -> bool:
     """Whether its state is T; a process that is gone is not."""
+    return _state(pid) == b"T"
+
+
+def is_running(pid: int) -> bool:
+    """Whether it holds memory, stopped or not; what nobody has waited for (a zombie) does not."""
+    return _state(pid) not in (b"", b"Z", b"X")
+
+
+def _state(pid: int) -> bytes:
+    """Its letter in the process table; empty if it is not there."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # What follows the command name, which may itself hold spaces and brackets.
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return False
+        return b""
 
 
 def with_descendants(root: int) -> list[int]:

@@ -35,8 +35,8 @@ RolloutManager = _late(
 TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [
-        *("address_and_free_port", "connect_rollout_engines", "init", "offload_training_state"),
-        *("parallel_config", "save_model", "sleep", "text_log_probs", "train", "trained_steps"),
-        *("update_weights", "wake_up", "process_location"),
+        *("address_and_free_port", "connect_rollout_engines", "go_on", "init", "offload_training_state"),
+        *("parallel_config", "save_model", "sleep", "take_spans", "text_log_probs", "train"),
+        *("trained_steps", "update_weights", "wake_up", "process_location"),
     ],
 )

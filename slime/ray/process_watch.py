@@ -6,17 +6,19 @@ watch.check()                   # every few seconds, while the actor is waited f
 """
 
 import os
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
+from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_running, is_stopped
 
 _LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
+_GONE_INTERVAL = 0.05  # seconds
 
 ProcessLocation = tuple[str, int]
 """Ray's id of a node, and a process id."""
@@ -57,6 +59,23 @@ class ProcessWatch:
                     f"{self._names[node][pid]} (process {pid}) is stopped (SIGSTOP), for {seconds:.0f} s now"
                 )
 
+    def wait_until_gone(self, timeout: float) -> None:
+        """Waits until the processes, which were killed, no longer hold memory; what a lost node held is gone.
+
+        Raises:
+            ProcessStopped: names one that is still there.
+        """
+        self._learn()
+        asked = {node: _ask(_left_there, node, list(names), timeout) for node, names in self._names.items()}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout + _LOOK_TIMEOUT)
+        for node, ref in asked.items():
+            with suppress(ray.exceptions.RayError):
+                for pid in ray.get(ref, timeout=0):
+                    raise ProcessStopped(
+                        f"{self._names[node][pid]} (process {pid}) was killed and is still there after "
+                        f"{timeout:.0f} s"
+                    )
+
     def _learn(self) -> None:
         """What stays unknown is of an actor that starts, or has ended: that is found elsewhere."""
         if not self._unknown:
@@ -75,7 +94,7 @@ class ProcessWatch:
         here = ray.get_runtime_context().get_node_id()
         found = {here: _stopped(self._names[here])} if here in self._names else {}
         fresh = {
-            node: _ask(node, names)
+            node: _ask(_stopped_there, node, list(names))
             for node, names in self._names.items()
             if node != here and node not in self._asked
         }
@@ -101,9 +120,20 @@ def _stopped(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if is_stopped(pid)]
 
 
-_stopped_there = ray.remote(num_cpus=0)(_stopped)
+def _left(pids: Iterable[int], timeout: float) -> list[int]:
+    """Returns those that are there at the end of so many seconds, or as soon as there is none."""
+    deadline = time.monotonic() + timeout
+    while left := [pid for pid in pids if is_running(pid)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_GONE_INTERVAL)
+    return left
 
 
-def _ask(node: str, names: Mapping[int, str]) -> ray.ObjectRef:
+_stopped_there, _left_there = ray.remote(num_cpus=0)(_stopped), ray.remote(num_cpus=0)(_left)
+
+
+def _ask(function: Any, node: str, *arguments: Any) -> ray.ObjectRef:
+    """Calls a remote function on a node."""
     place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return _stopped_there.options(scheduling_strategy=place).remote(list(names))
+    return function.options(scheduling_strategy=place).remote(*arguments)

@@ -88,8 +88,9 @@ class RolloutGroup:
 
     def eval(self, rollout_id: int) -> None:
         """Evaluates after ``rollout_id`` rollouts of training."""
-        with self._log.phase("eval"):
-            metrics = self._call("eval", rollout_id, timeout=self._args.rollout_timeout + _GRACE)
+        with self._log.phase("eval", rollout=rollout_id):
+            metrics, spans = self._call("eval", rollout_id, timeout=self._args.rollout_timeout + _GRACE)
+        self._log.spans("evaluations", spans)
         self._log.eval(rollout_id, metrics)
 
     def check(self) -> None:
@@ -133,15 +134,18 @@ class RolloutGroup:
 
     def offload(self) -> None:
         if self._needs_offload:
-            self._call("offload")
+            with self._log.span("engines_offload"):
+                self._call("offload")
 
     def onload_weights(self) -> None:
         if self._needs_offload:
-            self._call("onload", ["weights"])
+            with self._log.span("engines_onload", part="weights"):
+                self._call("onload", ["weights"])
 
     def onload_kv(self) -> None:
         if self._needs_offload:
-            self._call("onload", ["kv_cache", "cuda_graph"])
+            with self._log.span("engines_onload", part="kv_cache"):
+                self._call("onload", ["kv_cache", "cuda_graph"])
             self._check_policy()
 
     def shutdown(self) -> None:
@@ -179,7 +183,7 @@ class PendingRollout:
     def result(self) -> Sequence[ray.ObjectRef]:
         """Waits for the rollout; its metrics are logged the first time."""
         if self._refs is None:
-            with self._log.phase("rollout_wait"):
+            with self._log.phase("rollout_wait", rollout=self._id):
                 self._refs, metrics, warnings, spans = wait_one(
                     self._ref, f"rollout {self._id}", self._timeout, self._watch.check
                 )

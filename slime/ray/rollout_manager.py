@@ -137,22 +137,28 @@ class RolloutManager:
         self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
-        return refs, metrics, self._warnings(samples), self._take_spans(samples)
+        return refs, metrics, self._warnings(samples), self._taken(self._spans, samples)
 
-    def eval(self, rollout_id: int) -> dict[str, Any]:
-        """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``; returns metrics."""
+    def eval(self, rollout_id: int) -> tuple[dict[str, Any], list[Span]]:
+        """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.
+
+        Returns:
+            The metrics, and spans if ``--trace`` asks.
+        """
         call = lambda: call_rollout_fn(
             self._eval_fn, self._args, rollout_id, self._data_source, evaluation=True
         )
         start = time.monotonic()
-        with self._spans.measure("eval", rollout=rollout_id):
+        spans = SpanList()  # a rollout may be under way
+        with spans.measure("eval", rollout=rollout_id):
             output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
         seconds = time.monotonic() - start
         samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
         self._check(describe(self._eval_fn), samples)
         self._record(rollout_id, samples, evaluation=True)
         metrics = eval_log_metrics(rollout_id, self._config, output.data, output.metrics)
-        return metrics | {"perf/eval_time": seconds} | take_logged("eval")
+        metrics |= {"perf/eval_time": seconds} | take_logged("eval")
+        return metrics, self._taken(spans, samples)
 
     def check(self) -> None:
         """Raises what the fleet's watch has found to end the run, if anything."""
@@ -294,9 +300,8 @@ class RolloutManager:
         seen, self._flat = self._flat, flat_rewards(self._config, samples)
         return take_notes() + ([self._flat] if self._flat and not seen else [])
 
-    def _take_spans(self, samples: list[Sample]) -> list[Span]:
-        spans = self._spans.take()
-        return [*spans, *sample_spans(samples)] if self._args.trace else []
+    def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
+        return [*spans.take(), *sample_spans(samples)] if self._args.trace else []
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""

@@ -2,10 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from slime.arguments.core.run_args import copied
+from slime.arguments.validate.checkpoint_files import has_checkpoint
 from slime.arguments.views import FleetView
 from slime.observability import phases
 from slime.observability.run_log import RunLog
@@ -23,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 # A colocated engine takes part of the same GPU: 0.4 + 0.2 leaves room for both and for probes.
 GPU_PER_ACTOR = 0.4
+
+_SPANS_TIMEOUT = 5.0  # seconds at the end of a run
+# What a run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
+_RESUMES = {"ckpt_step": None, "finetune": False, "no_load_optim": False, "no_load_rng": False}
 
 
 Engines = tuple[list[EngineEndpoint], int]
@@ -52,31 +60,79 @@ class RayTrainGroup:
         needs_offload: bool = False,
     ) -> None:
         self._args, self._rollout, self._log = args, rollout, log
-        self._role, self._needs_offload = role, needs_offload
+        self._role, self._needs_offload, self._slots = role, needs_offload, slots
+        self._start_timeout = args.cluster_timeout
+        self._version, self._torn = 0, False  # what engines were sent last, and whether that ended half-way
+        self._launch(args)
+        self.start_rollout_id = args.start_rollout_id or 0
+
+    def _launch(self, args: FleetView) -> None:
+        """Starts the ranks, which build their models in the background."""
         self._connected: Engines = ([], 0)
         self._proven = False
         self._watch = ProcessWatch()
-        self._actors = [self._spawn(rank, slots) for rank in range(len(slots))]
+        self._actors = [self._spawn(rank, self._slots, args) for rank in range(len(self._slots))]
         for rank, actor in enumerate(self._actors):
             self._watch.add(f"rank {rank}", actor)
         self._pending_init = self._start()
-        self.start_rollout_id = args.start_rollout_id or 0
 
     def wait_ready(self) -> None:
         """Waits until every rank has loaded its model, and learns where the run starts."""
-        starts = self._gather(self._pending_init, "building and loading the model")
-        if not starts:
+        start = self._first_rollout("building and loading the model")
+        if start is None:
             return
-        if len(set(starts)) != 1:
-            raise RuntimeError(f"trainer ranks disagree about the first rollout: {starts}")
         if self._args.start_rollout_id is None:
-            self.start_rollout_id = starts[0]
-        steps = wait_one(self._actors[0].trained_steps.remote(), "optimizer steps of the checkpoint", 60)
+            self.start_rollout_id = start
+        steps = self._steps_of_checkpoint()
         if steps is None:  # of older checkpoints: those of full rollouts
             steps = steps_of_rollouts(self._args, self.start_rollout_id)
         self._log.go_on_after(steps)
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
+
+    def rebuild(self, load: str | Path) -> int:
+        """Ends all ranks, dead and hung ones among them, and starts the role again in the same places.
+
+        Afterwards they are on their GPUs, as after the start; engines that share these must be offloaded. No
+        engine is connected: the next weight update gives all of them the weights, under a version above all
+        that they have been sent.
+
+        Args:
+            load: what the ranks start from, as with ``--load``: a directory of this run's checkpoints, of
+                which the latest is taken with optimizer, schedule and random state, or one of Hugging Face
+                weights, with which the optimizer starts anew.
+
+        Returns:
+            The rollout to go on with; 0 with Hugging Face weights.
+
+        Raises:
+            ValueError: there is no checkpoint; no rank was touched.
+        """
+        if not has_checkpoint(load):
+            raise ValueError(f"{self._role}: no checkpoint in {load} to build the ranks again from")
+        with self._log.phase("rebuild", role=self._role):
+            for actor in self._actors:
+                ray.kill(actor)
+            self._watch.wait_until_gone(self._start_timeout)
+            self._launch(copied(self._args, load=str(load), **_RESUMES))
+            start = self._first_rollout(f"building the model again from {load}")
+            if start is None:
+                return 0
+            self._call_all("going on from the version of the engines", "go_on", self._version, self._torn)
+            steps = self._steps_of_checkpoint()
+        if steps is not None:
+            self._log.go_back_to(steps)
+        return start
+
+    def _first_rollout(self, what: str) -> int | None:
+        """Waits until every rank has started; None without ranks."""
+        starts = self._gather(self._pending_init, what)
+        if len(set(starts)) > 1:
+            raise RuntimeError(f"trainer ranks disagree about the first rollout: {starts}")
+        return starts[0] if starts else None
+
+    def _steps_of_checkpoint(self) -> int | None:
+        return wait_one(self._actors[0].trained_steps.remote(), "optimizer steps of the checkpoint", 60)
 
     def train(
         self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], inputs: RoleOutputs | None = None
@@ -88,7 +144,7 @@ class RayTrainGroup:
         """
         if not self._actors:
             return []
-        with self._log.phase("train_wait"):
+        with self._log.phase("train_wait", role=self._role, rollout=rollout_id):
             refs = [actor.train.remote(rollout_id, list(data_refs), inputs or None) for actor in self._actors]
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
         self._log.train(rollout_id, next((report for report, _, _ in outcomes if report), {}))
@@ -97,7 +153,7 @@ class RayTrainGroup:
         return [ref for _, ref, _ in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
-        with self._log.phase("save_model"):
+        with self._log.phase("save_model", role=self._role, rollout=rollout_id):
             what, steps = f"saving rollout {rollout_id}", self._log.trained_steps
             self._call_all(what, "save_model", rollout_id, force_sync, steps)
 
@@ -140,33 +196,44 @@ class RayTrainGroup:
             # Nothing counts as connected until an update has succeeded.
             self._connected = ([], 0)
             self._call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
+        self._torn = True
         outcomes = self._call_all("updating the weights", "update_weights")
         self._connected = engines
         self._log.count("update_weights_wire_bytes", sum(sent for _, sent in outcomes))
-        return max(version for version, _ in outcomes)
+        self._version, self._torn = max(version for version, _ in outcomes), False
+        return self._version
 
     def onload(self) -> None:
         if self._needs_offload:
-            with self._log.phase("wake_up"):
+            with self._log.phase("wake_up", role=self._role):
                 self._call_all("loading the trainer back", "wake_up")
 
     def offload_training_state(self) -> None:
         """Makes room for the weights of the engines; a weight update needs no more than the trainer's own."""
         if self._needs_offload:
-            with self._log.phase("sleep"):
+            with self._log.phase("sleep", role=self._role):
                 self._call_all("offloading the optimizer", "offload_training_state")
 
     def offload(self) -> None:
         if self._needs_offload:
-            with self._log.phase("sleep"):
+            with self._log.phase("sleep", role=self._role):
                 self._call_all("offloading the trainer", "sleep")
 
     def shutdown(self) -> None:
+        self._take_spans()
         for actor in self._actors:
             ray.kill(actor)
 
-    def _spawn(self, rank: int, slots: Slots) -> Any:
-        env = process_env(self._args.train_env_vars, trainer=True)
+    def _take_spans(self) -> None:
+        """Writes the spans since the last training, unless a rank can no longer tell them."""
+        if self._log.traces:
+            with suppress(Exception):  # whatever ended the run is told elsewhere
+                refs = [actor.take_spans.remote() for actor in self._actors]
+                for rank, spans in enumerate(wait_all(refs, "spans of the trainer", _SPANS_TIMEOUT)):
+                    self._log.spans(f"{self._role} rank {rank}", spans)
+
+    def _spawn(self, rank: int, slots: Slots, args: FleetView) -> Any:
+        env = process_env(args.train_env_vars, trainer=True)
         return (
             ray.remote(TrainRayActor)
             .options(
@@ -175,14 +242,14 @@ class RayTrainGroup:
                 scheduling_strategy=slots.strategy(rank),
                 runtime_env=runtime_env(env),
             )
-            .remote(self._args, self._role, rank, len(slots))
+            .remote(args, self._role, rank, len(slots))
         )
 
     def _start(self) -> list[ray.ObjectRef]:
         if not self._actors:
             return []
         found = self._actors[0].address_and_free_port.remote()
-        address, port = wait_one(found, "start of the trainer processes", self._args.cluster_timeout)
+        address, port = wait_one(found, "start of the trainer processes", self._start_timeout)
         return [actor.init.remote(address, port) for actor in self._actors]
 
     def _call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:

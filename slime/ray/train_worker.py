@@ -51,6 +51,7 @@ class TrainWorker:
         self._timer = Timer()
         self._update: WeightUpdate | None = None
         self._trained_since_update = False
+        self._takes_over = False
 
     def start(self) -> int:
         """Builds and loads the model.
@@ -152,7 +153,23 @@ class TrainWorker:
         if self._update is None:
             served = self._args.synced_checkpoint
             self._update = WeightUpdate(self._args, self.backend.weights(), served=served)
+            if self._takes_over:
+                self._update.take_over()
         self._update.connect(endpoints)
+
+    def go_on(self, version: int, torn: bool) -> None:
+        """Takes the place of ranks that were lost: versions of the weights go on from theirs.
+
+        Args:
+            version: what the engines were sent last; 0 if nothing.
+            torn: whether the update after that ended half-way: some of them may have its version.
+        """
+        self._weight_version = max(self._weight_version, version) + torn
+        self._takes_over = True
+
+    def take_spans(self) -> list[Span]:
+        """Returns what this rank did when, since the last call or training."""
+        return self._timer.spans.take()
 
     def update_weights(self) -> tuple[int, int]:
         """Sends the weights to the connected engines.

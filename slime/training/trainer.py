@@ -81,7 +81,8 @@ class Trainer:
                 self._run(forward_pass, batch, data)
             outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
-                compute_advantages_and_returns(config, batch)
+                with self._timer.spans.measure("advantages", rollout=rollout_id):
+                    compute_advantages_and_returns(config, batch)
         else:
             outputs = {}
         if config.hooks.rollout_data_postprocess_path:
@@ -120,7 +121,8 @@ class Trainer:
         steps = []
         with self._backend.training():
             for step_id, (count, size) in enumerate(zip(counts, sizes, strict=True)):
-                metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
+                with self._timer.spans.measure("optimizer_step", rollout=rollout_id, step=step_id):
+                    metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
                 metrics["global_batch_size"] = size
                 named = {f"train/{self._role.prefix}{name}": value for name, value in metrics.items()}
                 steps.append({**named, **take_logged("train")})

@@ -43,6 +43,11 @@ class WeightUpdate:
         self._serving: list[Transport] = []
         self._ranks = RankAgreement(wait_limit(args))
 
+    def take_over(self) -> None:
+        """Tells, before the first `connect`, that ranks that are gone have sent the engines weights."""
+        for transport in self._transports:
+            transport.take_over()
+
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Replaces the engines to be updated. ``endpoints`` must be the same on every rank.
 

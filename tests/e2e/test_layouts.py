@@ -101,7 +101,11 @@ def _expect_overlap(trace: Path) -> None:
     assert rollouts[1]["ts"] < trained[0]["ts"] + trained[0]["dur"]
     assert trained[0]["ts"] >= rollouts[0]["ts"] + rollouts[0]["dur"]
     names = {name for _, name, _ in spans}
-    assert names >= {"generate", "sglang_generate", "reward_model", "update_weights", "train_wait"}
+    assert names >= {"generate", "sglang_generate", "reward_model", "update_weights", "train_wait", "step"}
+    assert names >= {"data_preprocess", "advantages", "optimizer_step", "actor_train"}
+    # Of what comes after the last training, too.
+    updates = [e for process, name, e in spans if (process, name) == ("actor rank 0", "update_weights")]
+    assert len(updates) == 4 and updates[-1]["ts"] > trained[-1]["ts"]
 
 
 def _ages(run) -> list[tuple[float, float]]:

@@ -57,6 +57,16 @@ def test_a_run_that_goes_on_counts_on_from_the_furthest_of_its_checkpoints():
     assert rows.of_train == [6, 7, 8]
 
 
+def test_steps_that_are_taken_again_have_the_numbers_that_they_had():
+    log, rows = _log()
+    for rollout_id in range(3):
+        log.train(rollout_id, _reports(2))
+    log.go_back_to(2)
+    for rollout_id in (1, 2):
+        log.train(rollout_id, _reports(2))
+    assert rows.of_train == [*range(6), *range(2, 6)] and log.trained_steps == 6
+
+
 def test_roles_that_train_on_one_rollout_share_its_numbers(tmp_path):
     """The critic trains alone first, and the actor's numbers go on from its."""
     path = tmp_path / "metrics.jsonl"

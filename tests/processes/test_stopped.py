@@ -1,5 +1,8 @@
 """For how long a process has been stopped, as far as anybody has seen."""
 
+import os
+import signal
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -32,3 +35,15 @@ def test_a_process_that_ran_at_one_look_is_not(overdue):
 def test_nothing_is_held_against_it_for_the_time_in_which_nobody_looked(overdue):
     assert overdue(0, [7]) == overdue(600, [7]) == overdue(610, [7]) == {}
     assert overdue(616, [7]) == {7: 16.0}
+
+
+def test_a_process_runs_until_it_is_dead_whoever_waits_for_it():
+    process = subprocess.Popen(["sleep", "600"])
+    assert stopped.is_running(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    assert stopped.is_running(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not stopped.is_running(process.pid)  # a zombie
+    process.wait()
+    assert not stopped.is_running(process.pid)

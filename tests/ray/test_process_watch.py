@@ -11,6 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime.processes.stopped import is_running
 from slime.ray import process_watch
 from slime.ray.process_watch import ProcessStopped, ProcessWatch, process_location
 from slime.ray.waiting import wait_all
@@ -73,6 +74,23 @@ def test_a_rank_that_goes_on_is_forgiven(ranks: list[Any], monkeypatch: pytest.M
     os.kill(pid, signal.SIGSTOP)
     watch.check()
     os.kill(pid, signal.SIGCONT)
+
+
+def test_ranks_are_waited_for_until_they_are_gone(ranks: list[Any]) -> None:
+    """One was killed although it was stopped; the other one lives, and is told of."""
+    watch = ProcessWatch()
+    for rank, actor in enumerate(ranks):
+        watch.add(f"rank {rank}", actor)
+    pids = [ray.get(actor.process_location.remote())[1] for actor in ranks]
+    os.kill(pids[0], signal.SIGSTOP)
+    ray.kill(ranks[0])
+    while is_running(pids[0]):
+        time.sleep(0.05)
+    with pytest.raises(ProcessStopped, match=rf"rank 1 \(process {pids[1]}\) was killed and is still there"):
+        watch.wait_until_gone(0.5)
+    ray.kill(ranks[1])
+    watch.wait_until_gone(120)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def known_on(node: str, watch: ProcessWatch) -> None:

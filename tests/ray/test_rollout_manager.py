@@ -195,7 +195,7 @@ def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: 
     own = dict(eval_function_path=f"{__name__}.evaluation_fn", save_debug_rollout_data=None)
     log = f"{__name__}.keep"
     flags |= own | {"custom_eval_rollout_log_function_path": log, "partial_rollout": False}
-    metrics = RolloutManager(with_groups(flags), [], 0).eval(0)  # type: ignore[arg-type]
+    metrics, _ = RolloutManager(with_groups(flags), [], 0).eval(0)  # type: ignore[arg-type]
     assert metrics.keys() == {"perf/eval_time", "eval/own"} and metrics["eval/own"] == 0.25
     assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]
 

@@ -1,6 +1,7 @@
 """What the driver tells a trainer and is told by it, without processes."""
 
 from argparse import Namespace
+from contextlib import nullcontext
 from unittest.mock import MagicMock
 
 import pytest
@@ -9,14 +10,18 @@ from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
 from slime.ray.train_group import RayTrainGroup
+from slime.training.checkpoint_dir import MARKER
 from slime.utils.types import EngineEndpoint
 
 
 class OfOneRank(RayTrainGroup):
     """Whose answers are there at once."""
 
-    def _spawn(self, rank, slots):
-        return MagicMock()
+    def _spawn(self, rank, slots, args):
+        actor = MagicMock(args=args)
+        actor.update_weights.remote.return_value = (3, 100)
+        actor.trained_steps.remote.return_value = 5
+        return actor
 
     def _start(self):
         return [self._actors[0].init.remote()]
@@ -30,9 +35,11 @@ def started(monkeypatch):
     """`started(steps)`: a group that goes on with a checkpoint that tells its steps, and its log."""
     monkeypatch.setattr(train_group, "ProcessWatch", MagicMock())
     monkeypatch.setattr(train_group, "wait_one", lambda ref, *_: ref)
+    monkeypatch.setattr(train_group.ray, "kill", lambda actor: actor.kill())
 
     def start(steps, first=4, **flags):
-        args = Namespace(start_rollout_id=None, train_timeout=1, cluster_timeout=1)
+        args = Namespace(start_rollout_id=None, train_timeout=1, cluster_timeout=1, load="first", ckpt_step=7)
+        vars(args).update(check_served_policy=False, finetune=True)
         vars(args).update(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4, **flags)
         log = RunLog(Tracker([]))
         group = OfOneRank(args, [0], MagicMock(), log)
@@ -80,3 +87,43 @@ def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started,
     assert found == proofs
     for call in rollout.check_policy.call_args_list:
         assert call.args == ([5, 6, 7], [-1.0, -2.0])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    (tmp_path / MARKER).write_text("3")
+    return str(tmp_path)
+
+
+def test_ranks_are_left_alone_if_there_is_nothing_to_build_them_again_from(started, tmp_path):
+    group, _ = started(0)
+    with pytest.raises(ValueError, match=f"actor: no checkpoint in {tmp_path}"):
+        group.rebuild(tmp_path)
+    group._actors[0].kill.assert_not_called()
+
+
+class Torn(Exception):
+    """An update that ends half-way."""
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, torn):
+    group, log = started(0)
+    lost, watch = group._actors[0], group._watch
+    group._rollout.updatable_engines.return_value = (["an engine"], 1)
+    group.update_weights()
+    lost.update_weights.remote.side_effect = Torn if torn else None
+    with pytest.raises(Torn) if torn else nullcontext():
+        group.update_weights()
+    log.train(4, {"train": [{}] * 9})
+    group.rebuild(saved)
+    assert log.trained_steps == 5
+    lost.kill.assert_called_once_with()
+    watch.wait_until_gone.assert_called_once_with(1)
+    (new,) = group._actors
+    assert new is not lost
+    assert (new.args.load, new.args.ckpt_step, new.args.finetune) == (saved, None, False)
+    new.go_on.remote.assert_called_once_with(3, torn)
+    new.connect_rollout_engines.remote.assert_not_called()
+    group.update_weights()
+    new.connect_rollout_engines.remote.assert_called_once_with(["an engine"])

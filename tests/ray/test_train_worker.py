@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -359,3 +360,33 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
     Actor().train(6, ["shard 0", "shard 1"])
     values = "what values 3 refers to"
     assert seen == [(5, "what shard 1 refers to", values), (6, "what shard 1 refers to", None)]
+
+
+class _Weights(train_worker.WeightUpdate):
+    """An update that reaches nobody."""
+
+    def __init__(self, *args, **options):
+        self.calls, self.versions = [], []
+
+    def take_over(self):
+        self.calls.append("take over")
+
+    def connect(self, endpoints):
+        self.calls.append("connect")
+
+    def run(self, version):
+        self.versions.append(version)
+        return 0
+
+
+@pytest.mark.parametrize(("torn", "wanted"), [(False, 8), (True, 9)])
+def test_versions_go_on_above_those_of_ranks_that_were_lost(monkeypatch, torn, wanted):
+    """A checkpoint is older than what the engines have; a version that ended half-way is not used again."""
+    monkeypatch.setattr(train_worker, "WeightUpdate", _Weights)
+    worker = TrainWorker.__new__(TrainWorker)
+    worker._args = Namespace(synced_checkpoint=None, keep_old_actor=False)
+    worker._timer, worker.backend, worker._update, worker._weight_version = Timer(), MagicMock(), None, 5
+    worker.go_on(7, torn)
+    worker.connect_rollout_engines([])
+    assert worker.update_weights() == (wanted, 0)
+    assert worker._update.versions == [wanted] and worker._update.calls == ["take over", "connect"]

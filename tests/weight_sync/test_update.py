@@ -253,3 +253,46 @@ def test_an_engine_that_dies_between_two_buckets_holds_up_no_other(checkpoints, 
     finally:
         for server in servers:
             server.stop()
+
+
+def _sync_after(rank, args, checkpoint, transport, endpoints, dies):
+    """Dies between two buckets; or takes the place of one that did."""
+    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
+    from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.model_provider import get_model
+
+    class Deadly(HfWeights):
+        def buckets(self, max_bytes):
+            for index, bucket in enumerate(super().buckets(max_bytes)):
+                if index == 1 and dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield bucket
+
+    init(args)
+    model = get_model(args)
+    load_hf_weights(args, model, checkpoint)
+    args.colocate = transport == "handle"
+    update = WeightUpdate(args, Deadly(args, model))
+    if not dies:
+        update.take_over()
+    update.connect(endpoints)
+    update.run(1 if dies else 3)
+    update.disconnect()
+
+
+@pytest.mark.parametrize("transport", ["handle", "broadcast"])
+def test_ranks_in_the_place_of_lost_ones_end_their_update_and_send_all_weights(
+    engines, checkpoints, transport
+):
+    """What the engines had loaded is gone, so there is nothing that they are compared with."""
+    endpoints = _endpoints(engines[:1], transport)
+    flags = {"update_weight_buffer_size": 60_000, "check_weight_update_equal": True, **NO_LIMIT}
+    args = make_args(checkpoints[TRAINER], **flags)
+    engines[0].weights_checker("snapshot")
+    with pytest.raises(RuntimeError, match="rank 0"):
+        run_ranks(_sync_after, 1, args, checkpoints[TRAINER], transport, endpoints, True)
+    run_ranks(_sync_after, 1, args, checkpoints[TRAINER], transport, endpoints, False)
+    found = _checksum(engines[0])
+    assert engines[0].weight_version() == "3"
+    engines[0].update_weights_from_disk(checkpoints[TRAINER], flush_cache=True)
+    assert _checksum(engines[0]) == found

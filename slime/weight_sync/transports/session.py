@@ -78,6 +78,10 @@ class SessionTransport(Transport):
             self._engines.each(_end_interrupted)
         self._is_open = False
 
+    def take_over(self) -> None:
+        self._check_pending = False  # the engines no longer have what they had loaded
+        self._is_open = True
+
     def open(self, version: str, plan: WeightPlan) -> None:
         self._pause(version, plan)
         self._engines.each(lambda engine: engine.begin_weight_update())

@@ -37,6 +37,10 @@ class Transport(ABC):
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Replaces the engines that this transport serves, and ends what a failed update has left open."""
 
+    def take_over(self) -> None:
+        """The engines have been sent weights by ranks that are gone, and an update may be open."""
+        return
+
     def source_ranks(self) -> set[int]:
         """The trainer ranks whose weights are read; the same answer on every rank."""
         return {0}
