@@ -83,7 +83,7 @@ def test_every_row_names_a_field_once_and_only_computed_ones_are_not_read():
 def test_media_that_no_field_takes_are_refused_by_name():
     samples = [
         Sample(index=i, tokens=[1, 2], response_length=1, multimodal_train_inputs=media)
-        for i, media in enumerate([None, {"pixel_values": np.zeros((2, 3))}])
+        for i, media in enumerate([None, {"sounds": np.zeros((2, 3))}])
     ]
-    with pytest.raises(BatchError, match=r"sample 1 of .*: multimodal_train_inputs has pixel_values, which"):
+    with pytest.raises(BatchError, match=r"sample 1 of .*: multimodal_train_inputs has sounds, which"):
         convert_samples_to_train_data(samples, [1.0, 1.0], [0.0, 0.0])
