@@ -12,6 +12,7 @@ from tests.run_args import with_groups
 
 _FLAGS = {
     **dict(load=None, save=None, save_hf=None, ref_load=None, finetune=False, colocate=False),
+    **dict(no_load_optim=None, no_load_rng=None),
     **dict(data_pad_size_multiplier=4, eps_clip_high=0.28, kl_loss_type="k3", overlong_buffer_len=None),
     **dict(rollout_data_postprocess_path=None, custom_megatron_before_log_prob_hook_path=None),
     **dict(custom_megatron_before_train_step_hook_path=None, save_debug_train_data=None),
