@@ -3,7 +3,8 @@
 Hooks and losses are given whole responses, so there is nothing to gather for them and nothing to cut: a
 plug-in that gathers its values, computes over whole sequences and cuts the result for "its" rank gets whole
 values in all three steps, which is what the trainer wants back. What really is a piece, because a loss of the
-user's own has taken it from the logits, is gathered. Values of any other length are refused.
+user's own has taken it from the logits, is gathered. Values of any other length are refused. The layout is
+that of the trainer process unless another ``context`` is given.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,17 @@ from typing import TypeVar
 import torch
 
 from slime.training.context_parallel import AllGather, Gathering, RowSplit
+from slime.training.losses import reducers
+from slime.training.losses.reducers import Reducer
 from slime.training.parallel import ParallelContext
 
 Range = tuple[int, int]
 Values = TypeVar("Values", torch.Tensor, Sequence[float])
 
 
-def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
+def all_gather_with_cp(
+    tensor: torch.Tensor, total_length: int, response_length: int, context: ParallelContext | None = None
+) -> torch.Tensor:
     """The values of a whole response [R], given whole or as this rank's piece of it.
 
     All ranks of the group call it for the same responses in the same order. The gradient of a piece is that
@@ -32,7 +37,7 @@ def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length:
     Raises:
         ValueError: another number of values; pieces under ``--allgather-cp``, which cuts across sequences.
     """
-    context = ParallelContext.current()
+    context = context or ParallelContext.current()
     counts = _counts(total_length, response_length, context)
     whole, own = len(tensor) == response_length, counts[context.cp_rank]
     if not whole:
@@ -65,7 +70,7 @@ def slice_log_prob_with_cp(log_prob: Values, total_length: int, response_length:
 
 
 def get_logits_and_tokens_offset_with_cp(
-    total_length: int, response_length: int
+    total_length: int, response_length: int, context: ParallelContext | None = None
 ) -> tuple[int, tuple[Range, Range], tuple[Range, Range], tuple[Range, Range]]:
     """What this rank has of a sequence under zigzag context parallelism, as half-open ranges of positions.
 
@@ -77,7 +82,7 @@ def get_logits_and_tokens_offset_with_cp(
     Raises:
         ValueError: under ``--allgather-cp``, which cuts across sequences.
     """
-    context = ParallelContext.current()
+    context = context or ParallelContext.current()
     _refuse_contiguous(context)
     size, rank = context.cp_size, context.cp_rank
     chunk = -(-total_length // (2 * size))
@@ -85,6 +90,37 @@ def get_logits_and_tokens_offset_with_cp(
     logits = [_predicting(part, total_length, response_length) for part in (first, second)]
     tokens = [(begin + 1, end + 1) if end else (0, 0) for begin, end in logits]
     return chunk, (first, second), (logits[0], logits[1]), (tokens[0], tokens[1])
+
+
+def get_sum_of_sample_mean(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[torch.Tensor],
+    sample_denoms: Sequence[float] | torch.Tensor | None = None,
+    calculate_per_token_loss: bool = False,
+    context: ParallelContext | None = None,
+) -> Reducer:
+    """The reducer of `slime.training.losses.reducers`, which also takes this rank's pieces of all responses.
+
+    The values of the pieces stand one after the other, as those of whole responses do; what the ranks of a
+    group make of theirs adds up to what whole responses give. The trainer's own reducers take these alone.
+    """
+    context = context or ParallelContext.current()
+    whole = reducers.get_sum_of_sample_mean(
+        total_lengths, response_lengths, loss_masks, sample_denoms, calculate_per_token_loss
+    )
+    if context.cp_size == 1 or context.contiguous_cp:
+        return whole
+    owners = [_owners(*lengths, context) for lengths in zip(total_lengths, response_lengths, strict=True)]
+    own = (torch.cat(owners) == context.cp_rank).nonzero()[:, 0]
+
+    def reduce(values: torch.Tensor) -> torch.Tensor:
+        if values.shape == own.shape and len(own) != sum(response_lengths):
+            zeros = values.new_zeros(sum(response_lengths))
+            values = zeros.index_copy(0, own.to(values.device), values)
+        return whole(values)
+
+    return reduce
 
 
 def _predicting(chunk: Range, total: int, response: int) -> Range:

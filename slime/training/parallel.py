@@ -38,6 +38,11 @@ class ParallelContext:
         """
         return _of_process.get("context", cls())
 
+    @classmethod
+    def of_trainer(cls) -> "ParallelContext | None":
+        """Returns the context of this trainer process, None elsewhere."""
+        return _of_process.get("context")
+
 
 _of_process: dict[str, ParallelContext] = {}
 

@@ -161,3 +161,55 @@ def test_a_reducer_refuses_values_of_a_part_of_the_tokens():
     for values in (torch.ones(6), torch.ones(1), torch.ones(7, 1)):
         with pytest.raises(ValueError, match=r"wanted \[7\]"):
             reduce(values)
+
+
+class Ranks:
+    """The part of megatron-core's ``mpu`` that plug-ins' tests replace."""
+
+    def __init__(self, size, rank):
+        self.get_context_parallel_world_size, self.get_context_parallel_rank = lambda: size, lambda: rank
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("denominators", [None, [4, 9, 0.5]])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_reducer_of_pieces_makes_parts_of_the_whole(monkeypatch, size, denominators, per_token):
+    totals, responses = [12, 30, 5], [7, 20, 1]
+    masks = [torch.randint(0, 2, (n,)) for n in responses]
+    arguments = totals, responses, masks, denominators, per_token
+    values = torch.randn(sum(responses), requires_grad=True)
+    whole = cp_utils.get_sum_of_sample_mean(*arguments)(values)
+    (wanted,) = torch.autograd.grad(whole, values)
+    parts = []
+    for rank in range(size):
+        monkeypatch.setattr(cp_utils, "mpu", Ranks(size, rank))
+        pieces = []
+        for total, response, start in zip(totals, responses, (0, 7, 27), strict=True):
+            first, last = cp_utils.get_logits_and_tokens_offset_with_cp(total, response)[3]
+            at = start - (total - response)
+            pieces += [values[at + begin : at + end] for begin, end in (first, last) if end]
+        reduce = cp_utils.get_sum_of_sample_mean(*arguments)
+        assert reduce(values.detach()) == whole.detach()
+        parts.append(reduce(torch.cat(pieces)))
+        with pytest.raises(ValueError, match=r"wanted \[28\]"):
+            reduce(torch.cat(pieces)[1:])
+    torch.testing.assert_close(sum(parts), whole)
+    torch.testing.assert_close(torch.autograd.grad(sum(parts), values)[0], wanted)
+
+
+def test_without_a_trainer_and_megatron_core_there_is_one_rank(monkeypatch):
+    monkeypatch.delitem(cp_utils.sys.modules, "megatron.core", raising=False)
+    assert cp_utils.get_logits_and_tokens_offset_with_cp(12, 7)[0] == 6
+    stub = type(cp_utils)("megatron.core")
+    stub.mpu = Ranks(2, 1)
+    monkeypatch.setitem(cp_utils.sys.modules, "megatron.core", stub)
+    assert cp_utils.mpu is stub.mpu
+    assert cp_utils.get_logits_and_tokens_offset_with_cp(12, 7)[0] == 3
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        cp_utils.other  # noqa: B018
+
+
+def test_the_layout_of_the_trainer_is_the_one_that_counts(monkeypatch, current):
+    monkeypatch.setattr(cp_utils, "mpu", Ranks(4, 1))
+    current(_ranks(2)[1])
+    assert cp_utils.get_logits_and_tokens_offset_with_cp(12, 7)[0] == 3

@@ -1,11 +1,20 @@
-"""Where plug-ins import what concerns context parallelism, and the reducer of losses."""
+"""Context parallelism for plug-ins: laid out as in the trainer, elsewhere as megatron-core's ``mpu`` says.
 
-from slime.training.cp_plugins import (
-    all_gather_with_cp,
-    get_logits_and_tokens_offset_with_cp,
-    slice_log_prob_with_cp,
-)
-from slime.training.losses.reducers import get_sum_of_sample_mean
+``mpu`` is an attribute of this module, for those who replace it. megatron-core is imported when it is first
+asked for: where nobody has imported it, there is a single rank.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slime.training import cp_plugins
+from slime.training.cp_plugins import slice_log_prob_with_cp
+from slime.training.losses.reducers import Reducer
+from slime.training.parallel import ParallelContext
 
 __all__ = [
     "all_gather_with_cp",
@@ -13,3 +22,47 @@ __all__ = [
     "get_sum_of_sample_mean",
     "slice_log_prob_with_cp",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Returns ``mpu``, as ``from megatron.core import mpu`` would have it here."""
+    if name != "mpu":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("megatron.core").mpu
+
+
+def _context(gathers: bool = False) -> ParallelContext:
+    trainer = ParallelContext.of_trainer()
+    if trainer is not None or not ("mpu" in globals() or "megatron.core" in sys.modules):
+        return trainer or ParallelContext()
+    mpu = sys.modules[__name__].mpu
+    size = mpu.get_context_parallel_world_size()
+    if size <= 1:  # 0 before torch.distributed is initialized
+        return ParallelContext()
+    group = mpu.get_context_parallel_group() if gathers else None
+    return ParallelContext(cp_group=group, cp_rank=mpu.get_context_parallel_rank(), cp_size=size)
+
+
+def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
+    """See `slime.training.cp_plugins.all_gather_with_cp`."""
+    return cp_plugins.all_gather_with_cp(tensor, total_length, response_length, _context(gathers=True))
+
+
+def get_logits_and_tokens_offset_with_cp(
+    total_length: int, response_length: int
+) -> tuple[int, tuple[cp_plugins.Range, cp_plugins.Range], Any, Any]:
+    """See `slime.training.cp_plugins.get_logits_and_tokens_offset_with_cp`."""
+    return cp_plugins.get_logits_and_tokens_offset_with_cp(total_length, response_length, _context())
+
+
+def get_sum_of_sample_mean(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    loss_masks: Sequence[torch.Tensor],
+    sample_denoms: Sequence[float] | torch.Tensor | None = None,
+    calculate_per_token_loss: bool = False,
+) -> Reducer:
+    """See `slime.training.cp_plugins.get_sum_of_sample_mean`."""
+    return cp_plugins.get_sum_of_sample_mean(
+        total_lengths, response_lengths, loss_masks, sample_denoms, calculate_per_token_loss, _context()
+    )
