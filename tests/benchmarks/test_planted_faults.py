@@ -54,8 +54,12 @@ def test_a_fault_is_found_by_a_test_that_fails_with_it_and_not_without(tmp_path)
     assert product.read_text() == "answer = 42\n"
 
 
-def test_every_fault_that_was_tried_was_found():
+def test_every_fault_was_tried_and_found():
     results = json.loads(RESULTS.read_text())
     rows = results["faults"]
-    assert rows.keys() <= FAULTS.keys() and results["found"] == len(rows)
+    assert rows.keys() == FAULTS.keys()
+    assert results["found"] == results["faults_tried"] == len(rows)
+    assert [
+        n for n, row in rows.items() if (*row["tests"], row["choose"]) != (*FAULTS[n].tests, FAULTS[n].choose)
+    ] == []
     assert {name: row["why"] for name, row in rows.items() if row["outcome"] != FOUND} == {}
