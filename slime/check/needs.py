@@ -15,11 +15,11 @@ from slime.check.parameters import (
     WholeParameter,
     counted,
     stage_parameters,
+    total_of_any,
     whole_model,
     whole_parameters,
 )
-from slime.check.sharded import sharded_states, total_of_any
-from slime.check.states import States, rank_states
+from slime.check.states import States, rank_states, sharded_states
 
 _RESERVE = 0.06
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from slime.arguments.trainers import MEGATRON
 from slime.check.layout import Layout
+from slime.models import FAMILIES
 from slime.utils.misc import load_function
 
 Kind = Literal["embedding", "dense", "experts"]
@@ -127,3 +128,24 @@ def whole_model(
             elements = elements // args.padded_vocab_size * args.vocab_size
         total[kind] += elements * (args.num_experts if kind == "experts" else 1)
     return total
+
+
+def total_of_any(args: Namespace, role: str = "actor") -> dict[Kind, int]:
+    """Parameters of a family, else those that ``transformers`` makes of config.json, without their values.
+
+    A critic has a value head in the place of the output layer.
+    """
+    if args.model_type in FAMILIES:
+        return whole_model(args, role)
+    import torch  # these two take seconds, which the families do not need
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
+    embeddings = sum(p.numel() for p in model.get_input_embeddings().parameters())
+    every = sum(p.numel() for p in model.parameters())
+    if role == "critic" and (head := model.get_output_embeddings()) is not None:
+        tied = head.weight is model.get_input_embeddings().weight
+        every += head.weight.shape[-1] + 1 - (0 if tied else head.weight.numel())
+    return {"embedding": embeddings, "dense": every - embeddings, "experts": 0}

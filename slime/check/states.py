@@ -74,6 +74,15 @@ def rank_states(args: Namespace, layout: Layout, chunks: Sequence[Sequence[Param
     return total
 
 
+def sharded_states(args: Namespace, parameters: int, ranks: int) -> States:
+    """What a rank of the FSDP trainer keeps: its part of every weight, gradient and moment, in float32."""
+    mine = -(-parameters // ranks)
+    part, kept = 4 * mine, mine * moments(args)
+    if args.fsdp_cpu_offload:
+        return States(0, 0, 0, host=2 * part + kept)
+    return States(weights=part, gradients=part, optimizer=kept)
+
+
 def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int) -> States:
     kinds = formats(args)
     trained = [p for p in parameters if _trains(args, p.name)]
