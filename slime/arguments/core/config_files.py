@@ -23,6 +23,7 @@ from slime.arguments.core.config_entries import Entry, Tree, read_tree
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.flag import Flag, without_none
 from slime.arguments.core.spelling import nearest
+from slime.arguments.core.values import why_no_place
 from slime.arguments.registry import documented_groups
 
 CONFIG, RUN_DIR = "--config", "--run-dir"
@@ -77,7 +78,8 @@ def expand(words: Sequence[str]) -> Expanded:
         except ValueError as error:
             expanded.mistakes.append(f"{option}: {error}")
             expanded.unknown.append(dest)
-    if run_dir is not None:
+    # A directory that cannot be is one mistake, not three.
+    if run_dir is not None and why_no_place(run_dir) is None:
         typed |= entries.keys()
         expanded.words += [f"--{name}={run_dir}" for name in ("save", "load") if name not in typed]
     expanded.words += words
