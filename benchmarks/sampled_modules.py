@@ -20,13 +20,16 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "models/test_mxfp4",
         "tools/test_quantize",
     ),
+    "slime/models/checkpoint/tensor_slices.py": ("models/test_safetensors_file", "models/test_weights_dir"),
+    "slime/models/hf_config.py": ("models/test_nested_family", "models/test_families"),
+    "slime/models/families/glm_moe_dsa.py": (*_SHAPES, "models/test_families"),
     "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops"),
     "slime/models/experts.py": _SHAPES,
     "slime/models/decoder.py": _SHAPES,
     **{
         f"slime/models/families/{name}.py": _SHAPES
         for name in (
-            *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
+            *("deepseek_v2", "deepseek_v3", "deepseek_v32"),
             *("gemma3_text", "minimax_m2"),
         )
     },
@@ -35,10 +38,15 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
+    "slime/rollout/rm_hub/grading_pool.py": ("rollout/test_grading_processes",),
     "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
     "slime/backends/embedded_engine/penalties.py": (
         "backends/embedded_engine/test_penalties",
         "backends/embedded_engine/grammar/test_grammars",
+    ),
+    "slime/backends/embedded_engine/kv_cache.py": (
+        "backends/embedded_engine/test_experts",
+        "backends/embedded_engine/test_scheduler",
     ),
     "slime/backends/embedded_engine/checkpoint.py": ("backends/embedded_engine/test_checkpoint",),
     "slime/backends/embedded_engine/http/state.py": ("backends/embedded_engine/test_scheduler",),

@@ -1,6 +1,10 @@
 from argparse import Namespace
 
-from slime.models import calculate_fwd_flops
+import torch
+import transformers
+
+from slime.models import calculate_fwd_flops, shape_from_hf_config
+from tests.families import save_tiny_config, tiny_config
 
 
 def test_forward_flops_of_a_shape_counted_by_hand():
@@ -14,3 +18,22 @@ def test_forward_flops_of_a_shape_counted_by_hand():
     attention = 2 * 2 * 2 * 6 * 3
     assert calculate_fwd_flops([2], args) == 2 * linear + attention
     assert calculate_fwd_flops([2, 2], args) == 2 * calculate_fwd_flops([2], args)
+
+
+def test_forward_flops_of_delta_nets_are_those_of_their_matrices_and_states(tmp_path):
+    name = "qwen3_5_text"
+    config = tiny_config(name)
+    shape = shape_from_hf_config(save_tiny_config(name, tmp_path))
+    args = Namespace(**shape, padded_vocab_size=config.vocab_size)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    kinds = (torch.nn.Linear, torch.nn.Conv1d)
+    matrices = sum(one.weight.numel() for one in model.modules() if isinstance(one, kinds))
+    deltas = config.layer_types.count("linear_attention")
+    full = config.num_hidden_layers - deltas
+    # The state of a value head is read, corrected and written.
+    state = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
+    # Scores and weighted sum of 3 causal pairs of 2 tokens.
+    attention = 2 * 2 * full * config.num_attention_heads * config.head_dim * 3
+    assert deltas and full
+    assert calculate_fwd_flops([2], args) == 2 * 2 * (matrices + 3 * deltas * state) + attention

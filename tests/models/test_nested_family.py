@@ -132,3 +132,24 @@ def test_layers_behind_the_last_one_are_kept_within_a_larger_checkpoint(tmp_path
     save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
     with SafetensorReader(tmp_path) as reader:
         assert sorted(passthrough_names(tmp_path, reader)) == [names[2], names[0]]
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({}, None),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "float32"),
+        ({"dtype": None, "text_config": None}, None),
+    ],
+)
+def test_the_number_format_is_said_outside_or_inside(config, dtype):
+    assert HfConfig(config, "config.json").dtype == dtype
+
+
+def test_a_size_fits_into_32_bits_with_a_sign():
+    config = HfConfig({"most": 2**31 - 1, "more": 2**31}, "config.json")
+    assert config.size("most") == 2**31 - 1
+    with pytest.raises(HfConfigError, match="more is 2147483648"):
+        config.size("more")

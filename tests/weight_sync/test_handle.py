@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastapi.responses import JSONResponse
+from torch.distributed import distributed_c10d
 
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors
 from slime.utils.types import EngineEndpoint
@@ -14,6 +15,7 @@ from slime.weight_sync.update import WeightUpdate
 from tests.engines.fake import FakeEngine
 from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
+from tests.run_args import run_args
 
 
 class Recorder(FakeEngine):
@@ -60,13 +62,15 @@ def _sync(rank, args, endpoint):
     model = get_model(args)
     load_hf_weights(args, model, args.hf_checkpoint)
     update = WeightUpdate(args, HfWeights(args, model), [HandleTransport(args)])
+    groups = len(distributed_c10d._world.pg_map)
     update.connect([endpoint])
     try:
         update.run(4)
     finally:
         update.disconnect()
-        if left := set(shared.glob(mine)) - others:
-            raise RuntimeError(f"left behind: {left}")
+        left = set(shared.glob(mine)) - others
+        if left or len(distributed_c10d._world.pg_map) != groups:
+            raise RuntimeError(f"left behind: {left or 'a process group'}")
 
 
 def _endpoint(engine):
@@ -95,7 +99,7 @@ def test_tensors_that_an_engine_joins_come_in_one_request(engine, tmp_path):
     assert len(engine.requests) > len(pairs)
 
 
-def test_no_shared_memory_is_left_when_engines_are_disconnected(engine, tmp_path):
+def test_no_shared_memory_and_no_group_is_left_when_engines_are_disconnected(engine, tmp_path):
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     run_ranks(_sync, 2, args, _endpoint(engine))
 
@@ -119,3 +123,13 @@ def test_a_refusal_reaches_all_ranks_and_generation_does_not_go_on(engine, tmp_p
         run_ranks(_sync, 2, args, _endpoint(engine))
     assert engine.paths.count("update_weights_from_tensor") == 1
     assert "continue_generation" not in engine.paths
+
+
+@pytest.mark.parametrize(
+    ("gpus", "offset", "accepted"),
+    [(2, 0, True), (2, 2, True), (2, 3, False), (1, 4, False), (2, None, False)],
+)
+def test_only_engines_whose_ranks_all_share_a_trainers_gpu_are_accepted(monkeypatch, gpus, offset, accepted):
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
+    transport = HandleTransport(run_args())
+    assert transport.accepts(EngineEndpoint("http://127.0.0.1:1", None, gpus, offset)) == accepted
