@@ -3,15 +3,53 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TASKS = Path(__file__).parent / "tasks"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of task.
+
+    Attributes:
+        folders: of ``TASKS``; a file of a later one takes the place of an earlier one's.
+        words: what stands in the place of ``@NAME@`` in its files.
+    """
+
+    about: str
+    folders: tuple[str, ...]
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+_REWARD = "custom_rm_path: task.reward"
+_GENERATE = "custom_generate_function_path: task.generate"
+_PRACTICE = {"TEMPLATE": "true", "LENGTH": "16"}
 FORMS = {
-    "multi-turn": "an environment of several turns with a tool, and a reward with partial credit",
-    "single-turn": "one answer, and a verifier with partial credit",
+    "multi-turn": Form(
+        "an environment of several turns with a tool, and a reward with partial credit",
+        ("shared", "multi_turn"),
+        {**_PRACTICE, "FUNCTIONS": f"{_GENERATE}\n  {_REWARD}"},
+    ),
+    "single-turn": Form(
+        "one answer, and a verifier with partial credit",
+        ("shared", "single_turn"),
+        {**_PRACTICE, "FUNCTIONS": _REWARD},
+    ),
+    "agent": Form(
+        "an agent with a tool that knows only OpenAI's client",
+        ("shared", "agent"),
+        {"TEMPLATE": "false", "LENGTH": "64", "FUNCTIONS": _GENERATE},
+    ),
+    "distillation": Form(
+        "a student learns from a teacher's log-probs of its own answers",
+        ("shared", "single_turn", "distillation"),
+        {**_PRACTICE, "FUNCTIONS": f"{_REWARD}\n  custom_reward_post_process_path: task.measured_only"},
+    ),
+    "sft": Form("imitation of conversations, judged by a verifier", ("single_turn", "sft")),
 }
-_GENERATE = {"multi-turn": "custom_generate_function_path: task.generate", "single-turn": ""}
 _EXECUTABLE = 0o755
 
 
@@ -19,7 +57,7 @@ def run(words: Sequence[str]) -> int:
     """Writes the files, and says what to do next."""
     parser = argparse.ArgumentParser("slime new-task", description=__doc__, allow_abbrev=False)
     parser.add_argument("directory", type=Path, help="a new directory, or an empty one")
-    forms = "; ".join(f"{form}: {about}" for form, about in FORMS.items())
+    forms = "; ".join(f"{name}: {form.about}" for name, form in FORMS.items())
     parser.add_argument("--form", choices=FORMS, default="multi-turn", help=forms)
     args = parser.parse_args(words)
     try:
@@ -28,9 +66,8 @@ def run(words: Sequence[str]) -> int:
         print(f"error: {error.filename or args.directory}: {error.strerror or error}", file=sys.stderr)
         return 2
     where = shlex.quote(str(args.directory))
-    print(
-        f"{args.directory}: {FORMS[args.form]}\n\n  cd {where} && bash run.sh\n\nREADME.md goes on from it."
-    )
+    about = FORMS[args.form].about
+    print(f"{args.directory}: {about}\n\n  cd {where} && bash run.sh\n\nREADME.md goes on from it.")
     return 0
 
 
@@ -43,23 +80,21 @@ def write_task(directory: Path, form: str) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileExistsError(None, "is not empty (wanted: a new directory)", str(directory))
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files_of(form):
+    for name, text in files_of(FORMS[form]).items():
         path = directory / name
         path.write_text(text, encoding="utf-8")
         if path.suffix == ".sh":
             path.chmod(_EXECUTABLE)
 
 
-def files_of(form: str) -> Iterator[tuple[str, str]]:
-    """Name and content of each file of a form: those of all forms, then its own."""
-    for folder in ("shared", form.replace("-", "_")):
-        for source in sorted((TASKS / folder).iterdir()):
-            if source.is_file():
-                yield source.name, _filled(source.read_text(encoding="utf-8"), form)
+def files_of(form: Form) -> dict[str, str]:
+    """Content of each file of a form, by its name."""
+    sources = {file.name: file for folder in form.folders for file in sorted((TASKS / folder).iterdir())}
+    return {name: _filled(file, form) for name, file in sources.items() if file.is_file()}
 
 
-def _filled(text: str, form: str) -> str:
-    """The text of a file of all forms, with what differs; a line that a form needs not is left out."""
-    if not (value := _GENERATE[form]):
-        return "\n".join(line for line in text.split("\n") if "@GENERATE@" not in line)
-    return text.replace("@GENERATE@", value)
+def _filled(source: Path, form: Form) -> str:
+    text = source.read_text(encoding="utf-8")
+    for name, word in form.words.items():
+        text = text.replace(f"@{name}@", word)
+    return text

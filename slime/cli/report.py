@@ -2,13 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from slime.arguments.core.errors import UsageError
-from slime.cli.run_dir import metrics_file, read_record
+from slime.cli.run_dir import Record, metrics_file, read_record
 from slime.observability.jsonl import read_metrics
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -30,28 +30,33 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("run", help="a run's directory, or its file of metrics")
     place = parser.parse_args(words).run
     try:
-        path = _metrics_of(place)
-        print(page(place, read_metrics(path)))
+        record = _record_of(place)
+        hidden = {"reward"} if record and record.flags.get("loss_type") == "sft_loss" else set()
+        path = metrics_file(place, record) if Path(place).is_dir() else Path(place)
+        print(page(place, read_metrics(path), hidden))
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {place}: no metrics that can be read ({error})", file=sys.stderr)
         return 2
     return 0
 
 
-def _metrics_of(place: str) -> Path:
+def _record_of(place: str) -> Record | None:
+    """The record in a run's directory; None for a run of another version, or a file of metrics."""
     if not Path(place).is_dir():
-        return Path(place)
+        return None
     try:
-        return metrics_file(place, read_record(place))
-    except UsageError:  # a run of another version, or without a record
-        return metrics_file(place)
+        return read_record(place)
+    except UsageError:
+        return None
 
 
-def page(title: str, metrics: dict[str, Steps]) -> str:
-    """The report; steps that have no such value are left out of its curve."""
+def page(title: str, metrics: dict[str, Steps], hidden: Collection[str] = ()) -> str:
+    """The report, without hidden curves; steps that have no such value are left out of a curve."""
     rollouts, steps = metrics["rollout"], metrics["train"]
     lines = [f"{title}: {len(rollouts)} rollouts, {len(steps)} optimizer steps{_duration(rollouts)}", ""]
     for name, metric in _CURVES:
+        if name in hidden:  # the rewards of imitation, which has none
+            continue
         axis = steps if metric.startswith("train/") else rollouts
         lines += _curve(name, [row[metric] for row in axis.values() if _is_number(row.get(metric))])
     lines += _evaluations(metrics["eval"])

@@ -47,13 +47,22 @@ WHOLE_WORDS = (
     "</tool_response>",
 )
 
-# ChatML; like Qwen3 it shows a tool's answer to the model as a user turn.
+# ChatML; like Qwen3 it shows a tool's answer to the model as a user turn, and calls as JSON in tags. Of tools
+# it tells the names alone: to a model of this size a description says nothing.
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% for tool in tools %}{% set known = tool['function'] or tool %}"
+    "{{ known['name'] }}({{ ((known['parameters'] or {})['properties'] or []) | join(', ') }})\n"
+    "{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'tool' %}"
     "<|im_start|>user\n<tool_response>{{ message['content'] }}</tool_response><|im_end|>\n"
     "{% else %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{% set called = call['function'] or call %}"
+    "<tool_call>{\"name\": {{ called['name'] | tojson }}, "
+    "\"arguments\": {{ called['arguments'] | tojson }}}</tool_call>"
+    "{% endfor %}<|im_end|>\n"
     "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

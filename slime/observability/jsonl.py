@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,27 @@ class JsonlWriter:
 
         Raises:
             ValueError: a metric uses a name that the row needs for itself.
+            OSError: with the name of the file, as where the disk is full.
         """
         if clash := RESERVED_KEYS & metrics.keys():
             raise ValueError(f"metric names {sorted(clash)} are reserved for the row itself")
         row = {"axis": axis, "step": step, "time": time.time()}
         row |= {name: _plain(value) for name, value in metrics.items()}
-        self._file.write(orjson.dumps(row) + b"\n")
-        self._file.flush()
+        with self._named():
+            self._file.write(orjson.dumps(row) + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._named():  # what could not be written is tried again
+            self._file.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors of writing know no file, and the cause of a run's end is one line."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _cut_torn_line(path: Path) -> None:

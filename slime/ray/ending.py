@@ -1,10 +1,14 @@
 """How a run ends: what its last line says, and that it does not wait for ever to say it."""
 
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+_NO_ROOM = 2**20  # bytes
 
 
 def cause(error: BaseException) -> str:
@@ -16,6 +20,20 @@ def cause(error: BaseException) -> str:
         return type(error).__name__
     headline = text.splitlines()[0]
     return headline if isinstance(error, RuntimeError | OSError) else f"{type(error).__name__}: {headline}"
+
+
+def full_disks(paths: Iterable[str | None]) -> str:
+    """Which of these places are on a disk without room, to be said behind a cause that may not name it.
+
+    Libraries fail on a full disk in words of their own, as of a short write.
+    """
+    full = [path for path in paths if path and shutil.disk_usage(_existing(path)).free < _NO_ROOM]
+    return f" (no space is left on the disk of {', '.join(full)})" if full else ""
+
+
+def _existing(path: str) -> Path:
+    here = Path(path).absolute()
+    return next(place for place in (here, *here.parents) if place.exists())
 
 
 def exit_status(error: BaseException | None) -> int:

@@ -12,10 +12,10 @@ import ray
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.views import FleetView
 from slime.config.run import run_config
-from slime.observability.flat_rewards import flat_rewards
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
+from slime.observability.silent_rollouts import SilentRollouts
 from slime.observability.spans import Span, SpanList, sample_spans
 from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
@@ -68,7 +68,7 @@ class RolloutManager:
         self._config = run_config(self._args)
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
-        self._flat: str | None = None
+        self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         spare_collector()
@@ -137,7 +137,8 @@ class RolloutManager:
         self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
-        return refs, metrics, self._warnings(samples), self._taken(self._spans, samples)
+        warnings = take_notes() + self._silent.warnings(samples)
+        return refs, metrics, warnings, self._taken(self._spans, samples)
 
     def eval(self, rollout_id: int) -> tuple[dict[str, Any], list[Span]]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.
@@ -294,11 +295,6 @@ class RolloutManager:
             trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
-
-    def _warnings(self, samples: list[Sample]) -> list[str]:
-        """Rewards that do not differ are told once for a row of such rollouts."""
-        seen, self._flat = self._flat, flat_rewards(self._config, samples)
-        return take_notes() + ([self._flat] if self._flat and not seen else [])
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
         return [*spans.take(), *sample_spans(samples)] if self._args.trace else []

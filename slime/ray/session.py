@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from slime.observability import phases
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
-from slime.ray.ending import cause, exit_status
+from slime.ray.ending import cause, exit_status, full_disks
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +107,14 @@ def _run(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> int:
         if was_terminated():  # whatever fails now, that is why
             leave()
         traceback.print_exc()
-        print(f"\nerror: {cause(error)}", file=sys.stderr)
+        print(f"\nerror: {cause(error)}{full_disks(_written_to(args))}", file=sys.stderr)
         return 1
     return 0
+
+
+def _written_to(args: FleetView) -> list[str | None]:
+    """Where a run leaves much: checkpoints, and what its processes say."""
+    return [run_config(args).checkpoints.save, tempfile.gettempdir(), "/dev/shm"]
 
 
 def _session(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> None:
@@ -130,6 +136,7 @@ def _session(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> No
 def _in_cluster(args: FleetView, loop: Loop) -> None:
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
+    from slime.observability.silent_steps import SilentSteps
     from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
     from slime.ray.setup import running_groups
@@ -142,6 +149,7 @@ def _in_cluster(args: FleetView, loop: Loop) -> None:
             with running_groups(args, log) as groups:
                 _warn_if_done(groups.args, groups.actor.start_rollout_id)
                 tracker.add(ConsoleSink(run_config(groups.args)))
+                tracker.add(SilentSteps())
                 log.start_loop()
                 loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
         finally:

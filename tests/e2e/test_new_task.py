@@ -1,5 +1,6 @@
 """Tasks that ``slime new-task`` writes: a short run in the suite, the whole curve at night."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_task_learns_without_a_file_of_the_clone(form, wheel, tmp_path) -> Non
     assert say("python", "-c", "import slime; print(slime.__file__)").startswith(wheel["PYTHONPATH"])
     say("slime", "new-task", "t", "--form", form)
     shown = say("bash", "run.sh", cwd=tmp_path / "t")
-    assert "outputs/run: 20 rollouts, 20 optimizer steps in " in shown
+    assert re.search(r"^outputs/run: \d+ rollouts, \d+ optimizer steps in ", shown, re.MULTILINE)
     evals = read_metrics(tmp_path / "t/outputs/run/metrics.jsonl")["eval"]
     scores = {step: row["eval/held_out"] for step, row in evals.items()}
-    assert scores[20] >= scores[0] + GAIN, scores
+    assert len(scores) > 4 and scores[max(scores)] >= scores[0] + GAIN, scores
