@@ -68,6 +68,12 @@ class Run(ABC):
                     merged.setdefault(row["step"], {}).update(row)
         return merged
 
+    def names(self) -> set[str]:
+        """Names in all rows of metrics."""
+        return {
+            name for axis in ("rollout", "train", "eval") for row in self.rows(axis).values() for name in row
+        }
+
     def written_twice(self) -> set[str]:
         """Metrics that two rows of one step have; of a run that repeated no step there should be none."""
         rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]

@@ -10,6 +10,7 @@ import pytest
 from slime.cli.new_task import FORMS, write_task
 from slime.cli.run_dir import read_record
 from slime.observability.jsonl import read_metrics
+from tests.metric_table import undescribed
 from tests.wheel import installed
 
 pytestmark = [pytest.mark.e2e]
@@ -38,6 +39,7 @@ def test_a_task_is_trained_by_its_own_file(start, model, tmp_path) -> None:
     places = [run.output.index(phase) for phase in told]
     assert places == sorted(places) and run.output.count("the run begins") == 1
     assert set(run.rows("rollout")) == {0, 1} and "eval/held_out" in run.rows("eval")[0]
+    assert undescribed(run.names()) == set()
     record = read_record(str(out)).flags
     assert (record["rollout_batch_size"], record["lr"], record["save"]) == (4, 4e-4, str(out))
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.e2e.test_resume import WAITING, numbers
+from tests.metric_table import undescribed
 
 pytestmark = pytest.mark.e2e
 
@@ -69,5 +70,6 @@ def test_a_critic_on_gpus_of_its_own_in_the_asynchronous_loop(start, rl_flags, t
     run = start([*rl_flags, *PPO, *own], script="train_async.py").expect_success()
     rows = run.rows("train")
     assert rows[1]["train/critic-value_loss"] > 0 and rows[1]["train/grad_norm"] > 0
+    assert undescribed(run.names()) == set()
     assert (tmp_path / "run" / "critic" / "latest_checkpointed_iteration.txt").read_text() == "1"
     run.expect_no_processes()

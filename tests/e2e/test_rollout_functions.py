@@ -19,6 +19,7 @@ from tests.e2e.conftest import ROOT
 from tests.e2e.plugins import token_parity_reward
 from tests.e2e.test_recovery import VICTIM, _engines
 from tests.engines import free_port
+from tests.metric_table import undescribed
 
 pytestmark = pytest.mark.e2e
 
@@ -57,6 +58,7 @@ def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_eng
     assert max(row["rollout/staleness/max"] for row in rows.values()) == BOUND
     assert max(row["rollout/fully_async/staleness/max"] for row in rows.values()) == BOUND
     assert sorted(run.rows("eval")) == [2, 4, 6]
+    assert undescribed(run.names()) == set()
     state = read_state(state_path(str(tmp_path / "save"), 5))
     books = state["ledger"]
     assert books["trained"] == 24
