@@ -30,6 +30,9 @@ COMMANDS = {
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
     "diff": Command("slime.cli.diff", "RUN_DIR RUN_DIR", "the flags in which two runs differ"),
     "chat": Command("slime.cli.chat", "URL | MODEL_DIR", "talk to a model in the terminal"),
+    "completion": Command(
+        "slime.cli.completion", "bash | zsh | fish", "the script by which a shell completes"
+    ),
     "doctor": Command("slime.cli.doctor", "[--json]", "this machine, and what it lacks for a run"),
 }
 
