@@ -10,7 +10,7 @@ ELSEWHERE = {
     *("--config", "--run-dir", "--write-config", "--nodes", "--node-ip-address", "--secret", "--shm-size"),
     "--sglang-mem-fraction-static",
 }
-"""Of commands beside ``slime train``, and of SGLang's own parser."""
+"""Flags of commands beside ``slime train``, and of SGLang's own parser."""
 
 
 def test_flag_page_is_fresh():

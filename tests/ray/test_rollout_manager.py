@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
-from slime.observability import logging_utils
-from slime.ray import addresses, rollout_manager
+from slime.observability import logging_utils, silent_rollouts
+from slime.ray import addresses
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
@@ -224,6 +224,6 @@ def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
 ) -> None:
     flags |= GROUPED
     found = iter(["flat", "flat", None, "flat again"])
-    monkeypatch.setattr(rollout_manager, "flat_rewards", lambda args, samples: next(found))
+    monkeypatch.setattr(silent_rollouts, "LOOKS", (lambda config, samples: next(found),))
     manager = RolloutManager(with_groups(flags), [], 0)  # type: ignore[arg-type]
     assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]
