@@ -24,7 +24,6 @@ from slime.arguments.groups import (
     evaluation,
     fsdp,
     hf_checkpoint,
-    hooks,
     kl,
     loss,
     model_shape,
@@ -49,6 +48,7 @@ from slime.arguments.groups import (
 )
 from slime.arguments.groups.megatron import megatron_flags
 from slime.arguments.validate.user_code import unusable_code
+from slime.config.hooks import HookConfig
 
 CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
     run_files.CONFIG_GROUP,
@@ -81,7 +81,7 @@ CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
     optimizer_state.CONFIG_GROUP,
     critic.CONFIG_GROUP,
     trainer.CONFIG_GROUP,
-    hooks.CONFIG_GROUP,
+    ConfigGroup({"trainer hooks": HookConfig}),
     weight_sync.CONFIG_GROUP,
     tracking.CONFIG_GROUP,
     debug.CONFIG_GROUP,
