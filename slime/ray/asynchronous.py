@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slime.arguments.groups.off_policy import staleness_notes
-from slime.ray.step import TrainingStep
+from slime.ray.synchronous import TrainingStep
 from slime.utils.misc import evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 

@@ -2,14 +2,15 @@
 
 The same loop serves every layout: a side that shares no GPU ignores offload and onload, and a side
 that a debug mode leaves out ignores everything, as does the critic where no estimator needs one.
+
+`TrainingStep`, what is done with a rollout between two weight updates, is the asynchronous loop's too.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from slime.ray.step import TrainingStep
-from slime.utils.misc import evaluates_at_start
+from slime.utils.misc import evaluates_at_start, trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -47,6 +48,45 @@ def train(
             rollout.eval(rollout_id + 1)
 
         log.end_step(rollout_id)
+
+
+class TrainingStep:
+    """Trains the critic, then the actor, on a rollout, and saves both when a checkpoint is due.
+
+    Args:
+        num_rollout_per_epoch: a checkpoint is due at the end of an epoch too; None without epochs.
+    """
+
+    def __init__(
+        self,
+        args: Namespace,
+        actor: "RayTrainGroup",
+        critic: "RayTrainGroup",
+        num_rollout_per_epoch: int | None,
+    ) -> None:
+        self._args, self._actor, self._critic, self._epoch = args, actor, critic, num_rollout_per_epoch
+
+    def run(self, rollout_id: int, batch: Sequence[Any]) -> None:
+        """One rollout. The actor stays on its GPUs, for the weight update.
+
+        Args:
+            batch: references to the train shard of each data-parallel rank.
+        """
+        args, actor, critic = self._args, self._actor, self._critic
+        saves = is_due(rollout_id, args.save_interval, self._epoch, args.num_rollout)
+        last = rollout_id == args.num_rollout - 1
+
+        critic.onload()
+        values = critic.train(rollout_id, batch)
+        if saves:
+            critic.save_model(rollout_id, force_sync=last)
+        critic.offload()
+
+        actor.onload()
+        if trains_actor(args, rollout_id):
+            actor.train(rollout_id, batch, values)
+        if saves:
+            actor.save_model(rollout_id, force_sync=last)
 
 
 def refusal(args: Namespace) -> Iterator[str]:
