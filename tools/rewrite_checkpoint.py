@@ -16,7 +16,7 @@ import torch
 
 from slime.models.checkpoint.expert_forms import parts_of
 from slime.models.checkpoint.quantization import KEYS
-from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbytes
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import HfConfig, HfConfigError, read_hf_config
@@ -144,7 +144,7 @@ def _write(source: Path, file: Path, names: list[str], recipe: Recipe) -> None:
                     out.write(new, tensor)
 
 
-def _converted(recipe: Recipe, reader: SafetensorReader, name: str) -> dict[str, torch.Tensor]:
+def _converted(recipe: Recipe, reader: TensorReader, name: str) -> dict[str, torch.Tensor]:
     try:
         return recipe.convert(name, reader.read(name))
     except ValueError as error:

@@ -22,7 +22,7 @@ from slime.backends.megatron_utils.named_params import (
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.checkpoint.load_shard import ShardSpec, load_shard
-from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.training.weights import NamedTensors, TensorInfo
@@ -270,7 +270,7 @@ def load_hf_weights(
 
 
 def fill_param(
-    args: ModelView, reader: SafetensorReader, name: str, target: torch.Tensor, like: torch.Tensor
+    args: ModelView, reader: TensorReader, name: str, target: torch.Tensor, like: torch.Tensor
 ) -> None:
     """Fills ``target`` with what this rank holds of a parameter; ``like`` is the parameter itself.
 
@@ -286,7 +286,7 @@ def fill_param(
     load_shard(target, weights.rule_for(name, args.num_layers), reader, args, shard, f"for {name}")
 
 
-def refuse_leftovers(args: ModelView, reader: SafetensorReader) -> None:
+def refuse_leftovers(args: ModelView, reader: TensorReader) -> None:
     """Raises ValueError for tensors that the model has no place for.
 
     A checkpoint with tensors that the model has no place for is another model than its config says."""

@@ -33,39 +33,13 @@ class EncodedWeight(Protocol):
     def encoding(self) -> Encoding: ...
 
 
-class RawTensors:
-    """The tensors as they are stored."""
-
-    def __init__(self, reader: SafetensorReader) -> None:
-        self.path = reader.path
-        self._reader = reader
-
-    def names(self) -> list[str]:
-        return SafetensorReader.names(self._reader)
-
-    def file_of(self, name: str) -> str:
-        return SafetensorReader.file_of(self._reader, name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return SafetensorReader.shape(self._reader, name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return SafetensorReader.dtype(self._reader, name)
-
-    def read(self, name: str) -> torch.Tensor:
-        return SafetensorReader.read(self._reader, name)
-
-    def part(self, name: str, *box: Span) -> torch.Tensor:
-        return SafetensorReader.read_part(self._reader, name, [slice(*span) for span in box])
-
-
 def plain_names(names: Sequence[str], quantization: Quantization) -> list[str]:
     """The tensors that neither hold quantised numbers, unless under the plain name, nor stand beside them."""
     parts = (_BLOCKS, _SCALES) if quantization.kind == "mxfp4" else (*_BESIDE, _PACKED)
     return [name for name in names if not name.endswith(parts)]
 
 
-def encoded_weights(raw: RawTensors, quantization: Quantization) -> Iterator[tuple[str, EncodedWeight]]:
+def encoded_weights(raw: SafetensorReader, quantization: Quantization) -> Iterator[tuple[str, EncodedWeight]]:
     """(name of the weight, how it is read) of those with a scale beside them.
 
     Raises:
@@ -93,7 +67,7 @@ def encoded_weights(raw: RawTensors, quantization: Quantization) -> Iterator[tup
             raise ValueError(f"{raw.path}: {name} is {raw.dtype(name)}: quantised in a way that is not read")
 
 
-def _require_whole(raw: RawTensors, weight: str, name: str, there: set[str]) -> None:
+def _require_whole(raw: SafetensorReader, weight: str, name: str, there: set[str]) -> None:
     """Raises ValueError if of numbers and scales one is missing, or the weight is there plain as well."""
     file = raw.path / raw.file_of(name)
     for other in (f"{weight}{_BLOCKS}", f"{weight}{_SCALES}"):
@@ -102,7 +76,7 @@ def _require_whole(raw: RawTensors, weight: str, name: str, there: set[str]) -> 
     _refuse_plain(raw, weight, name, there)
 
 
-def _refuse_plain(raw: RawTensors, weight: str, name: str, there: set[str]) -> None:
+def _refuse_plain(raw: SafetensorReader, weight: str, name: str, there: set[str]) -> None:
     """Raises ValueError if the weight is there plain as well: nothing says which of the two it is."""
     if weight in there:
         file = raw.path / raw.file_of(name)
@@ -112,7 +86,7 @@ def _refuse_plain(raw: RawTensors, weight: str, name: str, there: set[str]) -> N
 class _Fp8Weight:
     """One scale for the tensor, for each row, or for each block."""
 
-    def __init__(self, raw: RawTensors, name: str, scale: str, quantization: Quantization) -> None:
+    def __init__(self, raw: SafetensorReader, name: str, scale: str, quantization: Quantization) -> None:
         self._raw, self._name, self._scale, self._quantization = raw, name, scale, quantization
         self.stored = name
 
@@ -126,7 +100,7 @@ class _Fp8Weight:
     def part(self, box: Sequence[Span]) -> torch.Tensor:
         """Raises ValueError if a scale is not finite."""
         rows, columns = box
-        codes = self._raw.part(self._name, rows, columns)
+        codes = _part(self._raw, self._name, rows, columns)
         block = self._block()
         scale = self._raw.read(self._scale).view(fp8.scale_shape(self.shape(), block))
         touched = [_groups(span, size) for span, size in zip(box, block, strict=True)]
@@ -164,7 +138,7 @@ class _Int4Weight:
         ValueError: its numbers are not in words of 32 bits.
     """
 
-    def __init__(self, raw: RawTensors, name: str, group: int | None) -> None:
+    def __init__(self, raw: SafetensorReader, name: str, group: int | None) -> None:
         self._raw, self._name, self._group = raw, name, group
         self.stored = f"{name}{_PACKED}"
         if (found := raw.dtype(self.stored)) != torch.int32:
@@ -194,10 +168,10 @@ class _Int4Weight:
         if (found := self._raw.shape(scales)) != (self.shape()[0], -(-width // group)):
             raise ValueError(f"{self._raw.path}: {scales} is {list(found)}, not one for {group} columns")
         first, last = _groups(columns, int4.PER_WORD)
-        codes = int4.unpack(self._raw.part(self.stored, rows, (first, last)))
+        codes = int4.unpack(_part(self._raw, self.stored, rows, (first, last)))
         start = columns[0] - first * int4.PER_WORD
         codes = codes[:, start : start + columns[1] - columns[0]]
-        scale = self._raw.part(scales, rows, _groups(columns, group))
+        scale = _part(self._raw, scales, rows, _groups(columns, group))
         _require_finite(scale, self._raw, scales)
         return int4.dequantize(codes, scale, group, columns[0])
 
@@ -217,7 +191,7 @@ class _Mxfp4Weight:
         ValueError: numbers or scales are of another format or shape.
     """
 
-    def __init__(self, raw: RawTensors, name: str) -> None:
+    def __init__(self, raw: SafetensorReader, name: str) -> None:
         self._raw, self._name = raw, name
         self.stored, self._scales = f"{name}{_BLOCKS}", f"{name}{_SCALES}"
         for part in (self.stored, self._scales):
@@ -244,7 +218,7 @@ class _Mxfp4Weight:
         """Raises ValueError if a number is not finite."""
         experts, inputs, outputs = box
         stored = experts, outputs, _groups(inputs, mxfp4.GROUP)
-        blocks, scales = (self._raw.part(part, *stored) for part in (self.stored, self._scales))
+        blocks, scales = (_part(self._raw, part, *stored) for part in (self.stored, self._scales))
         try:
             values = mxfp4.dequantize(blocks, scales)
         except ValueError as error:
@@ -256,7 +230,11 @@ class _Mxfp4Weight:
         return Mxfp4Encoding(self._name, self._shape)
 
 
-def _require_finite(scales: torch.Tensor, raw: RawTensors, name: str) -> None:
+def _part(raw: SafetensorReader, name: str, *box: Span) -> torch.Tensor:
+    return raw.read_part(name, [slice(*span) for span in box])
+
+
+def _require_finite(scales: torch.Tensor, raw: SafetensorReader, name: str) -> None:
     """Raises ValueError if a scale is not: every number of its block would be none either."""
     wide = scales.float()  # not every format of scales has a test of its own
     if not bool(torch.isfinite(wide).all()):

@@ -129,18 +129,14 @@ def weight_names(path: str | Path) -> set[str]:
     Raises:
         ValueError: see `slime.models.checkpoint.weights_dir.WeightsReader`.
     """
-    with _opened(path) as index:
+    with SafetensorIndex(path) as index:
         index.open_all()
-        return set(index.names())
-
-
-def _opened(path: str | Path) -> SafetensorIndex:
-    index = SafetensorIndex(path)
-    if _has_plain_names(index):
-        return index
+        if _has_plain_names(index):
+            return set(index.names())
     from slime.models.checkpoint.weights_dir import WeightsReader  # imports torch
 
-    return WeightsReader(path)
+    with WeightsReader(path) as reader:
+        return set(reader.names())
 
 
 def _has_plain_names(index: SafetensorIndex) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from slime.config.model import ModelConfig
-from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.rules import Rule, Segment
 
 
@@ -28,7 +28,7 @@ class _Copy(NamedTuple):
 
 
 def load_shard(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ModelConfig, shard: ShardSpec, what: str
+    param: torch.Tensor, rule: Rule, reader: TensorReader, shape: ModelConfig, shard: ShardSpec, what: str
 ) -> None:
     """Fills ``param`` with its part of the tensors that ``rule`` names, in its own format.
 
@@ -52,9 +52,7 @@ def load_shard(
         _copy(param, reader, rule.hf_names, copy, columns)
 
 
-def _misfit(
-    reader: SafetensorReader, rule: Rule, found: list[int], param: torch.Tensor, what: str
-) -> ValueError:
+def _misfit(reader: TensorReader, rule: Rule, found: list[int], param: torch.Tensor, what: str) -> ValueError:
     tensors = ", ".join(f"{name} {list(reader.shape(name))}" for name in rule.hf_names)
     given = f"give {found}" if found else "do not go together"
     return ValueError(f"{reader.path}: {tensors} {given} {what}, wanted {list(param.shape)}")
@@ -84,7 +82,7 @@ def _copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> I
 
 
 def _copy(
-    param: torch.Tensor, reader: SafetensorReader, names: tuple[str, ...], copy: _Copy, columns: list[slice]
+    param: torch.Tensor, reader: TensorReader, names: tuple[str, ...], copy: _Copy, columns: list[slice]
 ) -> None:
     part = param[copy.target : copy.target + copy.rows]
     if copy.source is None:
@@ -95,7 +93,7 @@ def _copy(
 
 
 def _load_merged(
-    param: torch.Tensor, rule: Rule, reader: SafetensorReader, shape: ModelConfig, shard: ShardSpec, what: str
+    param: torch.Tensor, rule: Rule, reader: TensorReader, shape: ModelConfig, shard: ShardSpec, what: str
 ) -> None:
     """Loads whole tensors, for rules whose rows are in no simple order."""
     full = rule.merge([_read(reader, name, rule.expert) for name in rule.hf_names], shape)
@@ -109,7 +107,7 @@ def _load_merged(
     param.copy_(part)
 
 
-def _read(reader: SafetensorReader, name: str, expert: int | None) -> torch.Tensor:
+def _read(reader: TensorReader, name: str, expert: int | None) -> torch.Tensor:
     """A tensor, or the part of it that belongs to an expert."""
     if expert is None:
         return reader.read(name)

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from slime.models.checkpoint.safetensors_dir import SafetensorReader
+from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.families import FAMILIES
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import behind_last_layer
 
 
-def passthrough_names(path: str | Path, reader: SafetensorReader) -> list[str]:
+def passthrough_names(path: str | Path, reader: TensorReader) -> list[str]:
     """Returns the names of passthrough tensors in the directory ``path``, which ``reader`` reads; none of a
     model without a family.
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -18,6 +19,20 @@ _DTYPES = {
     **{"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn},
     **{"I32": torch.int32, "I64": torch.int64, "U8": torch.uint8},
 }
+
+
+class TensorReader(Protocol):
+    """What loaders ask of a checkpoint: see `SafetensorReader`, which has its tensors as they are stored."""
+
+    path: Path
+
+    def names(self) -> list[str]: ...
+    def file_of(self, name: str) -> str: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> torch.dtype: ...
+    def read(self, name: str) -> torch.Tensor: ...
+    def read_part(self, name: str, box: Sequence[slice]) -> torch.Tensor: ...
+    def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None: ...
 
 
 class SafetensorReader(SafetensorIndex):

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 
-from slime.models.checkpoint.encoded_weights import EncodedWeight, RawTensors, encoded_weights, plain_names
+from slime.models.checkpoint.encoded_weights import EncodedWeight, encoded_weights, plain_names
 from slime.models.checkpoint.encoding import Encoding
 from slime.models.checkpoint.expert_forms import stacks_of
 from slime.models.checkpoint.quantization import read_quantization
@@ -17,7 +19,7 @@ from slime.models.hf_config import HfConfig
 _BLOCK_BYTES = 8 * 1024**2
 
 
-class WeightsReader(SafetensorReader):
+class WeightsReader:
     """Reads like `SafetensorReader`. Quantised weights are read in float32, dequantised, under the plain
     names.
 
@@ -32,18 +34,30 @@ class WeightsReader(SafetensorReader):
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+        self._raw = SafetensorReader(path)
+        self.path = self._raw.path
         config = HfConfig.read(path) if (self.path / "config.json").is_file() else None
         self.quantization = None if config is None else read_quantization(config)
         self._encoded: dict[str, EncodedWeight] = {}
         self.stacks: dict[str, list[tuple[str, ...]]] = {}
-        self._names = super().names()
+        self._names = self._raw.names()
         if self.quantization is not None:
-            self._encoded = dict(encoded_weights(RawTensors(self), self.quantization))
+            self._encoded = dict(encoded_weights(self._raw, self.quantization))
             plain = plain_names(self._names, self.quantization)
             self._names = list(dict.fromkeys([*plain, *self._encoded]))
         if config is not None:
             self.stacks = self._find_stacks(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._raw.__exit__(kind, error, trace)
+
+    def open_all(self) -> None:
+        self._raw.open_all()
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -62,7 +76,7 @@ class WeightsReader(SafetensorReader):
         if name in self.stacks:
             return self.file_of(self.stacks[name][0][0])
         encoded = self._encoded.get(name)
-        return super().file_of(name if encoded is None else encoded.stored)
+        return self._raw.file_of(name if encoded is None else encoded.stored)
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, self.read(name)) for name in self._names)
@@ -73,18 +87,18 @@ class WeightsReader(SafetensorReader):
             rows = sum(self.shape(part)[0] for part in experts[0])
             return len(experts), rows, self.shape(experts[0][0])[1]
         encoded = self._encoded.get(name)
-        return super().shape(name) if encoded is None else encoded.shape()
+        return self._raw.shape(name) if encoded is None else encoded.shape()
 
     def dtype(self, name: str) -> torch.dtype:
         if name in self.stacks:
             return self.dtype(self.stacks[name][0][0])
-        return torch.float32 if name in self._encoded else super().dtype(name)
+        return torch.float32 if name in self._encoded else self._raw.dtype(name)
 
     def read(self, name: str) -> torch.Tensor:
         if name in self.stacks:
             return self.read_part(name, [slice(None)])
         if name not in self._encoded:
-            return super().read(name)
+            return self._raw.read(name)
         whole = torch.empty(self.shape(name))
         step = max(1, _BLOCK_BYTES // max(1, whole[0].nbytes))
         for start in range(0, len(whole), step):
@@ -101,14 +115,14 @@ class WeightsReader(SafetensorReader):
             return stack[(slice(None), *box[1:])]
         encoded = self._encoded.get(name)
         if encoded is None:
-            return super().read_part(name, box)
+            return self._raw.read_part(name, box)
         shape = encoded.shape()
         full = [*box, *[slice(None)] * (len(shape) - len(box))]
         return encoded.part([part.indices(size)[:2] for part, size in zip(full, shape, strict=True)])
 
     def copy_rows(self, target: torch.Tensor, name: str, rows: range, columns: Sequence[slice]) -> None:
         if name not in self._encoded and name not in self.stacks:
-            super().copy_rows(target, name, rows, columns)
+            self._raw.copy_rows(target, name, rows, columns)
             return
         step = max(1, _BLOCK_BYTES * len(rows) // max(1, target.numel() * 4))
         for at in range(0, len(rows), step):
