@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from examples.calculator_tool.reward import reward as calculator_reward
 from examples.openai_agent.generate import grade
@@ -184,3 +185,35 @@ def test_rewards_in_pages_and_examples_that_compare_take_what_stands_around_an_a
         sample = Sample(response=response, label=label, metadata={"turns": [response]})
         assert asyncio.run(reward(Namespace(), sample)) == 1.0
     assert grade(response, label) == 1.0
+
+
+def site() -> dict[str, Any]:
+    """What ``mkdocs.yml`` says, without the places that need MkDocs' own tags."""
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def pages_of(entry: Any) -> Iterator[str]:
+    """The pages below an entry of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, dict):
+        for inner in entry.values():
+            yield from pages_of(inner)
+    else:
+        for inner in entry:
+            yield from pages_of(inner)
+
+
+def test_the_navigation_has_every_page_below_few_headings() -> None:
+    nav = site()["nav"]
+    assert len(nav) <= 8
+    pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")]
+    assert sorted(pages_of(nav)) == sorted(pages)
+
+
+def test_what_people_search_for_stands_in_a_heading() -> None:
+    words = ("out of memory", "stuck", "dashboard", "LoRA", "hangs", "NCCL", "port", "slow", "reward")
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    headings = " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE)).lower()
+    assert [word for word in words if word.lower() not in headings] == []
+    assert "## Talking to a model: chat" in (ROOT / "docs/command.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from tools.generate_flag_docs import PAGE, flag_page
 ELSEWHERE = {
     *("--async", "--form", "--json", "--key-variable", "--max-tokens", "--system", "--temperature"),
     *("--config", "--run-dir", "--write-config", "--nodes", "--node-ip-address", "--secret", "--shm-size"),
-    "--sglang-mem-fraction-static",
+    *("--sglang-mem-fraction-static", "--sglang-enable-lora"),
 }
 """Flags of commands beside ``slime train``, and of SGLang's own parser."""
 
