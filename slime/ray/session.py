@@ -49,11 +49,12 @@ def main(
     """
     end_on_sigterm()
     words = sys.argv[1:] if argv is None else list(argv)
-    args = parse_args(argv=words, show=_show_if_checked, refuse=refuse)
+    misfits: list[str] = []
+    args = parse_args(argv=words, show=lambda args: misfits.extend(_shown_if_checked(args)), refuse=refuse)
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     if args.check:
-        raise SystemExit(_fits(args))
+        raise SystemExit(_fits(misfits))
     reached("arguments checked")
     phases.show()
     phases.reached("flags are in order", then="starting Ray")
@@ -65,19 +66,22 @@ def main(
     _leave(status)
 
 
-def _show_if_checked(args: Namespace) -> None:
-    """The page of ``--check``: also where data is missing it says what the run would need."""
-    if args.check:
-        from slime.check import page, report
+def _shown_if_checked(args: Namespace) -> Sequence[str]:
+    """Prints the page of ``--check`` and returns what does not fit.
 
-        print(page(report(args)), flush=True)
+    Also where data is missing it says what the run would need.
+    """
+    if not args.check:
+        return ()
+    from slime.check import page, report
+
+    found = report(args)
+    print(page(found), flush=True)
+    return found.misfits
 
 
-def _fits(args: Namespace) -> int:
+def _fits(misfits: Sequence[str]) -> int:
     """Exit status of ``--check`` for flags that are in order: 0, or 1 if a GPU is too small."""
-    from slime.check import report
-
-    misfits = report(args).misfits
     for line in misfits[:1]:
         print(f"error: {line}", file=sys.stderr)
     return 1 if misfits else 0

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from slime.arguments.core.run_args import copied
@@ -16,6 +17,7 @@ from slime.backends.megatron_utils.value_head import ValueHead
 from slime.check.parameters import WholeParameter
 from slime.models.mtp import trained_mtp_layers
 
+_SPLIT = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
 # One rank has all, and nothing but the model is made.
 _ALONE = dict.fromkeys(
     (
@@ -48,21 +50,24 @@ def parameters(args: Namespace, role: str) -> list[WholeParameter]:
     config = transformer_config_from_args(alone)
     config.expert_model_parallel_size = config.num_moe_experts or 1
     config.use_cpu_initialization = True  # the other way names a device
-    config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
+    config.perform_initialization = False
     further = trained_mtp_layers(args) if role == "actor" else 0
     with _first_of(config.expert_model_parallel_size), torch.device("meta"):
         model = build_gpt(alone, config, pre_process=True, post_process=True, mtp_layers=further)
         if role == "critic":
             with torch.device("cpu"):
                 model.output_layer = ValueHead(config, seed=0)
+        split = _split(model)
         return [
-            WholeParameter(name, parameter.numel(), getattr(parameter, "tensor_model_parallel", False))
+            WholeParameter(name, parameter.numel(), parameter in split)
             for name, parameter in model.named_parameters()
         ]
 
 
-def _leave(weight: torch.Tensor) -> torch.Tensor:
-    return weight
+def _split(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """The parameters that tensor-parallel ranks share; megatron-core marks weights only as it fills them."""
+    weights = {module.weight for module in model.modules() if isinstance(module, _SPLIT)}
+    return weights | {p for p in model.parameters() if getattr(p, "tensor_model_parallel", False)}
 
 
 @contextmanager
