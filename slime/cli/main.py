@@ -89,5 +89,5 @@ def _why_unknown(name: str) -> str:
     if name.startswith("--"):
         return f"{name}: flags come after a command (wanted: slime train {name} ...)"
     if meant:
-        return f"{name!r} is no command (did you mean {meant[0]}?)"
-    return f"{name!r} is no command (wanted: {', '.join(COMMANDS)})"
+        return f"{name!r} is not a command (did you mean {meant[0]}?)"
+    return f"{name!r} is not a command (wanted: {', '.join(COMMANDS)})"

@@ -20,7 +20,7 @@ def private_directory(path: Path) -> Path:
     """Makes the directory with mode 0700, or checks the one that is there.
 
     Raises:
-        DirectoryNotOurs: it is no directory, a link, or another user's.
+        DirectoryNotOurs: it is not a directory, a link, or another user's.
     """
     try:
         path.mkdir(mode=0o700)

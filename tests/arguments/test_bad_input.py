@@ -203,15 +203,15 @@ def test_a_dump_that_is_not_there_is_refused(words, refusal, tmp_path):
 def test_a_dump_that_is_cut_off_is_refused(words, refusal, tmp_path, content):
     (tmp_path / "0.pt").write_bytes(content)
     line = words(load_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
-    assert refusal(line).endswith("the file for rollout 0 is no dump, or is cut off")
+    assert refusal(line).endswith("the file for rollout 0 is not a dump, or is cut off")
 
 
 @pytest.mark.parametrize("flag", ["eval_config", "custom_config_path"])
 def test_a_pipe_is_not_waited_for(words, refusal, tmp_path, flag):
     os.mkfifo(tmp_path / "pipe.yaml")
     name = f"--{flag.replace('_', '-')} {tmp_path}"
-    assert refusal(words(**{flag: tmp_path / "pipe.yaml"})) == f"{name}/pipe.yaml: is no file"
-    assert refusal(words(**{flag: tmp_path})) == f"{name}: is no file"
+    assert refusal(words(**{flag: tmp_path / "pipe.yaml"})) == f"{name}/pipe.yaml: is not a file"
+    assert refusal(words(**{flag: tmp_path})) == f"{name}: is not a file"
     assert refusal(words(**{flag: tmp_path / "none"})) == f"{name}/none: no such file"
 
 
@@ -219,11 +219,11 @@ def test_a_pipe_is_no_weights(words, refusal, altered_checkpoint):
     path = altered_checkpoint()
     (path / "model.safetensors").unlink()
     os.mkfifo(path / "model.safetensors")
-    assert refusal(words(hf_checkpoint=path)).endswith("not a readable safetensors file (is no file)")
+    assert refusal(words(hf_checkpoint=path)).endswith("not a readable safetensors file (is not a file)")
 
 
 def test_a_file_is_no_directory_to_load(words, refusal, data):
-    assert refusal(words(load=data)) == f"--load {data}: is no directory"
+    assert refusal(words(load=data)) == f"--load {data}: is not a directory"
 
 
 CONTRADICTIONS = [

@@ -92,7 +92,7 @@ def test_a_missing_tensor_is_named(words, refusal, altered_checkpoint):
         ('{"weight_map": {}}', "weight_map is {}"),
         ('{"weight_map": {"a": 5}}', "weight_map is {'a': 5}"),
         ('{"weight_map": {"a": "b.safetensors"}}', "names files that do not exist: b.safetensors"),
-        ('{"weight_map": {"a": "../b.safetensors"}}', "'../b.safetensors' is no file of that directory"),
+        ('{"weight_map": {"a": "../b.safetensors"}}', "'../b.safetensors' is not a file of that directory"),
         (
             '{"weight_map": {"a": "model.safetensors"}}',
             "no tensor 'a', but model.safetensors.index.json says",

@@ -77,7 +77,7 @@ def test_all_mistakes_are_told_with_their_lines(write) -> None:
     messages = [message for message in raised.value.messages if message.startswith("run.yaml:")]
     assert messages == [
         "run.yaml:3: lr stands in line 2 already (wanted: once)",
-        "run.yaml:5: optimiser is no heading (did you mean optimizer?)",
+        "run.yaml:5: optimiser is not a heading (did you mean optimizer?)",
         "run.yaml:10: --global-batch-size: ${env:NOT_THERE}: the environment has no NOT_THERE",
         "run.yaml:12: --fp32: is 3 (wanted: true or false)",
         "run.yaml:4: --weight-decay: invalid float value: 'fast'",

@@ -177,7 +177,7 @@ def test_keys_of_ones_own_may_be_like_flags(words, notes, tmp_path):
     path.write_text("".join(f"{key}: [own]\n" for key in OWN_KEYS) + "horizon: 3\n")
     line = words(custom_config_path=path)
     said = [
-        f"{key} is no flag and taken for a key of your own (did you mean {OWN_KEYS[key]}?)"
+        f"{key} is not a flag and taken for a key of your own (did you mean {OWN_KEYS[key]}?)"
         for key in OWN_KEYS
     ]
     assert notes(line) == [f"--custom-config-path {path}: {text}" for text in said]
@@ -189,8 +189,8 @@ def test_keys_of_ones_own_may_be_like_flags(words, notes, tmp_path):
     ("text", "message"),
     [
         (None, "no such file"),
-        ("rollout_batchsize: 4\n", r"rollout_batchsize is no flag \(did you mean rollout_batch_size\?"),
-        ("partail_rollout: 4\n", r"partail_rollout is no flag \(did you mean partial_rollout\?"),
+        ("rollout_batchsize: 4\n", r"rollout_batchsize is not a flag \(did you mean rollout_batch_size\?"),
+        ("partail_rollout: 4\n", r"partail_rollout is not a flag \(did you mean partial_rollout\?"),
         ("a: [", "not valid YAML"),
         ("- 1\n", "holds list"),
         ("rollout_batch_size: many\n", "rollout_batch_size is 'many' \\(wanted: int\\)"),
@@ -206,11 +206,11 @@ def test_keys_of_ones_own_may_be_like_flags(words, notes, tmp_path):
         ("tensor_model_parallel_size: 0\n", r"tensor_model_parallel_size is 0 \(wanted: more than 0\)"),
         ("router_policy: best\n", r"router_policy is 'best' \(wanted: random or round_robin or "),
         ("router_queue_size: 1.5\n", r"router_queue_size is 1.5 \(wanted: int\)"),
-        ("rolout_batch_size: 4\n", r"rolout_batch_size is no flag \(did you mean rollout_batch_size\?"),
+        ("rolout_batch_size: 4\n", r"rolout_batch_size is not a flag \(did you mean rollout_batch_size\?"),
         ("grpo_std_normalization: true\n", "grpo_std_normalization follows from other flags"),
         ("sglang_model_routers: {}\n", "sglang_model_routers follows from other flags"),
         ("custom_config_path: x.yaml\n", "custom_config_path cannot name another file"),
-        ("5: 6\n", "5 is no name"),
+        ("5: 6\n", "5 is not a name"),
         ("day: 2024-13-45\n", "not valid YAML"),
     ],
 )

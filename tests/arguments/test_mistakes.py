@@ -115,7 +115,7 @@ def test_several_faults_of_files_are_named(words, refusals, tmp_path, altered_ch
             "--seed: invalid int value",
             f"--custom-config-path {config}:1: lr is 'high'",
             f"--custom-config-path {config}:2: global_batch_size is 3.5",
-            f"--custom-config-path {config}:3: num_rolout is no flag",
+            f"--custom-config-path {config}:3: num_rolout is not a flag",
         ],
     )
     lines = refusals(words(hf_checkpoint=altered_checkpoint(vocab_size=200), custom_rm_path="json.no"))

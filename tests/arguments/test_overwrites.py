@@ -147,7 +147,7 @@ def test_the_port_of_the_routers_metrics_is_looked_at_too(words, refusal, taken_
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     message = f"--router-prometheus-port {taken_port}: in use (wanted: another port, or leave it out)"
     assert refusal(words(router_prometheus_port=taken_port)) == message
-    message = "--router-prometheus-port 70000: is no port (wanted: another port, or leave it out)"
+    message = "--router-prometheus-port 70000: is not a port (wanted: another port, or leave it out)"
     assert refusal(words(router_prometheus_port=70000)) == message
 
 

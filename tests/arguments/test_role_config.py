@@ -69,7 +69,7 @@ def test_what_has_no_effect_is_told(words: Any, notes: Any, written: Any) -> Non
     said = [line.removeprefix(f"--megatron-config-path {path}: ") for line in lines]
     assert said == [
         "critic: num_nodes has no effect (flags say where roles are)",
-        "critic: own is no flag and taken for a key of your own",
+        "critic: own is not a flag and taken for a key of your own",
         "critic has no effect without --advantage-estimator ppo",
     ]
 

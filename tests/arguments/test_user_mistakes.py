@@ -183,7 +183,7 @@ def test_functions_are_held_against_the_calls_that_are_made():
 
 @pytest.mark.parametrize("path", ["my_reward.py", "rewards/my_reward.score", "my_reward:score"])
 def test_a_file_is_no_dotted_path(words, refusal, path):
-    said = f"--custom-rm-path {path}: is no dotted path (wanted: package.module.name"
+    said = f"--custom-rm-path {path}: is not a dotted path (wanted: package.module.name"
     assert refusal(words(custom_rm_path=path)).startswith(said)
 
 

@@ -65,8 +65,8 @@ def test_the_page_names_every_command(capsys) -> None:
 @pytest.mark.parametrize(
     ("word", "answer"),
     [
-        ("trian", "error: 'trian' is no command (did you mean train?)"),
-        ("xyzzy", "error: 'xyzzy' is no command (wanted: train, "),
+        ("trian", "error: 'trian' is not a command (did you mean train?)"),
+        ("xyzzy", "error: 'xyzzy' is not a command (wanted: train, "),
         ("--lr", "error: --lr: flags come after a command (wanted: slime train --lr ...)"),
     ],
 )

@@ -90,7 +90,7 @@ def _of_mapping(path: str, node: yaml.MappingNode, loader: yaml.SafeLoader) -> T
         place = f"{path}:{line}"
         key = str(key_node.value)
         if not isinstance(key_node, yaml.ScalarNode):
-            tree.mistakes.append(f"{place}: a key that is no name (wanted: the name of a flag)")
+            tree.mistakes.append(f"{place}: a key that is not a name (wanted: the name of a flag)")
         elif key in lines:
             tree.mistakes.append(f"{place}: {key} stands in line {lines[key]} already (wanted: once)")
         else:

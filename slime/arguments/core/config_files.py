@@ -124,7 +124,7 @@ def _flat(tree: Tree, mistakes: list[str]) -> Iterable[Entry]:
         else:
             near = nearest(entry.key, _headings())
             wanted = f"did you mean {near}?" if near else "wanted: a heading of --help, or a flag"
-            mistakes.append(f"{entry.place}: {entry.key} is no heading ({wanted})")
+            mistakes.append(f"{entry.place}: {entry.key} is not a heading ({wanted})")
 
 
 @cache

@@ -92,7 +92,7 @@ def why_no_file(path: str | Path) -> str | None:
     """
     if Path(path).is_file():
         return None
-    return "is no file" if Path(path).exists() else "no such file"
+    return "is not a file" if Path(path).exists() else "no such file"
 
 
 def _why_no_text(text: str) -> str | None:

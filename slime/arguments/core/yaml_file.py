@@ -48,7 +48,7 @@ def read_yaml(where: str, path: Path) -> Any:
         where: the flag and its value, for messages.
 
     Raises:
-        UsageError: it is no file, or not valid YAML.
+        UsageError: it is not a file, or not valid YAML.
     """
     if reason := why_no_file(path):
         raise UsageError(f"{where}: {reason}")

@@ -49,7 +49,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
 def missing(args: Namespace) -> Iterator[str]:
     """A checkpoint that cannot be gone on from, and places to write to."""
     if args.load is not None and Path(args.load).exists() and not Path(args.load).is_dir():
-        yield f"--load {args.load}: is no directory"
+        yield f"--load {args.load}: is not a directory"
     elif args.load is not None and has_checkpoint(args.load):
         yield from bad_checkpoint(args, "load", args.ckpt_step)
     elif args.check:

@@ -1,7 +1,7 @@
 """``--custom-config-path``: a YAML file whose keys become attributes of ``args``.
 
 They are set right after parsing, so that everything derived from a flag follows them too, and they go
-through the same checks. A key that is no flag is for the user's own hooks and may hold anything.
+through the same checks. A key that is not a flag is for the user's own hooks and may hold anything.
 """
 
 import argparse
@@ -64,7 +64,9 @@ def apply_custom_config(
             wrong.append(f"{there}: {reason}")
             continue
         if key not in options and (like := nearest(key, options)):
-            notes.append(f"{where}: {key} is no flag and taken for a key of your own (did you mean {like}?)")
+            notes.append(
+                f"{where}: {key} is not a flag and taken for a key of your own (did you mean {like}?)"
+            )
         try:
             setattr(args, key, value_of(there, key, value, specs.get(key), options.get(key)))
         except UsageError as error:
@@ -77,13 +79,13 @@ def apply_custom_config(
 
 def _why_no_key(key: Any, options: Collection[str], not_for_users: Collection[str]) -> str | None:
     if not isinstance(key, str) or not key.isidentifier():
-        return f"{key!r} is no name (wanted: the name of a flag, or one of your own)"
+        return f"{key!r} is not a name (wanted: the name of a flag, or one of your own)"
     if key == "custom_config_path":
         return f"{key} cannot name another file (wanted: one file)"
     if key not in options and key in not_for_users:
         return f"{key} follows from other flags (wanted: those, or another name)"
     if key not in options and (meant := misspelt(key, options)):
-        return f"{key} is no flag (did you mean {meant}? else choose another name)"
+        return f"{key} is not a flag (did you mean {meant}? else choose another name)"
     return None
 
 
@@ -100,7 +102,7 @@ def _read(where: str, path: Path) -> dict[Any, Any]:
 
 
 def value_of(where: str, key: str, value: Any, spec: Flag | None, option: argparse.Action | None) -> Any:
-    """A value of a YAML file as one that its flag can have; what is no flag may have any.
+    """A value of a YAML file as one that its flag can have; what is not a flag may have any.
 
     Raises:
         UsageError: it is none.

@@ -55,7 +55,7 @@ def missing(args: Namespace) -> Iterator[str]:
     elif first is not None and not Path(dump.format(rollout_id=first)).is_file():
         yield f"--load-debug-rollout-data {dump}: no such file for rollout {first}"
     elif first is not None and not is_zipfile(dump.format(rollout_id=first)):
-        yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is no dump, or is cut off"
+        yield f"--load-debug-rollout-data {dump}: the file for rollout {first} is not a dump, or is cut off"
 
 
 def _missing_replay(template: str | None, first: int) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _missing_replay(template: str | None, first: int) -> Iterator[str]:
     if found is None:
         yield f"--load-forge-rollout-data {template}: no such file for rollout {first}"
     elif not is_zipfile(found):
-        yield f"--load-forge-rollout-data {template}: {found} is no dump, or is cut off"
+        yield f"--load-forge-rollout-data {template}: {found} is not a dump, or is cut off"
 
 
 CONFIG_GROUP = ConfigGroup(

@@ -55,7 +55,7 @@ def apply_role_config(
                 notes.append(f"{where}: {role}: {key} has no effect (flags say where roles are)")
                 continue
             if key not in options and key not in vars(args):
-                notes.append(f"{where}: {role}: {key} is no flag and taken for a key of your own")
+                notes.append(f"{where}: {role}: {key} is not a flag and taken for a key of your own")
             there = f"--megatron-config-path {_place(args.megatron_config_path, role, key)}: {role}"
             try:
                 values[key] = _value(there, args, key, value, specs.get(key), options.get(key))

@@ -105,7 +105,7 @@ def _why_not_free(port: int) -> str | None:
         try:
             probe.bind(("127.0.0.1", port))
         except OverflowError:
-            return "is no port"
+            return "is not a port"
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             return "in use" if taken else f"cannot be listened on ({error.strerror})"

@@ -39,7 +39,7 @@ def why_unusable(path: str, hook: str = "", awaited: bool = True) -> str | None:
             function would never run, and what it returns be taken for a true value.
     """
     if path.endswith(".py") or "/" in path or ":" in path:
-        return "is no dotted path (wanted: package.module.name, and the package's folder on PYTHONPATH)"
+        return "is not a dotted path (wanted: package.module.name, and the package's folder on PYTHONPATH)"
     try:
         found = load_function(path)
     except Exception as error:  # importing a user's module runs the user's code, which may raise anything

@@ -27,7 +27,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not plain or not weight_map:
         raise ValueError(f"{index}: weight_map is {weight_map!r:.80} (wanted: a mapping from tensor to file)")
     if outside := [file for file in weight_map.values() if Path(file).name != file]:
-        raise ValueError(f"{index}: {outside[0]!r} is no file of that directory")
+        raise ValueError(f"{index}: {outside[0]!r} is not a file of that directory")
     return weight_map
 
 
@@ -87,7 +87,7 @@ class SafetensorIndex:
     def _handle(self, file: Path) -> safe_open:
         if file not in self._open:
             if not file.is_file():  # opening a pipe would wait for ever
-                raise ValueError(f"{file}: not a readable safetensors file (is no file)")
+                raise ValueError(f"{file}: not a readable safetensors file (is not a file)")
             try:
                 self._open[file] = safe_open(file, framework=self.framework, device="cpu")
             except (SafetensorError, OSError) as error:

@@ -180,7 +180,7 @@ def test_an_update_begins_when_what_runs_has_ended(server):
 def test_a_pipe_instead_of_weights_is_refused(server, tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     answer = server.client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, timeout=60)
-    assert answer.status_code == 400 and "is no file" in answer.json()["message"]
+    assert answer.status_code == 400 and "is not a file" in answer.json()["message"]
 
 
 def test_an_update_needs_an_open_session_and_sessions_do_not_nest(server):
