@@ -9,6 +9,7 @@ from typing import Any
 
 from slime.arguments.core.errors import UsageError
 from slime.cli.run_dir import Record, metrics_file, read_record
+from slime.observability.console import duration
 from slime.observability.jsonl import read_metrics
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -70,13 +71,6 @@ def _is_number(value: Any) -> bool:
 def _duration(rollouts: Steps) -> str:
     seconds = sum(row.get("perf/step_time", 0.0) for row in rollouts.values())
     return f" in {duration(seconds)}" if seconds else ""
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: ``1:05:09``, ``3:20``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _curve(name: str, values: Sequence[float]) -> Iterable[str]:

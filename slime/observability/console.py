@@ -1,13 +1,16 @@
 """One line per step that a person can read."""
 
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from numbers import Real
+from statistics import fmean
 from typing import Any, TextIO
 
 from slime.config.metrics import MetricsConfig
 from slime.processes.termination import was_terminated
 
+_RECENT, _ENOUGH = 10, 3  # steps by which the time left is told: the last ones, once there are so many
 Column = tuple[str, tuple[str, ...], Callable[[float], str]]
 
 
@@ -17,6 +20,13 @@ def _small(value: float) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``1:05:09``, ``3:20``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _seconds(value: float) -> str:
@@ -61,6 +71,7 @@ class ConsoleSink:
         self._rollouts: dict[int, dict[str, Any]] = {}
         self._train: dict[str, Any] = {}
         self._evals: list[str] = []
+        self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
         if axis == "train":
@@ -89,8 +100,17 @@ class ConsoleSink:
         for ended in sorted(rollout for rollout in self._rollouts if rollout <= step):
             train, self._train = self._train, {}
             metrics = self._rollouts.pop(ended) | train
-            self._print(format_rollout_line(ended, self._num_rollout, metrics))
+            self._print(format_rollout_line(ended, self._num_rollout, metrics) + self._left(ended, metrics))
         self._print_evals()
+
+    def _left(self, step: int, metrics: Mapping[str, Any]) -> str:
+        """How long the run still takes, by its last steps; nothing before there are enough of them."""
+        if isinstance(seconds := metrics.get("perf/step_time"), Real):
+            self._recent.append(float(seconds))
+        rest = (self._num_rollout or 0) - step - 1
+        if rest <= 0 or len(self._recent) < _ENOUGH:
+            return ""
+        return f"  left {duration(rest * fmean(self._recent))}"
 
     def _print_evals(self) -> None:
         for line in self._evals:

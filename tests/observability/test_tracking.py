@@ -101,6 +101,18 @@ def test_a_rollout_that_is_there_early_waits_for_its_turn(tmp_path):
     )
 
 
+def test_the_time_left_is_told_once_there_are_steps_to_tell_it_by(tmp_path):
+    stream = io.StringIO()
+    sink = ConsoleSink(run_config(make_args(tmp_path, num_rollout=200)), stream)
+    for step, seconds in enumerate((90.0, 30.0, 30.0, *[30.0] * 10)):
+        sink.write("rollout", step, {"perf/step_time": seconds})
+    ends = [line.partition("left ")[2] for line in stream.getvalue().splitlines()]
+    assert ends[:3] == ["", "", "2:44:10"] and ends[-1] == "1:33:30"
+    stream.truncate(0)
+    sink.write("rollout", 199, {"perf/step_time": 30.0})
+    assert "left" not in stream.getvalue(), "the last one"
+
+
 def test_an_evaluation_line_names_each_dataset_once(tmp_path):
     stream = io.StringIO()
     metrics = {
