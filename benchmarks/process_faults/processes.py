@@ -43,8 +43,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "the last line does not say why a run failed": Fault(
         "slime/ray/session.py",
-        '        traceback.print_exc()\n        print(f"\\nerror: {cause(error)}", file=sys.stderr)\n',
-        "        traceback.print_exc()\n",
+        '        traceback.print_exc()\n        print(f"\\nerror:',
+        '        traceback.print_exc()\n        0 and print(f"\\nerror:',
         _ENDINGS,
         "test_a_failing_reward_function",
     ),

@@ -150,7 +150,7 @@ def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) 
     run = start([*rl_flags, *NO_TRAINER, "--custom-rm-path", "tests.e2e.plugins.broken_reward"])
     assert run.wait() == 1
     last = run.output.splitlines()[-1]  # the traceback ends with the cause as well
-    assert last.startswith("error: ") and last.endswith("RuntimeError: this reward is broken")
+    assert last.startswith("error: ") and "RuntimeError: this reward is broken" in last
     run.expect_no_processes()
 
 
