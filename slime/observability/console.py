@@ -1,7 +1,7 @@
 """One line per step that a person can read."""
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from numbers import Real
 from statistics import fmean
@@ -55,6 +55,8 @@ TIME_COLUMNS: tuple[Column, ...] = (
     ("step", ("perf/step_time",), _seconds),
 )
 
+_SYNC_TOTALS = ("wire_bytes", "transfer_time", "pause_time")
+
 
 class ConsoleSink:
     """Prints a line per rollout and per evaluation.
@@ -72,6 +74,7 @@ class ConsoleSink:
         self._train: dict[str, Any] = {}
         self._evals: list[str] = []
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._synced: Counter[str] = Counter()
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
         if axis == "train":
@@ -84,16 +87,20 @@ class ConsoleSink:
             return
         row = self._rollouts.setdefault(step, {})
         row.update({name: value for name, value in metrics.items() if name not in self._hidden})
+        for name in _SYNC_TOTALS:
+            self._synced[name] += metrics.get(f"perf/update_weights_{name}", 0)
         if "perf/step_time" in metrics:
             self._end(step)
 
     def close(self) -> None:
-        """Print what a failed step has left; one that was told to end has not failed."""
+        """Print what a failed step has left, and what weight updates took; one told to end has not failed."""
         if was_terminated():
             return
         self._end(max(self._rollouts, default=0))
         if self._train:
             self._print(format_rollout_line(None, self._num_rollout, self._train))
+        if self._synced["wire_bytes"]:
+            self._print(format_sync_line(self._synced))
 
     def _end(self, step: int) -> None:
         """The lines of this rollout and of earlier ones that never ended, then those of evaluations."""
@@ -140,6 +147,13 @@ def format_eval_line(step: int, metrics: Mapping[str, Any]) -> str:
     }
     text = "  ".join(f"{name} {_plain(float(value))}" for name, value in scores.items())
     return f"eval at {step:>3}  {text}"
+
+
+def format_sync_line(totals: Mapping[str, float]) -> str:
+    """The bytes and seconds of all weight updates of a run, and how long engines stood still for them."""
+    sent, taken = totals["wire_bytes"] / 1e9, totals["transfer_time"]
+    speed = f" ({sent / taken:.3g} GB/s)" if taken else ""
+    return f"weight sync: {sent:.3g} GB in {taken:.1f}s{speed}, engines paused {totals['pause_time']:.1f}s"
 
 
 def _format_columns(columns: tuple[Column, ...], metrics: Mapping[str, Any]) -> str:

@@ -100,12 +100,16 @@ class RunLog:
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
 
-        ``perf/wait_time_ratio`` is the part of the step in which the trainer had nothing to train on.
+        ``perf/wait_time_ratio`` is the part of the step in which the trainer had nothing to train on,
+        ``perf/update_weights_gb_per_s`` the speed at which weights were handed over.
         """
         now = time.monotonic()
         seconds = now - self._step_start
         waited = self._of_step.get("perf/rollout_wait_time", 0.0) / seconds if seconds else 0.0
         whole = {"perf/step_time": seconds, "perf/wait_time_ratio": waited}
+        if taken := self._of_step.get("perf/update_weights_transfer_time"):
+            sent = self._of_step["perf/update_weights_wire_bytes"]
+            whole["perf/update_weights_gb_per_s"] = sent / taken / 1e9
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
         self.spans("driver", [Span("step", self._step_began, time.time(), attrs={"rollout": rollout_id})])

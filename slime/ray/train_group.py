@@ -22,6 +22,7 @@ from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import wait_all, wait_one
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.report import of_all_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +200,10 @@ class RayTrainGroup:
         self._torn = True
         outcomes = self._call_all("updating the weights", "update_weights")
         self._connected = engines
-        self._log.count("update_weights_wire_bytes", sum(sent for _, sent in outcomes))
+        report = of_all_ranks(report for _, report in outcomes)
+        self._log.count("update_weights_wire_bytes", report.sent)
+        self._log.count("update_weights_transfer_time", report.transfer)
+        self._log.count("update_weights_pause_time", report.pause)
         self._version, self._torn = max(version for version, _ in outcomes), False
         return self._version
 

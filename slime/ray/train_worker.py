@@ -34,6 +34,7 @@ from slime.utils.accelerator import empty_cache
 from slime.utils.misc import load_function
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint, RolloutBatch
+from slime.weight_sync.report import SyncReport
 from slime.weight_sync.update import WeightUpdate
 
 
@@ -171,11 +172,11 @@ class TrainWorker:
         """Returns what this rank did when, since the last call or training."""
         return self._timer.spans.take()
 
-    def update_weights(self) -> tuple[int, int]:
+    def update_weights(self) -> tuple[int, SyncReport]:
         """Sends the weights to the connected engines.
 
         Returns:
-            Their new version, and the bytes that this rank handed over.
+            Their new version, and what the update took on this rank.
 
         Raises:
             RuntimeError: no engines were connected, the weights are offloaded, or they hold NaN or infinity.
@@ -185,12 +186,12 @@ class TrainWorker:
         if self._update is None:
             raise RuntimeError("update_weights before connect_rollout_engines")
         with self._timer.spans.measure("update_weights", version=self._weight_version + 1):
-            sent = self._update.run(self._weight_version + 1)
+            report = self._update.run(self._weight_version + 1)
         self._weight_version += 1
         self._trained_since_update = False
         if self._args.keep_old_actor:
             self.backend.versions.backup(ROLLOUT_ACTOR)
-        return self._weight_version, sent
+        return self._weight_version, report
 
     def text_log_probs(self, tokens: list[int]) -> list[float] | None:
         """What the policy says of a text; None on ranks that do not know."""

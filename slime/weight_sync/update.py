@@ -1,6 +1,7 @@
 """One weight update from begin to end."""
 
 from collections.abc import Sequence
+from time import monotonic
 
 import torch.distributed as dist
 
@@ -12,6 +13,7 @@ from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.filters.format import ServedFormat
 from slime.weight_sync.filters.pairs import WholePairs
 from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.report import SyncReport
 from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.transport import Transport
 
@@ -66,11 +68,8 @@ class WeightUpdate:
             if remaining:
                 raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
 
-    def run(self, version: int) -> int:
+    def run(self, version: int) -> SyncReport:
         """Gives every engine the current weights under the version ``str(version)``.
-
-        Returns:
-            Bytes that this rank handed over.
 
         After a failure the engines that are left stay paused; connect again before the next update.
 
@@ -87,14 +86,16 @@ class WeightUpdate:
             for transport in self._serving:
                 transport.open(str(version), self._plan)
         with self._ranks.step("send weights"):
-            needed = bool(sources & self._plan.ranks)
+            needed, start = bool(sources & self._plan.ranks), monotonic()
             sent = self._plan.carry(self._send if sends else None) if needed else 0
+            transfer = monotonic() - start
         with self._ranks.step("close the update and continue"):
             for transport in self._serving:
                 transport.commit()
             for transport in self._serving:
                 transport.resume()
-        return sent
+        pause = max((transport.pause for transport in self._serving), default=0.0)
+        return SyncReport(sent, transfer, pause)
 
     def disconnect(self) -> None:
         """Leaves all groups. It can be connected again."""

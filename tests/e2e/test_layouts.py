@@ -82,6 +82,8 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "versions").iterdir()] == ["weight_v000004"]
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
+    assert all(row["perf/update_weights_pause_time"] > 0 for row in run.rows("rollout").values())
+    assert "\nweight sync: " in run.output
     assert "note: train_async.py: tokens are older than the weights they train, and nothing" in run.output
     run.expect_no_processes()
     _expect_overlap(trace)

@@ -12,6 +12,7 @@ from slime.ray import train_group
 from slime.ray.train_group import RayTrainGroup
 from slime.training.checkpoint_dir import MARKER
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.report import SyncReport
 
 
 class OfOneRank(RayTrainGroup):
@@ -19,7 +20,7 @@ class OfOneRank(RayTrainGroup):
 
     def _spawn(self, rank, slots, args):
         actor = MagicMock(args=args)
-        actor.update_weights.remote.return_value = (3, 100)
+        actor.update_weights.remote.return_value = (3, SyncReport(sent=100))
         actor.trained_steps.remote.return_value = 5
         return actor
 
@@ -78,7 +79,7 @@ def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started,
     rollout, trainer = group._rollout, group._actors[0]
     rollout.updatable_engines.return_value = [EngineEndpoint("http://127.0.0.1:1", None, 1, 0)], 0
     rollout.probe_tokens.return_value = [5, 6, 7]
-    trainer.update_weights.remote.return_value = 1, 0
+    trainer.update_weights.remote.return_value = 1, SyncReport()
     trainer.text_log_probs.remote.return_value = [-1.0, -2.0]
     found = []
     for _ in proofs:
@@ -127,3 +128,20 @@ def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, 
     new.connect_rollout_engines.remote.assert_not_called()
     group.update_weights()
     new.connect_rollout_engines.remote.assert_called_once_with(["an engine"])
+
+
+def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):
+    """Bytes of ranks add up, times do not; those of a step's updates do."""
+    group, log = started(0, check_served_policy=False, check_weight_update_equal=False)
+    endpoint = EngineEndpoint("http://127.0.0.1:1", None, 1, 0)
+    group._rollout.updatable_engines.return_value = [endpoint], 0
+    ranks = [(1, SyncReport(3 * 10**9, 2.0, 2.5)), (1, SyncReport(10**9, 1.0, 0.0))]
+    monkeypatch.setattr(group, "_call_all", lambda what, name, *args: ranks)
+    for _ in range(2):
+        group.update_weights()
+    found = []
+    monkeypatch.setattr(log, "rollout", lambda rollout_id, metrics: found.append(metrics))
+    log.end_step(0)
+    (row,) = found
+    names = ("wire_bytes", "transfer_time", "gb_per_s", "pause_time")
+    assert [row[f"perf/update_weights_{name}"] for name in names] == [8 * 10**9, 4.0, 2.0, 5.0]

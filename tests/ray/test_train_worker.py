@@ -90,7 +90,7 @@ def _sends(rank, args, endpoint):
     worker = TrainWorker(args)
     worker.start()
     worker.connect_rollout_engines([endpoint])
-    return worker.update_weights()
+    worker.update_weights()
 
 
 def test_engines_of_a_quantised_checkpoint_are_sent_its_tensors(checkpoint, tmp_path):

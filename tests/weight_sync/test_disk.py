@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.transports import transports_of
+from slime.weight_sync import update as weight_update
+from slime.weight_sync.report import SyncReport
+from slime.weight_sync.transports import session, transports_of
 from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
 from slime.weight_sync.update import WeightUpdate
 from tests.weight_sync.test_handle import Recorder
@@ -114,7 +116,7 @@ def versions(root):
 
 def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connected, engine, root):
     update, source = connected()
-    assert update.run(1) == 3 * 32
+    assert update.run(1).sent == 3 * 32
     source.value = 2.0
     update.run(2)
     session = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
@@ -130,6 +132,33 @@ def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connecte
     assert manifest["version"] == "2" and [*manifest["tensors"]] == [*NAMES]
     assert (entry["shape"], entry["dtype"], entry["file"]) == ([4, 2], "float32", "model-00002.safetensors")
     assert (root / "weight_v000002" / "config.json").read_text() == "{}"
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def passes(self, seconds, function):
+        def slow(*args):
+            self.now += seconds
+            return function(*args)
+
+        return slow
+
+
+def test_a_slow_disk_stops_engines_no_longer_than_they_load(connected, engine, monkeypatch):
+    clock = Clock()
+    for module in (session, weight_update):
+        monkeypatch.setattr(module, "monotonic", clock)
+    writing = StagedVersion.write
+    monkeypatch.setattr(StagedVersion, "write", clock.passes(100.0, writing))
+    engine.answers["update_weights_from_disk"] = clock.passes(1.0, engine.load)
+    update, _ = connected()
+    assert update.run(1) == SyncReport(sent=3 * 32, transfer=300.0, pause=1.0)
 
 
 def test_versions_are_kept_if_they_are_wanted(connected, args, root):

@@ -77,7 +77,7 @@ def _sync(rank, args, source, served, endpoints):
     update = WeightUpdate(args, HfWeights(args, model), served=served)
     update.connect(endpoints)
     try:
-        return update.run(3)
+        return update.run(3).sent
     finally:
         update.disconnect()
 

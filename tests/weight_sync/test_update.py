@@ -79,7 +79,7 @@ def _sync(rank, args, checkpoint, transport, endpoints, versions):
     args.update_weight_transport = "disk" if transport == "disk" else "nccl"
     update = WeightUpdate(args, HfWeights(args, model))
     update.connect(endpoints)
-    sent = [update.run(version) for version in versions]
+    sent = [update.run(version).sent for version in versions]
     update.disconnect()
     return sent
 

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import torch.distributed as dist
 
@@ -52,6 +53,7 @@ class SessionTransport(Transport):
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
         self._check_pending = args.check_weight_update_equal
         self._is_open = False
+        self._stopped_at = 0.0
         self._version = ""
         self._plan: WeightPlan | None = None
 
@@ -94,6 +96,7 @@ class SessionTransport(Transport):
 
     def _pause(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan, self._is_open = version, plan, True
+        self._stopped_at = monotonic()
         self._engines.each(lambda engine: engine.pause_generation())
         self._engines.each(lambda engine: engine.flush_cache())
         if self._check_pending:
@@ -107,6 +110,8 @@ class SessionTransport(Transport):
 
     def resume(self) -> None:
         self._engines.each(lambda engine: engine.continue_generation())
+        if self._engines.clients:
+            self.pause = monotonic() - self._stopped_at
         self._check_pending = self._is_open = False
 
     def disconnect(self) -> None:

@@ -17,9 +17,11 @@ class Transport(ABC):
 
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
+        pause: seconds for which its engines stood still in the last update, on the rank that told them so.
     """
 
     choice = "nccl"
+    pause = 0.0
 
     @abstractmethod
     def __init__(self, args: WeightSyncView) -> None: ...

@@ -1,0 +1,29 @@
+"""What a weight update took."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What an update took on a trainer rank, or on all of them.
+
+    Attributes:
+        sent: bytes handed over to engines.
+        transfer: seconds in which weights were gathered, converted and handed over.
+        pause: seconds for which engines stood still, as rank 0 saw it.
+    """
+
+    sent: int = 0
+    transfer: float = 0.0
+    pause: float = 0.0
+
+
+def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
+    """Ranks send side by side: their bytes add up, and the slowest one counts."""
+    ranks = [SyncReport(), *reports]
+    return SyncReport(
+        sum(each.sent for each in ranks),
+        max(each.transfer for each in ranks),
+        max(each.pause for each in ranks),
+    )
