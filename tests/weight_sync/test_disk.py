@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
 from slime.weight_sync.report import SyncReport
-from slime.weight_sync.transports import session, transports_of
+from slime.weight_sync.transports import disk, session, transports_of
 from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
 from slime.weight_sync.update import WeightUpdate
 from tests.weight_sync.test_handle import Recorder
@@ -218,6 +219,36 @@ def test_a_full_disk_ends_the_update_by_name_and_no_engine_is_stopped(connected,
     with pytest.raises(RuntimeError, match=f"--update-weight-disk-dir {root}: .*No space left on device"):
         update.run(1)
     assert engine.paths == [] and versions(root) == [".weight_v000001.partial"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Path, "mkdir"), (Path, "write_text"), (Path, "rename"), (disk, "remove_others")],
+    ids=["begun", "described", "named", "others removed"],
+)
+def test_a_disk_that_turns_read_only_ends_the_update_by_name_at_each_stage(
+    connected, engine, monkeypatch, root, owner, name
+):
+    """No engine goes on with half of it, and a run that takes over gets through."""
+
+    def refuse(*args, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    update, _ = connected()
+    update.run(1)
+    before = len(engine.paths)
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match=f"{root}: .*Read-only") as said:
+        broken.setattr(owner, name, refuse)
+        update.run(2)
+    assert "--update-weight-disk-dir" in str(said.value)
+    loaded = ["pause_generation", "flush_cache", "update_weights_from_disk"]
+    assert engine.paths[before:] == (loaded if owner is disk else [])
+    assert "weight_v000001" in versions(root)
+    again, source = connected()
+    source.value = 2.0
+    again.run(2)
+    assert all((engine.loaded["2"][name] == 2.0).all() for name in NAMES)
+    assert engine.paths[-1] == "continue_generation" and versions(root) == ["weight_v000002"]
 
 
 def test_a_directory_that_cannot_be_written_is_named_before_the_first_update(connected, args):
