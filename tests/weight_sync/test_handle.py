@@ -1,6 +1,8 @@
 """What a colocated engine with several tensor-parallel ranks receives."""
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,26 @@ def engine():
     engine.stop()
 
 
-def _sync(rank, args, endpoint):
+def _entered(update):
+    """The files of ours that an update enters which is not the first one, without what stands in for CUDA."""
+    files = set()
+
+    def note(frame, event, _):
+        name = frame.f_code.co_filename
+        if "/slime/" in name:
+            files.add(name.rpartition("/slime/")[2])
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        update.run(5)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return sorted(files - {"backends/megatron_utils/cpu_support.py"})
+
+
+def _sync(rank, args, endpoint, then=lambda update: None):
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
@@ -66,6 +87,7 @@ def _sync(rank, args, endpoint):
     update.connect([endpoint])
     try:
         update.run(4)
+        return then(update)
     finally:
         update.disconnect()
         left = set(shared.glob(mine)) - others
@@ -101,7 +123,9 @@ def test_tensors_that_an_engine_joins_come_in_one_request(engine, tmp_path):
 
 def test_no_shared_memory_and_no_group_is_left_when_engines_are_disconnected(engine, tmp_path):
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
-    run_ranks(_sync, 2, args, _endpoint(engine))
+    files, _ = run_ranks(_sync, 2, args, _endpoint(engine), _entered)
+    assert {"weight_sync/update.py", "backends/sglang_utils/client.py"} <= {*files}
+    assert len(files) <= 12, files  # who follows a weight to the wire reads these
 
 
 def test_the_session_surrounds_the_buckets_and_the_last_one_carries_the_version(engine, tmp_path):
