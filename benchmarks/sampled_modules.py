@@ -23,6 +23,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/checkpoint/tensor_slices.py": ("models/test_safetensors_file", "models/test_weights_dir"),
     "slime/models/hf_config.py": ("models/test_nested_family", "models/test_families"),
     "slime/models/families/glm_moe_dsa.py": (*_SHAPES, "models/test_families"),
+    "slime/models/rules.py": ("models/test_weights_dir", "backends/megatron_utils/test_hf_weights"),
     "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops"),
     "slime/models/experts.py": _SHAPES,
     "slime/models/decoder.py": _SHAPES,
@@ -40,7 +41,8 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/grading_pool.py": ("rollout/test_grading_processes",),
     "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
-    "slime/backends/embedded_engine/penalties.py": (
+    "slime/backends/embedded_engine/sampler.py": (
+        "backends/embedded_engine/test_sampler",
         "backends/embedded_engine/test_penalties",
         "backends/embedded_engine/grammar/test_grammars",
     ),
