@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slime.ray import cluster
-from slime.ray.cluster import ClusterUnreachable, _join
+from slime.ray.cluster import ClusterUnreachable, _join, ray_cluster
 from tests.engines import free_port
 
 pytestmark = pytest.mark.slow
@@ -148,6 +148,22 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
     cluster._start_local(Namespace(num_gpus_per_node=1, cluster_timeout=60.0))
     assert "Ray's logs may be readable for everybody" in caplog.text and str(tmp_path / "gone") in caplog.text
+
+
+@pytest.mark.parametrize(("reapers", "terminated", "asked"), [(1, True, 0), (1, False, 1), (0, True, 1)])
+def test_ray_is_not_asked_to_end_what_a_sigterm_to_all_has_ended(
+    monkeypatch: pytest.MonkeyPatch, reapers: int, terminated: bool, asked: int
+) -> None:
+    """It would wait for answers of its own processes; the reaper of a local run ends what is left."""
+    calls: list[int] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "_start_local", lambda args: None)
+    monkeypatch.setattr(cluster, "was_terminated", lambda: terminated)
+    monkeypatch.setattr(cluster, "_reapers", [None] * reapers)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: calls.append(1))
+    with ray_cluster(Namespace()):
+        pass
+    assert len(calls) == asked
 
 
 @pytest.mark.cluster
