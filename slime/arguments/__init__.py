@@ -69,7 +69,7 @@ def _checked(
     show: Callable[[Namespace], None],
     refuse: "Rule",
 ) -> tuple[Namespace, list[str]]:
-    from slime.arguments.core.config_files import expand
+    from slime.arguments.core.config_files import expand, required_flags
     from slime.arguments.core.mistakes import Mistakes
     from slime.arguments.core.parser import read_words
     from slime.arguments.core.run_args import forget
@@ -77,9 +77,13 @@ def _checked(
     mistakes, told = Mistakes(), list[str]()
     words = expand(sys.argv[1:] if argv is None else argv)
     mistakes.add(*words.mistakes)
+    if words.unread:
+        mistakes.excuse(required_flags())
     try:
         args = read_words(words.words, add_custom_arguments, mistakes, told)
         forget(args, words.unknown)
+        if words.unread:  # what else is missing may stand there
+            mistakes.end()
         _derive_and_look(args, mistakes, told, show, refuse)
     except UsageError as error:
         raise UsageError(*map(words.placed, error.messages), unknown=error.unknown) from None

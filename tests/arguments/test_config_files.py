@@ -105,10 +105,10 @@ def test_files_that_cannot_be_used(write, name, text, message) -> None:
     assert any(found.startswith(message) for found in raised.value.messages), raised.value.messages
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_of_a_file_that_is_not_there_no_flag_is_missing() -> None:
     with pytest.raises(UsageError) as raised:
-        validated_args(["--config", "/nowhere.yaml"])
-    assert "--config /nowhere.yaml: no such file" in raised.value.messages
+        validated_args(["--config", "/nowhere.yaml", "--lrr", "3"])
+    assert list(raised.value.messages) == ["--config /nowhere.yaml: no such file", "--lrr: unknown flag"]
 
 
 REQUIRED = ["--hf-checkpoint", "m", "--rollout-batch-size", "4"]

@@ -41,12 +41,14 @@ class Expanded:
         places: ``file:line`` of each option that a file gives and no word of the command line replaces.
         mistakes: what is wrong with the files themselves.
         unknown: names on ``args`` that have no value because of it.
+        unread: a file could not be read at all.
     """
 
     words: list[str]
     places: dict[str, str] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    unread: bool = False
 
     def placed(self, message: str) -> str:
         """A message about options, with the places of those that come from files before it."""
@@ -65,7 +67,7 @@ def expand(words: Sequence[str]) -> Expanded:
     if not paths and not any(_values(given, RUN_DIR)):
         return Expanded(list(words))
     expanded = Expanded([])
-    entries = _entries(paths, expanded.mistakes)
+    entries = _entries(paths, expanded)
     typed = {_dest_of(option[0].partition("=")[0]) for option in given}
     entries = {dest: entry for dest, entry in entries.items() if dest not in typed}
     run_dir = next(iter([*list(_values(given, RUN_DIR))[::-1], *_plain(entries.get("run_dir"))]), None)
@@ -86,6 +88,11 @@ def expand(words: Sequence[str]) -> Expanded:
     return expanded
 
 
+def required_flags() -> set[str]:
+    """The flags without which no run starts."""
+    return {name for name, spec in _specs()[1].items() if spec.required}
+
+
 def _values(options: Iterable[Sequence[str]], name: str) -> Iterable[str]:
     for option in options:
         head, _, value = option[0].partition("=")
@@ -97,14 +104,16 @@ def _plain(entry: Entry | None) -> list[str]:
     return [] if entry is None else [_fill_in(str(entry.value), None)]
 
 
-def _entries(paths: Sequence[str], mistakes: list[str]) -> dict[str, Entry]:
+def _entries(paths: Sequence[str], expanded: Expanded) -> dict[str, Entry]:
     """What the files say, by dest; later files win."""
     found: dict[str, Entry] = {}
+    mistakes = expanded.mistakes
     for path in paths:
         try:
             tree = read_tree(path, f"{CONFIG} {path}")
         except UsageError as error:
             mistakes += error.messages
+            expanded.unread = True
             continue
         mistakes += tree.mistakes
         found |= {_dest_of(entry.key): entry for entry in _flat(tree, mistakes)}

@@ -33,6 +33,10 @@ class Mistakes:
         for message in new:
             self._subjects |= set(_FLAG.findall(message.partition(": ")[0]))
 
+    def excuse(self, flags: Iterable[str]) -> None:
+        """Leaves out what is said about these flags, which nobody knows."""
+        self._subjects |= set(flags)
+
     def try_to(self, act: Callable[[], object]) -> tuple[str, ...] | None:
         """Acts, and adds what is wrong; returns the names that have no value now, None if nobody knows them.
 
