@@ -30,7 +30,12 @@ class HealthWatch:
         self, pool: WorkerPool, settings: RouterSettings, changed: Callable[[], Awaitable[None]]
     ) -> None:
         self._pool, self._settings, self._changed = pool, settings, changed
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=settings.check_timeout))
+        # Decoded by nobody: aiohttp waits for ever on a body that ends before its compression does.
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=settings.check_timeout),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+        )
         self.task = asyncio.create_task(self._run(), name="health checks")
 
     async def close(self) -> None:

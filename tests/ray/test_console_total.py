@@ -4,14 +4,11 @@ from argparse import Namespace
 from contextlib import contextmanager, nullcontext
 
 from slime.ray.session import _session
+from tests.run_args import run_args
 
 
 def test_the_total_is_known_before_the_first_line(tmp_path, capsys, monkeypatch):
-    args = Namespace(
-        num_rollout=None, num_epoch=3, save=None, load=None, loss_type="policy_loss", use_wandb=False,
-        metrics_file=str(tmp_path / "metrics.jsonl"), use_tensorboard=False, rollout_external=False,
-        trace=None,
-    )  # fmt: skip
+    args = run_args(num_rollout=None, num_epoch=3, metrics_file=str(tmp_path / "metrics.jsonl"))
 
     @contextmanager
     def groups_of_a_run(args, log):
@@ -24,5 +21,5 @@ def test_the_total_is_known_before_the_first_line(tmp_path, capsys, monkeypatch)
 
     monkeypatch.setattr("slime.ray.cluster.ray_cluster", lambda args: nullcontext())
     monkeypatch.setattr("slime.ray.setup.running_groups", groups_of_a_run)
-    _session(args, log_one)
+    _session(args, log_one, keep_record=lambda: None)
     assert capsys.readouterr().out.startswith("rollout   1/6  reward 0.500")

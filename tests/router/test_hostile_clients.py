@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from slime.router import asgi, http_server, serving
 from slime.utils.worker_url import spelling, worker_url
@@ -86,11 +88,21 @@ async def test_an_address_that_no_resolver_takes_is_a_sick_worker() -> None:
         assert worker.failures >= 1 and "label" in worker.reason
 
 
+def in_two_parts(headers: dict[str, str]) -> Callable[[Any], Response]:
+    """Answers with a body that comes some time after its head."""
+
+    async def later() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.05)
+        yield b"x"
+
+    return lambda body: StreamingResponse(later(), headers={**headers, "content-length": "1"})
+
+
 JUNK = [
     *({"weight_version": version} for version in ("9" * 5000, [1], {"a": 1}, None, -1, 1.5, "٣" * 5000)),
     *(7, [], Response("[" * 100_000), Response(b"\xff"), Response("9" * 5000), Response("x" * 2**22)),
     *(RedirectResponse(where) for where in ("http://a..b:80", "/model_info", "http://[::1", "ftp://h")),
-    *(Response("x", headers={"content-encoding": encoding}) for encoding in ("gzip", "deflate", "br", "?")),
+    *(in_two_parts({"content-encoding": encoding}) for encoding in ("gzip", "deflate", "br", "?")),
     Response("", 500),
 ]
 
@@ -102,7 +114,7 @@ async def test_no_answer_of_a_worker_ends_the_health_checks(start_engine) -> Non
         for junk in JUNK:
             engine.answers["model_info"] = junk
             await health.check(worker)
-            assert worker.version is None, junk
+            assert worker.version is None and "Timeout" not in str(worker.reason), junk
         engine.answers["model_info"] = {"weight_version": "12"}
         await health.check(worker)
         assert worker.version == 12 and not health.task.done()
