@@ -45,6 +45,7 @@ def start(tmp_path):
     yield start_one
     for router in routers:
         router.shutdown()
+        assert not router.is_alive()
 
 
 def parsed(args: Namespace, **options):
