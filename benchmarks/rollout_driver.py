@@ -34,12 +34,14 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from slime.config.run import run_config  # noqa: E402
 from slime.rollout.generate_state import GenerateState, params_for_sample  # noqa: E402
 from slime.rollout.sglang_rollout import generate_rollout_async, get_model_url  # noqa: E402
 from slime.utils.async_utils import run  # noqa: E402
 from slime.utils.http_utils import init_http_client, post  # noqa: E402
 from slime.utils.misc import spare_collector  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
+from tests.run_args import run_args  # noqa: E402
 from tools.make_tiny_model import make_tokenizer  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "rollout_driver.json"
@@ -114,22 +116,20 @@ async def reward(args: Any, sample: Sample, **kwargs: Any) -> float:
 
 def make_args(checkpoint: str, port: int, samples: int) -> Namespace:
     groups = samples // GROUP
-    return Namespace(
-        hf_checkpoint=checkpoint, trust_remote_code=False, rollout_global_dataset=True, rollout_timeout=3600,
-        rollout_batch_size=groups, over_sampling_batch_size=groups, n_samples_per_prompt=GROUP,
-        partial_rollout=False, mask_offpolicy_in_partial_rollout=False, keep_surplus_groups=False,
-        rollout_temperature=1.0, rollout_top_p=1.0, nucleus_top_k=-1, replays_nucleus=False,
+    return run_args(
+        hf_checkpoint=checkpoint,
+        rollout_timeout=3600,
+        rollout_batch_size=groups,
+        over_sampling_batch_size=groups,
+        n_samples_per_prompt=GROUP,
         rollout_max_response_len=64,
-        rollout_max_context_len=None, rollout_stop=None, rollout_stop_token_ids=None, rollout_seed=1,
-        rollout_skip_special_tokens=False, rollout_num_gpus=2, rollout_num_gpus_per_engine=1,
-        sglang_server_concurrency=512, sglang_router_ip="127.0.0.1", sglang_router_port=port,
-        router_policy=None, custom_generate_function_path=None, rollout_sample_hook_path=[],
-        dynamic_sampling_filter_path=None, rollout_sample_filter_path=None,
-        rollout_all_samples_process_path=None, custom_rm_path="benchmarks.rollout_driver.reward",
-        rm_type=None, group_rm=False, reward_key=None, eval_reward_key=None,
-        custom_reward_post_process_path=None,
-        custom_convert_samples_to_train_data_path=None, use_rollout_routing_replay=False,
-    )  # fmt: skip
+        rollout_num_engines=2,
+        sglang_server_concurrency=512,
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=port,
+        vocab_size=len(make_tokenizer()),
+        custom_rm_path="benchmarks.rollout_driver.reward",
+    )
 
 
 def cpu_seconds() -> float:
@@ -156,7 +156,7 @@ def http_cost(args: Namespace, samples: int) -> float:
     sample = Sample(prompt=PROMPT, index=0)
     payload = {
         "input_ids": state.encode_prompt(sample),
-        "sampling_params": params_for_sample(args, state.sampling_params, sample),
+        "sampling_params": params_for_sample(run_config(args).rollout, state.sampling_params, sample),
         "return_logprob": True,
     }
 

@@ -28,6 +28,7 @@ import psutil
 
 from slime.arguments.core.parser import build_parser
 from slime.backends.sglang_utils.router import RouterProcess, start_router
+from slime.config.run import RunConfig
 from slime.processes.child import ManagedProcess
 from slime.utils.http_utils import find_available_port
 
@@ -161,20 +162,22 @@ def measure(port: int, root: int | None, body: bytes, connections: int, seconds:
 # The ways.
 
 
-def router_args(**changes: Any) -> Namespace:
+def router_config(**changes: Any) -> RunConfig:
+    from tests.run_args import config_with
+
     parser, _ = build_parser("embedded")
     for action in parser._actions:
         action.required = False
     args = parser.parse_args(["--rollout-num-gpus", "2"])
-    return Namespace(**vars(args) | {"sglang_api_key": None, **changes})
+    return config_with(**vars(args) | changes)
 
 
-def ways(processes: int) -> dict[str, Namespace]:
+def ways(processes: int) -> dict[str, RunConfig]:
     ours = {"use_slime_router": True}
     return {
-        "sglang-router": router_args(router_policy="round_robin"),
-        "SlimeRouter": router_args(**ours),
-        f"SlimeRouter, {processes} processes": router_args(**ours, slime_router_processes=processes),
+        "sglang-router": router_config(router_policy="round_robin"),
+        "SlimeRouter": router_config(**ours),
+        f"SlimeRouter, {processes} processes": router_config(**ours, slime_router_processes=processes),
     }
 
 
@@ -197,9 +200,9 @@ def upstreams(folder: Path) -> Iterator[list[str]]:
 def routers(folder: Path, workers: list[str], processes: int) -> Iterator[dict[str, RouterProcess]]:
     running = {}
     try:
-        for number, (name, args) in enumerate(ways(processes).items()):
+        for number, (name, config) in enumerate(ways(processes).items()):
             router = running[name] = start_router(
-                args,  # type: ignore[arg-type]
+                config,
                 host="127.0.0.1",
                 port=find_available_port(23000 + 100 * number),
                 prometheus_port=find_available_port(24000 + 100 * number),

@@ -66,19 +66,16 @@ def make_checkpoint(path: Path, size: str) -> None:
 
 def make_args(checkpoint: Path) -> Namespace:
     from slime.models import shape_from_hf_config
+    from tests.run_args import run_args
 
     shape = shape_from_hf_config(checkpoint)
-    return Namespace(
+    return run_args(
         **shape,
         hf_checkpoint=str(checkpoint),
         padded_vocab_size=shape["vocab_size"],
         params_dtype=torch.float32,
         **ONE_RANK,
-        seed=1,
         update_weight_buffer_size=BUCKET_BYTES,
-        distributed_timeout_minutes=10,
-        check_weight_update_equal=False,
-        check_weight_checksums=False,
     )
 
 
@@ -153,6 +150,7 @@ def _cpu_seconds(engine: psutil.Process) -> float:
 
 def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     from slime.backends.megatron_utils.hf_weights import HfWeights
+    from slime.config.run import run_config
     from slime.utils.types import EngineEndpoint
     from slime.weight_sync.transports.broadcast import BroadcastTransport
     from slime.weight_sync.transports.handle import HandleTransport
@@ -165,9 +163,10 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     process, url = start_engine(checkpoint)
     try:
         weights = HfWeights(args, model)
-        handle = WeightUpdate(args, weights, [HandleTransport(args)])
+        config = run_config(args)
+        handle = WeightUpdate(config, weights, [HandleTransport(config)])
         handle.connect([EngineEndpoint(url, None, 1, 0)])
-        broadcast = WeightUpdate(args, weights, [BroadcastTransport(args)])
+        broadcast = WeightUpdate(config, weights, [BroadcastTransport(config)])
         broadcast.connect([EngineEndpoint(url, None, 1, None)])
         actions = {
             "plain_copy": plain_copy(model),

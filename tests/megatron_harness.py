@@ -31,6 +31,7 @@ from slime.models import shape_from_hf_config
 from slime.models.shape import pad_vocab_size
 from tests.engines import free_port
 from tests.forking import forking
+from tests.run_args import with_groups
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 # One layer is dense. The weights of experts sum up to 1, as in the published models.
@@ -108,7 +109,7 @@ def make_args(hf_checkpoint: Path | str, **overrides) -> Namespace:
         "update_weight_buffer_size": 512 * 1024**2,
         "train_timeout": 120,
     }
-    return Namespace(**{**defaults, **overrides})
+    return with_groups({**defaults, **overrides})
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 400.0) -> list[Any]:

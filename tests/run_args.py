@@ -2,6 +2,7 @@
 
 args = run_args(advantage_estimator="gspo", eps_clip=0.1)     # every flag, and what follows from these
 config = run_config(args)                                     # the same as a tree
+config = config_with(colocate=True, sglang_pp_size=2)         # with names of foreign parsers, too
 """
 
 import functools
@@ -16,7 +17,7 @@ from typing import Any, get_type_hints
 from slime.arguments.core.parser import parse
 from slime.arguments.groups import advantages, distillation, kl, loss, off_policy
 from slime.arguments.registry import CONFIG_GROUPS, derived_names
-from slime.config.run import RunConfig
+from slime.config.run import RunConfig, run_config
 from tests.families import save_tiny_config
 
 
@@ -66,6 +67,11 @@ def with_groups(values: Mapping[str, Any]) -> Namespace:
     given, complete = _parsed()
     full = _completed({**complete, **{name: given[name] for name in _FLAGS}}, values)
     return Namespace(**{**values, **{name: getattr(full, name) for name in _NAMES}})
+
+
+def config_with(**values: Any) -> RunConfig:
+    """The tree of `with_groups`."""
+    return run_config(with_groups(values))
 
 
 def _completed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Namespace:

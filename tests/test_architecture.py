@@ -25,11 +25,11 @@ ROOMS = (
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
-    **dict(check=157, backends=243, rollout=165, ray=156, training=25, utils=22, router=17, weight_sync=11),
+    **dict(check=157, backends=216, rollout=11, ray=10, training=25, utils=15, router=17),
     **dict(models=7, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
-UNAWARE = ("training", "observability", "models", "router", "agent", "processes")
+UNAWARE = ("training", "observability", "models", "router", "agent", "processes", "weight_sync")
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
 """How many files of ours one may depend on: itself and what it imports, for types too."""
@@ -212,9 +212,9 @@ def closures_are_small(tree: Tree) -> Iterator[str]:
 
 
 def trainers_are_asked_what_they_can(tree: Tree) -> Iterator[str]:
-    """The name of the trainer is no reason for anything: `slime.arguments.trainers` says what one can do."""
+    """The name of the trainer is no reason for anything: `slime.config.trainers` says what one can do."""
     for path, source in tree.items():
-        if path != "slime/arguments/trainers.py" and "train_backend" in source:
+        if path != "slime/config/trainers.py" and "train_backend" in source:
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Attribute) and node.attr == "train_backend":
                     yield f"{path} reads --train-backend"
@@ -358,12 +358,12 @@ def test_scripts_pages_and_helpers_of_tests_speak_as_the_house_does() -> None:
         (
             closures_are_small,
             "slime/training/losses/policy.py",
-            "if TYPE_CHECKING:\n    from slime.arguments.view_types import TrainingView",
+            "if TYPE_CHECKING:\n    from slime.config.run import RunConfig",
         ),
         (trainers_are_asked_what_they_can, "slime/ray/new.py", "def f(a):\n    return a.train_backend"),
         (args_are_read_less_and_less, "slime/processes/new.py", "def f(args):\n    return args.lr"),
         (args_are_read_less_and_less, "slime/agent/new.py", "def f(s):\n    return getattr(s._args, 'lr')"),
-        (unaware_rooms_know_no_flags, "slime/training/new.py", "from slime.arguments.views import view"),
+        (unaware_rooms_know_no_flags, "slime/training/new.py", "from slime.arguments import parse_args"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'LIMIT = 1\n"""Not more than of a list."""'),

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,9 +159,10 @@ def _environment() -> dict[str, str]:
 
 
 def _modules() -> list[str]:
-    from slime.arguments.trainers import TRAINERS
+    from slime.config.trainers import TRAINERS
     from slime.ray.preload import modules_of
+    from tests.run_args import config_with
 
-    run = {"debug_train_only": False, "debug_rollout_only": False, "rollout_engine": "embedded"}
-    found = [module for backend in TRAINERS for module in modules_of(Namespace(train_backend=backend, **run))]
+    runs = [config_with(train_backend=backend, rollout_engine="embedded") for backend in TRAINERS]
+    found = [module for run in runs for module in modules_of(run)]
     return list(dict.fromkeys([*found, *_OF_DRIVERS]))

@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slime.arguments.trainers import trainer_of
 from slime.check.kernels import CUDA, Kernels
 from slime.check.layer_activations import Rank, Saved, angles, recomputed, saved_by_layer
 from slime.check.layout import Layout
+from slime.config.trainers import trainer_of
 from slime.models import family_of
 from slime.models.mtp import trained_mtp_layers
 

@@ -4,9 +4,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
 from slime.check.activations import longest_sample
 from slime.check.parameters import Kind, whole_model
+from slime.config.served_models import PLACEHOLDER, ServedModelConfig, ServerGroupConfig
 from slime.models import FAMILIES, read_shape
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
@@ -70,7 +70,7 @@ def engine_needs(
 
 def _needs(
     args: Namespace,
-    model: ModelConfig,
+    model: ServedModelConfig,
     group: ServerGroupConfig,
     gpu_bytes: int,
     whole: Mapping[Kind, int],

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slime.arguments.groups.critic import of_critic
-from slime.arguments.trainers import trainer_of
 from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
 from slime.check.layout import Layout, layout_of
 from slime.check.parameters import (
@@ -20,6 +19,7 @@ from slime.check.parameters import (
     whole_parameters,
 )
 from slime.check.states import States, rank_states, sharded_states
+from slime.config.trainers import trainer_of
 
 _RESERVE = 0.06
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from slime.arguments.trainers import trainer_of
 from slime.check.activations import longest_sample, micro_batches, not_estimated
 from slime.check.engines import EngineNeeds
 from slime.check.layout import Layout, Stage
 from slime.check.needs import RoleNeeds, StageNeeds, reserve
 from slime.check.report import GIB, Report
+from slime.config.trainers import trainer_of
 
 
 def page(report: Report) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from slime.arguments.trainers import MEGATRON
 from slime.check.layout import Layout
+from slime.config.trainers import MEGATRON
 from slime.models import FAMILIES
 from slime.utils.misc import load_function
 

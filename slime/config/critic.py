@@ -47,3 +47,10 @@ def trained_rollouts(critic: CriticConfig, num_rollout: int | None) -> int:
     """
     alone = critic.num_critic_only_steps if critic.use_critic else 0
     return max(0, (num_rollout or 0) - alone)
+
+
+def trains_actor(critic: CriticConfig, rollout_id: int) -> bool:
+    """Whether the actor trains in a rollout, or only the critic, if there is one."""
+    if not critic.use_critic:
+        return True
+    return not critic.critic_train_only and rollout_id >= critic.num_critic_only_steps

@@ -51,3 +51,14 @@ class DataConfig:
     )
     rollout_task_type: str = flag("math", help="what the generator of the rollout buffer makes")
     rollout_global_dataset: bool
+
+    @property
+    def total_rollouts(self) -> int:
+        """The number of rollouts of the run, which with ``--num-epoch`` follows from the length of the data.
+
+        Raises:
+            RuntimeError: it is not known yet.
+        """
+        if self.num_rollout is None:
+            raise RuntimeError("the number of rollouts was asked for before the data was there")
+        return self.num_rollout

@@ -49,3 +49,8 @@ def refused(default: Any = None, *, help: str, wanted: str = LEAVE_OUT, **option
     Without ``wanted`` the tables of foreign options may know the reason.
     """
     return flag(default, help=help, supported=(default,), wanted=wanted, **options)
+
+
+def foreign_flag() -> Any:
+    """A flag of the router's or SGLang's own parser that code of ours reads."""
+    return dataclasses.field(metadata={"foreign": True})

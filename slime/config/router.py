@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
-from slime.config.flag import flag, refused
+from slime.config.flag import flag, foreign_flag, refused
 from slime.config.limits import MAX_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
-    """How requests reach the engines."""
+    """How requests reach the engines.
+
+    Attributes:
+        router_policy: how the router chooses an engine, a flag of its own parser.
+        sglang_model_routers: host and port of the router of each served model; empty until they are known.
+        sglang_api_key: the key of all servers of the run; None on loopback.
+    """
 
     sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
     sglang_router_request_timeout_secs: int = flag(
@@ -20,3 +26,6 @@ class RouterConfig:
     )
     http_proxy: str | None = refused(help="proxy of requests to the engines")
     use_distributed_post: bool = refused(False, help="send requests from every node")
+    router_policy: str = foreign_flag()
+    sglang_model_routers: dict[str, tuple[str, int]]
+    sglang_api_key: str | None = foreign_flag()

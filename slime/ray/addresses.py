@@ -3,48 +3,50 @@
 import secrets
 
 from slime.arguments.core.runtime_context import with_context
-from slime.arguments.validate.served_models import DEFAULT
-from slime.arguments.views import FleetView
+from slime.config.fleet import FleetConfig
+from slime.config.run import RunConfig, run_config
+from slime.config.served_models import DEFAULT
 from slime.ray.node import LOOPBACK, first_port, node_host
 from slime.utils.addresses import find_available_port, is_loopback
 
 ROUTER_PORTS = (3000, 1000)
 
 
-def with_addresses(args: FleetView) -> FleetView:
-    """A copy of ``args`` that says where the routers will be and what key all servers will ask for."""
-    key = api_key(args, node_host())
+def with_addresses(config: RunConfig) -> RunConfig:
+    """The configuration, which says where the routers will be and what key all servers will ask for."""
+    key = api_key(config, node_host())
     # Without a key nothing of ours may be reached from elsewhere, even if engines of others can be.
     host = node_host() if key else LOOPBACK
-    names = [model.name for model in args.served_models] or [DEFAULT]
-    ports = _router_ports(args, len(names))
+    names = [model.name for model in config.engines.served_models] or [DEFAULT]
+    ports = _router_ports(config, len(names))
     routers = {name: (host, port) for name, port in zip(names, ports, strict=True)}
-    if args.sglang_router_ip is not None:
-        routers[names[0]] = (args.sglang_router_ip, ports[0])
-    return with_context(
-        args,
+    if config.router.sglang_router_ip is not None:
+        routers[names[0]] = (config.router.sglang_router_ip, ports[0])
+    args = with_context(
+        config.flat,
         sglang_router_ip=routers[names[0]][0],
         sglang_router_port=ports[0],
         sglang_model_routers=routers,
         sglang_api_key=key,
     )
+    return run_config(args)
 
 
-def _router_ports(args: FleetView, count: int) -> list[int]:
+def _router_ports(config: FleetConfig, count: int) -> list[int]:
     """The first is that of ``--sglang-router-port``, if it was given."""
-    ports = [args.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))]
+    ports = [config.router.sglang_router_port or find_available_port(first_port(*ROUTER_PORTS))]
     while len(ports) < count:
         ports.append(find_available_port(ports[-1] + 1))
     return ports
 
 
-def api_key(args: FleetView, host: str) -> str | None:
+def api_key(config: FleetConfig, host: str) -> str | None:
     """The key of all servers of a run: ``--sglang-api-key``, else a new token if they leave loopback.
 
     To be called once per run; engines, routers and clients share the result.
     """
-    configured = getattr(args, "sglang_api_key", None)
-    if configured or is_loopback(host) or args.rollout_external:
+    configured = config.router.sglang_api_key
+    if configured or is_loopback(host) or config.engines.rollout_external:
         return configured  # engines of others ask for no key that is made here
     return secrets.token_urlsafe(32)
 

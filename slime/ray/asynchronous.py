@@ -12,35 +12,39 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from slime.arguments.groups.off_policy import staleness_notes
-from slime.ray.synchronous import TrainingStep
-from slime.utils.misc import evaluates_at_start
+from slime.ray.synchronous import TrainingStep, evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
+    from slime.config.run import RunConfig
     from slime.observability.run_log import RunLog
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
 
 
 def train(
-    args: Namespace, actor: "RayTrainGroup", critic: "RayTrainGroup", rollout: "RolloutGroup", log: "RunLog"
+    config: "RunConfig",
+    actor: "RayTrainGroup",
+    critic: "RayTrainGroup",
+    rollout: "RolloutGroup",
+    log: "RunLog",
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
-    start, end = actor.start_rollout_id, args.num_rollout
-    step = TrainingStep(args, actor, critic, epoch)
+    start, end = actor.start_rollout_id, config.data.total_rollouts
+    step = TrainingStep(config, actor, critic, epoch)
 
     if start >= end:
         return
 
     actor.update_weights()
     actor.offload()
-    if start > 0 and evaluates_at_start(args, start, epoch):
+    if start > 0 and evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
         rollout.eval(start)
     upcoming = rollout.async_generate(start)
 
     for rollout_id in range(start, end):
         batch = upcoming.result()
-        updates = (rollout_id + 1) % args.update_weights_interval == 0
+        updates = (rollout_id + 1) % config.weight_sync.update_weights_interval == 0
         if rollout_id + 1 < end:
             upcoming = rollout.async_generate(rollout_id + 1, updates_ahead=int(updates))
 
@@ -52,7 +56,7 @@ def train(
             actor.update_weights()
         actor.offload()
 
-        if is_due(rollout_id, args.eval_interval, epoch):
+        if is_due(rollout_id, config.evaluation.eval_interval, epoch):
             upcoming.result()
             rollout.eval(rollout_id + 1)
 

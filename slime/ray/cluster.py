@@ -16,7 +16,8 @@ import ray
 from ray._private import ray_constants
 from ray._private import utils as ray_utils
 
-from slime.arguments.views import FleetView
+from slime.config.cluster import ClusterConfig
+from slime.config.fleet import FleetConfig
 from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.processes.forked import ForkServer, worker_python
 from slime.processes.reaper import start_run_reaper
@@ -49,7 +50,7 @@ class ClusterUnreachable(RuntimeError):
 
 
 @contextmanager
-def ray_cluster(args: FleetView) -> Iterator[None]:
+def ray_cluster(config: FleetConfig) -> Iterator[None]:
     """Connects to the cluster named by ``RAY_ADDRESS``, or starts a local one, and leaves it on exit.
 
     Without a GPU the local cluster declares ``--num-gpus-per-node`` logical GPUs, so that placement
@@ -61,9 +62,9 @@ def ray_cluster(args: FleetView) -> Iterator[None]:
             cluster's.
     """
     if address := os.environ.get("RAY_ADDRESS"):
-        _join(address, args.cluster_timeout)
+        _join(address, config.cluster.cluster_timeout)
     else:
-        _start_local(args)
+        _start_local(config)
     try:
         yield
     finally:
@@ -101,7 +102,7 @@ def _join(address: str, timeout: float) -> None:
         )
 
 
-def _start_local(args: FleetView) -> None:
+def _start_local(config: FleetConfig) -> None:
     # All processes of a local cluster are this run's: none may outlive it. The reference is kept
     # until this process ends.
     _reapers.append(start_run_reaper())
@@ -114,10 +115,10 @@ def _start_local(args: FleetView) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # A run's own processes are all that this machine is for; niced, they would starve beside others.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    resources = local_resources(args)
-    with _forking_workers(args):
+    resources = local_resources(config.cluster)
+    with _forking_workers(config):
         start_ray(
-            args.cluster_timeout,
+            config.cluster.cluster_timeout,
             lambda: _init(address="local", include_dashboard=False, **resources),
             _logs_are_shown(),
         )
@@ -140,7 +141,7 @@ def _listen_on_loopback() -> None:
 
 
 @contextmanager
-def _forking_workers(args: FleetView) -> Iterator[None]:
+def _forking_workers(config: FleetConfig) -> Iterator[None]:
     """Ray that is started within forks its workers, where that can be done.
 
     It starts them with the interpreter that starts Ray, by ``sys.executable``.
@@ -152,7 +153,7 @@ def _forking_workers(args: FleetView) -> Iterator[None]:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     server = ForkServer()
     _fork_servers.append(server)
-    server.preload(modules_of(args))
+    server.preload(modules_of(config))
     os.environ[FORK_SERVER] = server.address
     python = sys.executable
     sys.executable = worker_python(server)
@@ -229,9 +230,9 @@ def _await_answer(address: str, timeout: float) -> None:
             time.sleep(_PROBE_PAUSE)
 
 
-def local_resources(args: FleetView) -> dict[str, int]:
+def local_resources(config: ClusterConfig) -> dict[str, int]:
     """``num_gpus`` and ``num_cpus`` of a cluster on this machine; CPUs are logical, as Ray's always are."""
-    num_gpus = args.num_gpus_per_node
+    num_gpus = config.num_gpus_per_node
     if has_gpu():
         from slime.utils.accelerator import gpu_count  # imports torch
 

@@ -1,18 +1,18 @@
 """The Ray actor that owns an engine's process. Imports little: engines start after it."""
 
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import ENGINES
+from slime.config.run import filled
+from slime.config.server import ServerConfig
 from slime.ray.local_gpu import number_of
 from slime.ray.node import first_port, log_dir, node_host
 from slime.utils.addresses import find_available_port, wrap_ipv6
 from slime.utils.types import EngineEndpoint
-
-if TYPE_CHECKING:
-    from slime.arguments.views import FleetView
 
 PORTS = (15000, 12000)  # below the kernel's range for outgoing connections, 32768 and up
 _MEETING_PORTS = 32  # in a row, of which SGLang takes some more the more data-parallel ranks it has
@@ -44,7 +44,7 @@ class EngineActor:
 
     def __init__(
         self,
-        args: "FleetView",
+        args: Namespace,
         rank: int,
         shape: EngineShape,
         gpu_offset: int | None,
@@ -53,6 +53,7 @@ class EngineActor:
         parts: int = 1,
         meeting_point: str | None = None,
     ) -> None:
+        config = filled(ServerConfig, args)
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
         port = find_available_port(first_port(*PORTS) + 40 * rank)
         host = node_host()
@@ -69,11 +70,11 @@ class EngineActor:
             num_nodes=parts,
             node_rank=part,
             dist_init_addr=meeting_point,
-            api_key=args.sglang_api_key,
+            api_key=config.router.sglang_api_key,
             worker_type=shape.kind,
             bootstrap_port=find_available_port(port + 5) if shape.kind == "prefill" else None,
         )
-        self._engine = ENGINES[args.rollout_engine](args, placement, log_dir(), shape.overrides)
+        self._engine = ENGINES[args.rollout_engine](config, placement, log_dir(), shape.overrides)
         self._engine.launch()
 
     def meeting_point(self) -> str | None:

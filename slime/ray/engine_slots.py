@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.config.served_models import PLACEHOLDER, ServedModelConfig, ServerGroupConfig
 from slime.ray.placement_group import Slots
 
 
@@ -15,13 +15,13 @@ class EngineSplit(RuntimeError):
 class GroupPlace:
     """A group of engines among all slots and engines of the run."""
 
-    model: ModelConfig
+    model: ServedModelConfig
     group: ServerGroupConfig
     first_slot: int
     first_rank: int
 
 
-def group_places(models: Sequence[ModelConfig]) -> Iterator[GroupPlace]:
+def group_places(models: Sequence[ServedModelConfig]) -> Iterator[GroupPlace]:
     """Groups take slots and ranks one after the other; placeholders take slots alone."""
     slot = rank = 0
     for model in models:
@@ -31,7 +31,7 @@ def group_places(models: Sequence[ModelConfig]) -> Iterator[GroupPlace]:
             slot, rank = slot + group.num_gpus, rank + group.num_engines
 
 
-def require_neighbours(models: Sequence[ModelConfig], slots: Slots, gpus_per_node: int) -> None:
+def require_neighbours(models: Sequence[ServedModelConfig], slots: Slots, gpus_per_node: int) -> None:
     """A server takes consecutive GPUs of a node, by their first; one over several nodes does so on each.
 
     Raises:

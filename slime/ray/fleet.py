@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import ray
 
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_engine import EngineStartError
+from slime.config.fleet import FleetConfig
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
 from slime.ray.served_model import ServedModel
@@ -41,17 +41,17 @@ class Fleet:
     time.
     """
 
-    def __init__(self, args: FleetView, models: Sequence[ServedModel]) -> None:
-        self._args = args
+    def __init__(self, config: FleetConfig, models: Sequence[ServedModel]) -> None:
+        self._config = config
         self.models = {model.name: model for model in models}
         times = WatchTimes(
-            interval=args.rollout_health_check_interval,
-            timeout=args.rollout_health_check_timeout,
-            first_wait=args.rollout_health_check_first_wait,
-            hang=args.rollout_engine_hang_timeout,
+            interval=config.fault_tolerance.rollout_health_check_interval,
+            timeout=config.fault_tolerance.rollout_health_check_timeout,
+            first_wait=config.fault_tolerance.rollout_health_check_first_wait,
+            hang=config.fault_tolerance.rollout_engine_hang_timeout,
         )
         self._watch = EngineWatch(
-            models, times, tolerant=args.use_fault_tolerance, on_gone=self._restart_alone
+            models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
         )
         self._replacing, self._launching = threading.Lock(), threading.Lock()
         self._stopped = False
@@ -88,10 +88,10 @@ class Fleet:
         for model in self.models.values():
             model.launch()
         for model in self.models.values():
-            model.wait_ready(self._args.engine_startup_timeout)
+            model.wait_ready(self._config.cluster.engine_startup_timeout)
             for engine in model.living:
                 model.admit(engine)
-                if model.takes_updates and self._args.check_weight_update_equal:
+                if model.takes_updates and self._config.weight_sync.check_weight_update_equal:
                     # Now, as an engine that shares GPUs gives its weights away before the first update.
                     engine.client.weights_checker("snapshot")
         self._watch.start()
@@ -158,7 +158,7 @@ class Fleet:
                     continue
                 found = self._ask(model, engine, lambda client: log_probs_of(client, tokens))
                 if found is not None:
-                    gap = require_same_policy(self._args, f"{engine}, model {model.name}", found, expected)
+                    gap = require_same_policy(self._config, f"{engine}, model {model.name}", found, expected)
                     logger.info("%s serves the trainer's policy: log-probs %.2g apart", engine, gap)
 
     def release(self) -> None:
@@ -206,7 +206,7 @@ class Fleet:
             with self._launching:
                 replacements = [] if self._stopped else model.replace_gone()
             if replacements:
-                model.wait_ready(self._args.engine_startup_timeout)
+                model.wait_ready(self._config.cluster.engine_startup_timeout)
             for engine in replacements:
                 self._match_offloaded(engine)
                 if not model.takes_updates:
@@ -227,7 +227,7 @@ class Fleet:
 
     def _match_offloaded(self, engine: Engine) -> None:
         """Brings a replacement to where the others are during a weight update: weights in, cache out."""
-        if self._args.offload_rollout and engine.is_colocated:
+        if self._config.cluster.offload_rollout and engine.is_colocated:
             engine.client.release_memory_occupation()
             engine.client.resume_memory_occupation(["weights"])
 
@@ -246,7 +246,7 @@ class Fleet:
         except EngineError as error:
             # One that was found dead meanwhile may refuse while it is being ended.
             refused = error.status is not None and engine.lives
-            if refused or not self._args.use_fault_tolerance:
+            if refused or not self._config.fault_tolerance.use_fault_tolerance:
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None

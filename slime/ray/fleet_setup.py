@@ -5,11 +5,12 @@ from functools import partial
 from typing import Any
 
 from slime.arguments.core.run_args import copied
-from slime.arguments.validate.served_models import DEFAULT
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.external import ExternalEngines, external_engines
 from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.router import Router, start_router
+from slime.config.fleet import FleetConfig
+from slime.config.run import filled
+from slime.config.served_models import DEFAULT
 from slime.ray.addresses import metrics_port
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_slots import GroupPlace, group_places
@@ -21,86 +22,88 @@ from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
 
 
-def fleet_of(args: FleetView, slots: Slots, trainer_gpus: int) -> Fleet:
+def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
     """The models of the run, each with its groups of engines; without engines no model.
 
     Args:
-        args: with addresses.
+        config: with addresses.
         trainer_gpus: how many of the slots, from the first on, belong to the trainer too if colocated.
 
     Raises:
         ExternalEngineError: an engine of somebody else's is not there, or is not what the run needs.
     """
-    if args.rollout_external:
-        return Fleet(args, [_external_model(args)])
-    groups: dict[str, list[EngineGroup]] = {model.name: [] for model in args.served_models}
-    for place in group_places(args.served_models):
-        groups[place.model.name].append(_spawned(args, place, slots, trainer_gpus))
+    if config.engines.rollout_external:
+        return Fleet(config, [_external_model(config)])
+    groups: dict[str, list[EngineGroup]] = {model.name: [] for model in config.engines.served_models}
+    for place in group_places(config.engines.served_models):
+        groups[place.model.name].append(_spawned(config, place, slots, trainer_gpus))
     models = [
         ServedModel(
             model.name,
             groups[model.name],
-            partial(_start_router, args, model.name, halves=model.has_pd_disaggregation),
+            partial(_start_router, config, model.name, halves=model.has_pd_disaggregation),
             # Without a trainer no update comes that a dead engine's successor could wait for.
-            takes_updates=bool(model.update_weights) and not args.debug_rollout_only,
+            takes_updates=bool(model.update_weights) and not config.debug.debug_rollout_only,
         )
-        for model in args.served_models
+        for model in config.engines.served_models
     ]
-    return Fleet(args, models)
+    return Fleet(config, models)
 
 
-def _spawned(args: FleetView, place: GroupPlace, slots: Slots, trainer_gpus: int) -> EngineGroup:
+def _spawned(config: FleetConfig, place: GroupPlace, slots: Slots, trainer_gpus: int) -> EngineGroup:
     group, first = place.group, place.first_slot
     overrides = dict(group.overrides)
-    if not place.model.update_weights and args.offload_rollout:
+    if not place.model.update_weights and config.cluster.offload_rollout:
         # Nobody brings these weights back after their memory was released.
         overrides.setdefault("enable_weights_cpu_backup", True)
     shape = EngineShape(group.size, group.worker_type, overrides)
     own = slots.slice(first, first + group.num_gpus)
-    source = SpawnedEngines(args, own, shape, first_slot=first, trainer_gpus=trainer_gpus)
-    label = place.model.name if len(args.served_models) > 1 else ""
+    source = SpawnedEngines(config, own, shape, first_slot=first, trainer_gpus=trainer_gpus)
+    label = place.model.name if len(config.engines.served_models) > 1 else ""
     return EngineGroup(source, kind=group.worker_type, first_rank=place.first_rank, model=label)
 
 
-def _external_model(args: FleetView) -> ServedModel:
-    infos = external_engines(args)
+def _external_model(config: FleetConfig) -> ServedModel:
+    infos = external_engines(config)
     groups, first = [], 0
     for kind in dict.fromkeys(info.worker_type for info in infos):
         endpoints = [info.endpoint for info in infos if info.worker_type == kind]
         groups.append(EngineGroup(ExternalEngines(endpoints), kind=kind, first_rank=first))
         first += len(endpoints)
-    start = partial(_start_router, args, DEFAULT, halves=len(groups) > 1, known=[info.url for info in infos])
+    start = partial(
+        _start_router, config, DEFAULT, halves=len(groups) > 1, known=[info.url for info in infos]
+    )
     return ServedModel(DEFAULT, groups, start)
 
 
-def _start_router(args: FleetView, model: str, *, halves: bool, known: Sequence[str] = ()) -> Router:
+def _start_router(config: FleetConfig, model: str, *, halves: bool, known: Sequence[str] = ()) -> Router:
     """
     Args:
         halves: whether its engines prefill or decode.
         known: engines that a router of somebody else's may have already.
     """
-    host, port = args.sglang_model_routers[model]
-    is_first = model == next(iter(args.sglang_model_routers))
-    if is_first and args.router_external:
-        router = ExternalRouter(host, port, args.sglang_api_key)
-        router.join(known, args.engine_startup_timeout)
+    host, port = config.router.sglang_model_routers[model]
+    is_first = model == next(iter(config.router.sglang_model_routers))
+    if is_first and config.engines.router_external:
+        router = ExternalRouter(host, port, config.router.sglang_api_key)
+        router.join(known, config.cluster.engine_startup_timeout)
         return router
     return start_router(
-        _router_args(args, model, halves, is_first),
+        _router_config(config, model, halves, is_first),
         host=host,
         port=port,
         prometheus_port=find_available_port(metrics_port(port)),
         log_path=log_dir() / ("router.log" if is_first else f"router_{model}.log"),
-        api_key=args.sglang_api_key,
+        api_key=config.router.sglang_api_key,
     )
 
 
-def _router_args(args: FleetView, model: str, halves: bool, is_first: bool) -> FleetView:
-    """Returns the flags of one of several routers: a port that was given is the first one's, and the
+def _router_config(config: FleetConfig, model: str, halves: bool, is_first: bool) -> FleetConfig:
+    """Returns the configuration of one of several routers: a port that was given is the first one's, and the
     tokenizer the model's.
     """
     own: dict[str, Any] = {"router_pd_disaggregation": True} if halves else {}
     if not is_first:
         own["router_prometheus_port"] = None
-        own["hf_checkpoint"] = next(m.model_path for m in args.served_models if m.name == model)
-    return copied(args, **own)
+        own["hf_checkpoint"] = next(m.model_path for m in config.engines.served_models if m.name == model)
+    return filled(FleetConfig, copied(config.flat, **own))

@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from slime.arguments.views import FleetView
+from slime.config.fleet import FleetConfig
 from slime.ray.cluster import require_resources
 from slime.ray.info_actor import InfoActor, Location
 from slime.ray.waiting import wait_all, wait_one
@@ -39,17 +39,17 @@ class Layout:
         return max(self.trainer + self.critic, self.rollout_offset + self.rollout)
 
 
-def placement_layout(args: FleetView) -> Layout:
+def placement_layout(config: FleetConfig) -> Layout:
     """The slots that each role needs, from the flags alone."""
-    trainer = args.actor_num_nodes * args.actor_num_gpus_per_node
-    rollout, critic = args.rollout_num_gpus or 0, args.critic_num_gpus
-    if args.rollout_external:
+    trainer = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+    rollout, critic = config.cluster.rollout_num_gpus or 0, config.critic.critic_num_gpus
+    if config.engines.rollout_external:
         rollout = 0
-    if args.debug_train_only:
+    if config.debug.debug_train_only:
         return Layout(trainer, rollout=0, rollout_offset=trainer + critic, critic=critic)
-    if args.debug_rollout_only:
+    if config.debug.debug_rollout_only:
         return Layout(trainer=0, rollout=rollout, rollout_offset=0)
-    return Layout(trainer, rollout, 0 if args.colocate else trainer + critic, critic)
+    return Layout(trainer, rollout, 0 if config.cluster.colocate else trainer + critic, critic)
 
 
 @dataclass(frozen=True)
@@ -112,22 +112,22 @@ def sort_key(location: tuple[str, int]) -> tuple[int, tuple[int, ...], int]:
     return 0, (address.version, int(address)), gpu_id
 
 
-def create_placement_groups(args: FleetView) -> Placement:
+def create_placement_groups(config: FleetConfig) -> Placement:
     """Reserves the GPUs of the run.
 
     Raises:
         ClusterTooSmall: the cluster can never hold them.
         DeadlineExceeded: they were not free within ``--cluster-timeout`` seconds.
     """
-    layout = placement_layout(args)
-    slots = _reserve(layout.total, args.cluster_timeout)
+    layout = placement_layout(config)
+    slots = _reserve(layout.total, config.cluster.cluster_timeout)
     actor = slots.slice(0, layout.trainer)
     critic = slots.slice(layout.trainer, layout.trainer + layout.critic) if layout.critic else actor
     return Placement(
         layout=layout,
         actor=actor,
         rollout=slots.slice(layout.rollout_offset, layout.rollout_offset + layout.rollout),
-        critic=critic if args.use_critic else slots.slice(0, 0),
+        critic=critic if config.critic.use_critic else slots.slice(0, 0),
     )
 
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from slime.arguments.trainers import trainer_of
-from slime.arguments.views import FleetView
+from slime.config.fleet import FleetConfig
+from slime.config.trainers import trainer_of
 from slime.weight_sync.transports import TRANSPORTS
 
 
-def modules_of(args: FleetView) -> Iterator[str]:
+def modules_of(config: FleetConfig) -> Iterator[str]:
     """Names of modules, none of which imports Ray; those that all processes need come first."""
     yield from ("torch", "transformers.models.auto.tokenization_auto")
     # Ray imports these.
     yield from ("google.protobuf.internal", "jsonschema", "msgpack", "psutil", "requests", "yaml")
     yield from ("slime.training.trainer", "slime.rollout.data_source", "slime.rollout.sglang_rollout")
-    if not args.debug_train_only and args.rollout_engine == "embedded":
+    if not config.debug.debug_train_only and config.engines.rollout_engine == "embedded":
         yield from ("slime.backends.embedded_engine.build", "slime.backends.embedded_engine.http.app")
         yield from ("slime.backends.embedded_engine.row_executor", "uvicorn")
-    if not args.debug_rollout_only:
+    if not config.debug.debug_rollout_only:
         transports = (path.rpartition(".")[0] for path in TRANSPORTS.values())
-        yield from ("slime.weight_sync.update", *transports, *trainer_of(args).imports)
+        yield from ("slime.weight_sync.update", *transports, *trainer_of(config.trainer).imports)

@@ -6,7 +6,8 @@ from typing import Any
 
 import ray
 
-from slime.arguments.views import FleetView
+from slime.config.cluster import ClusterConfig
+from slime.config.run import RunConfig
 from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
 from slime.ray.node import process_env, runtime_env
@@ -31,14 +32,14 @@ class RolloutGroup:
     """
 
     def __init__(
-        self, args: FleetView, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
+        self, config: RunConfig, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
     ) -> None:
-        self._args, self._log, self._needs_offload = args, log, needs_offload
+        self._config, self._log, self._needs_offload = config, log, needs_offload
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
             .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env=runtime_env(process_env()))
-            .remote(args, slots, trainer_gpus)
+            .remote(config, slots, trainer_gpus)
         )
         self._watch = ProcessWatch()
         self._watch.add("the rollout manager", self._manager)
@@ -46,7 +47,7 @@ class RolloutGroup:
         self._ready = False
         self._to_check: tuple[list[int], list[float]] | None = None
         self.num_rollout_per_epoch: int | None = None
-        self.num_rollout: int | None = args.num_rollout
+        self.num_rollout: int | None = config.data.num_rollout
 
     def wait_ready(self) -> None:
         """Waits for engines and router, and learns the number of rollouts.
@@ -57,7 +58,7 @@ class RolloutGroup:
         if self._ready:
             return
         self._ready = True
-        limit = self._args.engine_startup_timeout + _GRACE
+        limit = self._config.cluster.engine_startup_timeout + _GRACE
         wait_one(self._started, "start of the rollout side", limit, self._watch.check)
         self.offload()
         for notice in self._call("notices"):
@@ -66,8 +67,9 @@ class RolloutGroup:
         self.num_rollout = self._call("num_rollout")
         if self.num_rollout is None:
             raise RuntimeError(
-                f"--num-epoch {self._args.num_epoch}: --prompt-data has fewer prompts than "
-                f"--rollout-batch-size {self._args.rollout_batch_size} (wanted: --num-rollout, or more)"
+                f"--num-epoch {self._config.data.num_epoch}: --prompt-data has fewer prompts than "
+                f"--rollout-batch-size {self._config.batches.rollout_batch_size} "
+                "(wanted: --num-rollout, or more)"
             )
 
     def load(self, rollout_id: int) -> None:
@@ -80,7 +82,7 @@ class RolloutGroup:
             updates_ahead: weight updates that will come before it is trained on.
         """
         ref = self._manager.generate.remote(rollout_id, updates_ahead)
-        return PendingRollout(ref, rollout_id, self._args, self._log, self._watch)
+        return PendingRollout(ref, rollout_id, self._config.cluster, self._log, self._watch)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
         """One rollout: the train shard of each data-parallel rank."""
@@ -88,8 +90,9 @@ class RolloutGroup:
 
     def eval(self, rollout_id: int) -> None:
         """Evaluates after ``rollout_id`` rollouts of training."""
+        limit = self._config.cluster.rollout_timeout + _GRACE
         with self._log.phase("eval", rollout=rollout_id):
-            metrics, spans = self._call("eval", rollout_id, timeout=self._args.rollout_timeout + _GRACE)
+            metrics, spans = self._call("eval", rollout_id, timeout=limit)
         self._log.spans("evaluations", spans)
         self._log.eval(rollout_id, metrics)
 
@@ -107,7 +110,7 @@ class RolloutGroup:
         Args:
             suspicious: one of them seems to have died just now.
         """
-        timeout = self._args.engine_startup_timeout + _GRACE
+        timeout = self._config.cluster.engine_startup_timeout + _GRACE
         return self._call("updatable_engines", suspicious, timeout=timeout)
 
     def weights_updated(self, version: int) -> None:
@@ -160,7 +163,7 @@ class RolloutGroup:
 
     def _call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         ref = getattr(self._manager, method).remote(*arguments)
-        limit = timeout or self._args.engine_startup_timeout
+        limit = timeout or self._config.cluster.engine_startup_timeout
         # Those two are called when something has ended already.
         look = self._watch.check if method in ("check", "dispose") else self._look
         return wait_one(ref, f"rollout manager: {method}", limit, look)
@@ -174,10 +177,10 @@ class PendingRollout:
     """A rollout under way."""
 
     def __init__(
-        self, ref: ray.ObjectRef, rollout_id: int, args: FleetView, log: RunLog, watch: ProcessWatch
+        self, ref: ray.ObjectRef, rollout_id: int, config: ClusterConfig, log: RunLog, watch: ProcessWatch
     ) -> None:
         self._ref, self._id, self._log, self._watch = ref, rollout_id, log, watch
-        self._timeout = args.rollout_timeout + _GRACE
+        self._timeout = config.rollout_timeout + _GRACE
         self._refs: Sequence[ray.ObjectRef] | None = None
 
     def result(self) -> Sequence[ray.ObjectRef]:

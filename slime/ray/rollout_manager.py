@@ -10,8 +10,7 @@ from typing import Any
 import ray
 
 from slime.arguments.core.runtime_context import with_context
-from slime.arguments.views import FleetView
-from slime.config.run import run_config
+from slime.config.run import RunConfig, run_config
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
@@ -55,17 +54,18 @@ class RolloutManager:
     (``slime.training.conversion`` does).
     """
 
-    def __init__(self, args: FleetView, slots: Slots, trainer_gpus: int) -> None:
+    def __init__(self, config: RunConfig, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
-        self._args = with_addresses(args) if args.served_models or args.rollout_external else args
-        self._fleet = fleet_of(self._args, slots, trainer_gpus)
-        self._rollout_fn = load_function(args.rollout_function_path)
-        self._eval_fn = load_function(args.eval_function_path)
-        self._data_source = load_function(args.data_source_path)(self._args)
-        self._args = with_context(self._args, num_rollout=self.num_rollout())
-        self._config = run_config(self._args)
+        engines = config.engines
+        config = with_addresses(config) if engines.served_models or engines.rollout_external else config
+        self._fleet = fleet_of(config, slots, trainer_gpus)
+        self._rollout_fn = load_function(config.rollout.rollout_function_path)
+        self._eval_fn = load_function(config.evaluation.eval_function_path)
+        self._data_source = load_function(config.data.data_source_path)(config.flat)
+        self._config = config
+        self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
         self._silent = SilentRollouts(self._config)
@@ -81,15 +81,15 @@ class RolloutManager:
         """Brings up engines and router; returns when they serve."""
         self._fleet.start()
         if self._fleet.models:
-            init_http_client(self._args)
+            init_http_client(self._config.flat)
             self._share_key()
         reached("engines ready")
 
     def num_rollout_per_epoch(self) -> int | None:
-        return rollouts_per_epoch(self._args, self._data_source)
+        return rollouts_per_epoch(self._config, self._data_source)
 
     def num_rollout(self) -> int | None:
-        return rollouts_of_run(self._args, self._data_source)
+        return rollouts_of_run(self._config, self._data_source)
 
     def notices(self) -> list[str]:
         """What a user should be told about the data."""
@@ -103,7 +103,7 @@ class RolloutManager:
 
         Recorded rollouts come with their prompts, and so need no position.
         """
-        if rollout_id >= 0 and self._args.load_debug_rollout_data is None:
+        if rollout_id >= 0 and self._config.debug.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
     def generate(
@@ -124,7 +124,7 @@ class RolloutManager:
             output = self._samples(rollout_id)
         seconds = time.monotonic() - start
         samples = flatten_samples(output.samples)
-        recording = self._args.load_debug_rollout_data
+        recording = self._config.debug.load_debug_rollout_data
         self._check(
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
@@ -147,7 +147,7 @@ class RolloutManager:
             The metrics, and spans if ``--trace`` asks.
         """
         call = lambda: call_rollout_fn(
-            self._eval_fn, self._args, rollout_id, self._data_source, evaluation=True
+            self._eval_fn, self._config.flat, rollout_id, self._data_source, evaluation=True
         )
         start = time.monotonic()
         spans = SpanList()  # a rollout may be under way
@@ -175,7 +175,7 @@ class RolloutManager:
         """
         self._fleet.check()
         clock.begin_update()
-        if self._args.use_fault_tolerance:
+        if self._config.fault_tolerance.use_fault_tolerance:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
         return self._fleet.endpoints, self._fleet.launches
@@ -188,7 +188,7 @@ class RolloutManager:
 
     def probe_tokens(self) -> list[int]:
         """The ids of the text by which the served policy is judged."""
-        return probe_tokens(self._args)
+        return probe_tokens(self._config)
 
     def check_policy(self, tokens: list[int], expected: list[float]) -> None:
         """Refuses to go on if an engine's log-probs of a text are not the trainer's."""
@@ -209,20 +209,20 @@ class RolloutManager:
             share_key_with(url)
 
     def _samples(self, rollout_id: int) -> RolloutFnTrainOutput:
-        if self._args.load_debug_rollout_data:
+        if self._config.debug.load_debug_rollout_data:
             samples = load_debug_rollout_data(
-                self._args.load_debug_rollout_data,
+                self._config.debug.load_debug_rollout_data,
                 rollout_id=rollout_id,
-                subsample_ratio=self._args.load_debug_rollout_data_subsample,
+                subsample_ratio=self._config.debug.load_debug_rollout_data_subsample,
             )
             return RolloutFnTrainOutput(samples)
         call = lambda: call_rollout_fn(
-            self._rollout_fn, self._args, rollout_id, self._data_source, evaluation=False
+            self._rollout_fn, self._config.flat, rollout_id, self._data_source, evaluation=False
         )
         return self._watched(call, f"rollout {rollout_id}")
 
     def _record(self, rollout_id: int, samples: list[Sample], *, evaluation: bool) -> None:
-        template = self._args.save_debug_rollout_data
+        template = self._config.debug.save_debug_rollout_data
         save_debug_rollout_data(template, samples, rollout_id=rollout_id, evaluation=evaluation)
 
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
@@ -235,7 +235,7 @@ class RolloutManager:
                 raise RuntimeError(f"{what}: its function called sys.exit({error.code!r})") from error
 
     def _await(self, future: Future[Any], what: str) -> Any:
-        deadline = time.monotonic() + self._args.rollout_timeout
+        deadline = time.monotonic() + self._config.cluster.rollout_timeout
         while True:
             try:
                 return future.result(timeout=POLL)
@@ -245,13 +245,14 @@ class RolloutManager:
                 self._fleet.check()
                 if time.monotonic() > deadline:
                     raise TimeoutError(
-                        f"{what}: not finished after {self._args.rollout_timeout:.0f} s"
+                        f"{what}: not finished after {self._config.cluster.rollout_timeout:.0f} s"
                     ) from None
 
     def _check(self, origin: str, samples: list[Sample]) -> None:
         check_samples(origin, samples)
         if self._weight_version is not None:
-            check_weight_versions(samples, self._weight_version, allow_older=self._args.partial_rollout)
+            allow_older = self._config.rollout.partial_rollout
+            check_weight_versions(samples, self._weight_version, allow_older=allow_older)
 
     def _check_batch(self, samples: list[Sample]) -> None:
         """Checks the samples of a batch before metrics are made of them, which would fail with less to
@@ -261,8 +262,8 @@ class RolloutManager:
             return
         if not samples:
             raise RuntimeError(f"{describe(self._rollout_fn)} returned no sample, wanted some to train on")
-        if not self._args.custom_convert_samples_to_train_data_path:
-            check_lengths(samples, self._args.vocab_size)
+        if not self._config.batches.custom_convert_samples_to_train_data_path:
+            check_lengths(samples, self._config.model.vocab_size)
 
     def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, float]]:
         """References to the shards, and metrics: what is in none of them, and the reward of what is.
@@ -286,18 +287,18 @@ class RolloutManager:
         logger.warning(
             "%d rollouts fill no optimizer step of --global-batch-size %d and are not trained",
             rollouts,
-            self._args.global_batch_size,
+            self._config.batches.global_batch_size,
         )
         ledger = getattr(self._data_source, "ledger", None)
         # A conversion of the user's may have made other samples, and a recording is from another run.
-        if ledger and len(samples) == len(batch["tokens"]) and not self._args.load_debug_rollout_data:
+        if ledger and len(samples) == len(batch["tokens"]) and not self._config.debug.load_debug_rollout_data:
             groups = {sample.group_index for sample in samples}
             trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
-        return [*spans.take(), *sample_spans(samples)] if self._args.trace else []
+        return [*spans.take(), *sample_spans(samples)] if self._config.debug.trace else []
 
     def _data_metrics(self) -> dict[str, int]:
         """What a data source of ours says about its prompts."""
@@ -310,9 +311,8 @@ class RolloutManager:
         Here and not in the loop, because the asynchronous loop draws the prompts of the next rollout
         before it saves this one.
         """
-        args = self._args
-        per_epoch = self.num_rollout_per_epoch()
-        if args.save and should_run_periodic_action(
-            rollout_id, args.save_interval, per_epoch, args.num_rollout
+        config, per_epoch = self._config, self.num_rollout_per_epoch()
+        if config.checkpoints.save and should_run_periodic_action(
+            rollout_id, config.checkpoints.save_interval, per_epoch, config.data.num_rollout
         ):
             self._data_source.save(rollout_id)

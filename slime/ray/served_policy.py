@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
-from slime.arguments.trainers import trainer_of
-from slime.arguments.validate.served_models import ServerGroupConfig
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient
+from slime.config.fleet import FleetConfig
+from slime.config.served_models import ServerGroupConfig
+from slime.config.trainers import trainer_of
 from slime.models.checkpoint.quantization import KEYS
 from slime.models.hf_config import HfConfig
 from slime.utils.processing_utils import load_tokenizer
@@ -39,47 +39,52 @@ class PolicyMismatch(RuntimeError):
     """An engine answers with another policy than the one that is trained."""
 
 
-def probe_tokens(args: FleetView) -> list[int]:
+def probe_tokens(config: FleetConfig) -> list[int]:
     """The ids of a text, as many as any context of the run holds, at most 128."""
-    tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-    ids = [i for i in tokenizer.encode(_TEXT, add_special_tokens=False) if i < args.vocab_size]
-    room = min([_TOKENS + _LEAST, *_contexts(args)]) - _LEAST
-    return list(islice(cycle(ids or range(args.vocab_size)), max(room, 2)))
+    tokenizer = load_tokenizer(config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code)
+    ids = [i for i in tokenizer.encode(_TEXT, add_special_tokens=False) if i < config.model.vocab_size]
+    room = min([_TOKENS + _LEAST, *_contexts(config)]) - _LEAST
+    return list(islice(cycle(ids or range(config.model.vocab_size)), max(room, 2)))
 
 
-def _contexts(args: FleetView) -> Iterator[int]:
-    config = HfConfig.read(args.hf_checkpoint).text
-    limits = [config.get("max_position_embeddings"), args.rollout_max_context_len]
-    limits += [_option(args, group, "context_length") for group in _groups(args)]
+def _contexts(config: FleetConfig) -> Iterator[int]:
+    hf = HfConfig.read(config.hf_checkpoint.hf_checkpoint).text
+    limits = [hf.get("max_position_embeddings"), config.rollout.rollout_max_context_len]
+    limits += [_option(config, group, "context_length") for group in _groups(config)]
     yield from (limit for limit in limits if isinstance(limit, int))
 
 
-def _groups(args: FleetView) -> list[ServerGroupConfig | None]:
+def _groups(config: FleetConfig) -> list[ServerGroupConfig | None]:
     """Returns the groups of engines that get the trainer's weights; None stands for what flags say."""
     return [
         None,
-        *(group for model in args.served_models if model.update_weights for group in model.server_groups),
+        *(
+            group
+            for model in config.engines.served_models
+            if model.update_weights
+            for group in model.server_groups
+        ),
     ]
 
 
-def _option(args: FleetView, group: ServerGroupConfig | None, name: str) -> object:
-    given = getattr(args, f"sglang_{name}", None)
+def _option(config: FleetConfig, group: ServerGroupConfig | None, name: str) -> object:
+    given = getattr(config.flat, f"sglang_{name}", None)
     return group.overrides.get(name, given) if group else given
 
 
-def number_format(args: FleetView) -> str:
+def number_format(config: FleetConfig) -> str:
     """The coarsest number format of trainer and engines, a key of `BOUNDS`."""
-    config = HfConfig.read(args.synced_checkpoint)
-    found = {str(args.params_dtype).removeprefix("torch.")}
-    for group in _groups(args):
-        if _option(args, group, "quantization") or "8" in str(_option(args, group, "kv_cache_dtype")):
+    served = HfConfig.read(config.engines.synced_checkpoint)
+    found = {str(config.precision.params_dtype).removeprefix("torch.")}
+    for group in _groups(config):
+        if _option(config, group, "quantization") or "8" in str(_option(config, group, "kv_cache_dtype")):
             return "quantised"
-        dtype = _option(args, group, "dtype")
+        dtype = _option(config, group, "dtype")
         if dtype not in (None, "auto"):
             found.add(_OTHER_NAMES.get(str(dtype), str(dtype)))
-        elif args.bf16 or args.rollout_external:
-            found.add(config.dtype or "bfloat16")
-    if config.mapping(*KEYS):
+        elif config.precision.bf16 or config.engines.rollout_external:
+            found.add(served.dtype or "bfloat16")
+    if served.mapping(*KEYS):
         return "quantised"
     return max(found, key=lambda name: BOUNDS.get(name, math.inf))
 
@@ -101,29 +106,30 @@ def log_probs_of(client: EngineClient, tokens: Sequence[int]) -> list[float]:
 
 
 def require_same_policy(
-    args: FleetView, engine: str, found: Sequence[float], expected: Sequence[float]
+    config: FleetConfig, engine: str, found: Sequence[float], expected: Sequence[float]
 ) -> float:
     """How far an engine's log-probs are from the trainer's, on average.
 
     Raises:
         PolicyMismatch: further than the bound, or it is not the same number of them.
     """
-    kind = number_format(args)
-    bound = args.served_policy_bound or BOUNDS.get(kind, BOUNDS["quantised"])
+    kind = number_format(config)
+    bound = config.weight_sync.served_policy_bound or BOUNDS.get(kind, BOUNDS["quantised"])
     if len(found) != len(expected):
         raise PolicyMismatch(f"{engine}: {len(found)} log-probs of a prompt, wanted {len(expected)}")
     gap = _mean([abs(a - b) for a, b in zip(found, expected, strict=True)])
     if gap <= bound:  # not so for NaN either
         return gap
-    origin = "--served-policy-bound" if args.served_policy_bound else kind
+    origin = "--served-policy-bound" if config.weight_sync.served_policy_bound else kind
     raise PolicyMismatch(
-        f"{engine} ({args.rollout_engine}) does not serve the policy of the {trainer_of(args).name} trainer: "
-        f"on a prompt of {len(expected) + 1} tokens their log-probs are {gap:.2g} apart on average, wanted "
-        f"at most {bound:g} ({origin}); the mean is {_mean(expected):.4f} in the trainer, "
-        f"{_mean(found):.4f} in the engine. Look at what one of them reads otherwise in config.json of "
-        f"{args.synced_checkpoint} (model_type {_model_type(args)}: rope, tied embeddings, dense layers, "
-        "windows, quantization), at --sglang-dtype and --sglang-quantization, and at the engine's log for "
-        "weights that it did not find (--no-check-served-policy goes on without)"
+        f"{engine} ({config.engines.rollout_engine}) does not serve the policy of the "
+        f"{trainer_of(config.trainer).name} trainer: on a prompt of {len(expected) + 1} tokens their "
+        f"log-probs are {gap:.2g} apart on average, wanted at most {bound:g} ({origin}); the mean is "
+        f"{_mean(expected):.4f} in the trainer, {_mean(found):.4f} in the engine. Look at what one of them "
+        f"reads otherwise in config.json of {config.engines.synced_checkpoint} (model_type "
+        f"{_model_type(config)}: rope, tied embeddings, dense layers, windows, quantization), at "
+        "--sglang-dtype and --sglang-quantization, and at the engine's log for weights that it did not find "
+        "(--no-check-served-policy goes on without)"
     )
 
 
@@ -131,5 +137,5 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _model_type(args: FleetView) -> object:
-    return HfConfig.read(args.synced_checkpoint).get("model_type")
+def _model_type(config: FleetConfig) -> object:
+    return HfConfig.read(config.engines.synced_checkpoint).get("model_type")

@@ -13,8 +13,8 @@ from pathlib import Path
 from slime.arguments import UsageError, parse_args
 from slime.arguments.core.group import Rule
 from slime.arguments.core.runtime_context import with_context
-from slime.arguments.views import FleetView, view
-from slime.config.run import run_config
+from slime.config.checkpoints import CheckpointConfig
+from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
@@ -34,7 +34,7 @@ def main(
     notes: Callable[[Namespace], Iterable[str]] = lambda args: (),
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Parses the command line, runs ``loop(args, actor, critic, rollout, log)`` and exits.
+    """Parses the command line, runs ``loop(config, actor, critic, rollout, log)`` and exits.
 
     Whether the loop ends, fails or is interrupted, every process of the run is stopped. A failure's
     cause is the last line on the screen, and the exit status is 1 (130 after Ctrl-C). SIGTERM ends it within
@@ -60,7 +60,7 @@ def main(
     phases.reached("flags are in order", then="starting Ray")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        status = _run(view(args, FleetView), loop, lambda: _keep_record(args, words))
+        status = _run(run_config(args), loop, lambda: _keep_record(args, words))
     except SystemExit as exit_:
         status = exit_status(exit_)
     _leave(status)
@@ -95,10 +95,10 @@ def _keep_record(args: Namespace, words: Sequence[str]) -> None:
         write_record(directory, words)
 
 
-def _run(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> int:
+def _run(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> int:
     try:
         try:
-            _session(args, loop, keep_record)
+            _session(config, loop, keep_record)
         finally:
             phases.end()
     except KeyboardInterrupt:
@@ -111,33 +111,33 @@ def _run(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> int:
         if was_terminated():  # whatever fails now, that is why
             leave()
         traceback.print_exc()
-        print(f"\nerror: {cause(error)}{full_disks(_written_to(args))}", file=sys.stderr)
+        print(f"\nerror: {cause(error)}{full_disks(_written_to(config.checkpoints))}", file=sys.stderr)
         return 1
     return 0
 
 
-def _written_to(args: FleetView) -> list[str | None]:
+def _written_to(config: CheckpointConfig) -> list[str | None]:
     """Where a run leaves much: checkpoints, and what its processes say."""
-    return [run_config(args).checkpoints.save, tempfile.gettempdir(), "/dev/shm"]
+    return [config.save, tempfile.gettempdir(), "/dev/shm"]
 
 
-def _session(args: FleetView, loop: Loop, keep_record: Callable[[], None]) -> None:
+def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> None:
     # Imported late: bad flags are answered without waiting for them.
     from slime.ray.cluster import ray_cluster
 
-    if args.rollout_external:
+    if config.engines.rollout_external:
         from slime.backends.sglang_utils.external import external_engines
 
-        external_engines(args)  # one that is not there, or another one, is told before anything starts
-    with _own_save_directory(args):
+        external_engines(config)  # one that is not there, or another one, is told before anything starts
+    with _own_save_directory(config.checkpoints):
         keep_record()
-        with ray_cluster(args):
+        with ray_cluster(config):
             reached("Ray up")
             phases.reached("Ray is up", then="starting engines and trainer")
-            _in_cluster(args, loop)
+            _in_cluster(config, loop)
 
 
-def _in_cluster(args: FleetView, loop: Loop) -> None:
+def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.console import ConsoleSink
     from slime.observability.run_log import RunLog
     from slime.observability.silent_steps import SilentSteps
@@ -145,34 +145,34 @@ def _in_cluster(args: FleetView, loop: Loop) -> None:
     from slime.observability.tracking import init_tracking
     from slime.ray.setup import running_groups
 
-    tracker = init_tracking(run_config(args))
-    args = with_context(args, **tracker.context)
+    tracker = init_tracking(config)
+    config = run_config(with_context(config.flat, **tracker.context))
     with putting_away(_PUTTING_AWAY):
         try:
-            log = RunLog(tracker, TraceFile(Path(args.trace)) if args.trace else None)
-            with running_groups(args, log) as groups:
-                _warn_if_done(groups.args, groups.actor.start_rollout_id)
-                tracker.add(ConsoleSink(run_config(groups.args)))
+            log = RunLog(tracker, TraceFile(Path(config.debug.trace)) if config.debug.trace else None)
+            with running_groups(config, log) as groups:
+                _warn_if_done(groups.config, groups.actor.start_rollout_id)
+                tracker.add(ConsoleSink(groups.config))
                 tracker.add(SilentSteps())
                 log.start_loop()
-                loop(groups.args, groups.actor, groups.critic, groups.rollout, log)
+                loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
         finally:
             tracker.finish()
 
 
-def _warn_if_done(args: FleetView, start: int) -> None:
-    if args.num_rollout and start >= args.num_rollout:
+def _warn_if_done(config: RunConfig, start: int) -> None:
+    if config.data.num_rollout and start >= config.data.num_rollout:
         print(
-            f"nothing to do: {args.num_rollout} of {args.num_rollout} rollouts are done "
-            f"(--load {args.load}); raise --num-rollout to go on"
+            f"nothing to do: {config.data.num_rollout} of {config.data.num_rollout} rollouts are done "
+            f"(--load {config.checkpoints.load}); raise --num-rollout to go on"
         )
 
 
-def _own_save_directory(args: FleetView) -> AbstractContextManager[None]:
+def _own_save_directory(config: CheckpointConfig) -> AbstractContextManager[None]:
     """A second run in the same place would resume from this one's checkpoints and overwrite them."""
-    if args.save is None:
+    if config.save is None:
         return nullcontext()
-    return exclusive(Path(args.save) / ".in_use", f"--save {args.save}")
+    return exclusive(Path(config.save) / ".in_use", f"--save {config.save}")
 
 
 def _leave(status: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slime.arguments.core.runtime_context import with_context
 from slime.arguments.groups.critic import of_critic
-from slime.arguments.views import FleetView
+from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.ray.cluster import reaper_ends_it
@@ -21,47 +21,47 @@ _STOP_TIMEOUT = 60.0  # seconds, of which engines have half to end by themselves
 
 @dataclass(frozen=True)
 class Groups:
-    """The sides of a run, ready to work, and the flags with what has become known since."""
+    """The sides of a run, ready to work, and the configuration with what has become known since."""
 
-    args: FleetView
+    config: RunConfig
     actor: RayTrainGroup
     critic: RayTrainGroup
     rollout: RolloutGroup
 
 
 @contextmanager
-def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
+def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
     """Places, starts and connects all sides, and stops them on exit.
 
     Engines and trainers start side by side, as each takes long: the first wait comes when all have
     been started. A critic that shares GPUs starts its turns offloaded.
     """
-    placement = create_placement_groups(args)
-    require_neighbours(args.served_models, placement.rollout, args.num_gpus_per_node)
+    placement = create_placement_groups(config)
+    require_neighbours(config.engines.served_models, placement.rollout, config.cluster.num_gpus_per_node)
     rollout = RolloutGroup(
-        args, placement.rollout, len(placement.actor), log, needs_offload=args.offload_rollout
+        config, placement.rollout, len(placement.actor), log, needs_offload=config.cluster.offload_rollout
     )
     trainers: list[RayTrainGroup] = []
     try:
-        if args.num_rollout is None:
+        if config.data.num_rollout is None:
             # The length of the data decides, and the trainer's schedule needs it.
             rollout.wait_ready()
-            args = with_context(args, num_rollout=rollout.num_rollout)
+            config = run_config(with_context(config.flat, num_rollout=rollout.num_rollout))
         critic = RayTrainGroup(
-            of_critic(args) if args.use_critic else args,
+            run_config(of_critic(config.flat)) if config.critic.use_critic else config,
             placement.critic,
             rollout,
             log,
             role="critic",
-            needs_offload=args.offload_train and placement.shares_gpus(placement.critic),
+            needs_offload=config.cluster.offload_train and placement.shares_gpus(placement.critic),
         )
         trainers.append(critic)
         actor = RayTrainGroup(
-            args,
+            config,
             placement.actor,
             rollout,
             log,
-            needs_offload=args.offload_train,
+            needs_offload=config.cluster.offload_train,
         )
         trainers.append(actor)
         rollout.wait_ready()
@@ -71,7 +71,7 @@ def running_groups(args: FleetView, log: RunLog) -> Iterator[Groups]:
         actor.wait_ready()
         phases.reached("the trainer is ready", then="giving engines their first weights")
         rollout.load(actor.start_rollout_id - 1)
-        yield Groups(args, actor, critic, rollout)
+        yield Groups(config, actor, critic, rollout)
     finally:
         if not reaper_ends_it():
             with leaving_within(_STOP_TIMEOUT, "stopping trainer and engines"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from slime.arguments.views import FleetView, view
+from slime.config.fleet import FleetConfig
 from slime.ray.engine_actor import EngineActor, EngineShape
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
@@ -63,9 +63,14 @@ class SpawnedEngines:
     replaces = True
 
     def __init__(
-        self, args: FleetView, slots: Slots, shape: EngineShape, first_slot: int = 0, trainer_gpus: int = 0
+        self,
+        config: FleetConfig,
+        slots: Slots,
+        shape: EngineShape,
+        first_slot: int = 0,
+        trainer_gpus: int = 0,
     ) -> None:
-        self._args, self._slots, self._shape = args, slots, shape
+        self._config, self._slots, self._shape = config, slots, shape
         self._first_slot, self._trainer_gpus = first_slot, trainer_gpus
 
     def can_fill(self, place: int) -> bool:
@@ -77,7 +82,7 @@ class SpawnedEngines:
 
     def launch(self, place: int, rank: int) -> SpawnedEngine:
         """Starts an engine actor beside the engine's first GPU on each node, which launches its server."""
-        first, per_node = place * self._shape.num_gpus, self._args.num_gpus_per_node
+        first, per_node = place * self._shape.num_gpus, self._config.cluster.num_gpus_per_node
         parts = max(1, self._shape.num_gpus // per_node)
         actors: list[Any] = []
         for part in range(parts):
@@ -98,10 +103,10 @@ class SpawnedEngines:
                 runtime_env=runtime_env(process_env()),
             )
             .remote(
-                _plain(self._args),
+                _plain(self._config.flat),
                 rank,
                 self._shape,
-                gpu_offset=offset if self._args.colocate and offset < self._trainer_gpus else None,
+                gpu_offset=offset if self._config.cluster.colocate and offset < self._trainer_gpus else None,
                 base_gpu_id=self._slots.gpu_ids[slot],
                 part=part,
                 parts=parts,
@@ -117,14 +122,14 @@ class SpawnedEngines:
         return [answers[refs.index(own[0])] for own in parts]
 
 
-def _plain(args: FleetView) -> FleetView:
+def _plain(args: Namespace) -> Namespace:
     """Returns the arguments that can be unpickled without importing torch and our classes, a second's work.
 
     Options of the server are all kept: one that is left out would be at its default without a word.
     """
     given = vars(args).items()
     plain = {name: value for name, value in given if name.startswith("sglang_") or _is_plain(value)}
-    return view(Namespace(**plain), FleetView)
+    return Namespace(**plain)
 
 
 def _is_plain(value: object) -> bool:

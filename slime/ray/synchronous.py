@@ -10,20 +10,26 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.utils.misc import evaluates_at_start, trains_actor
+from slime.config.critic import trains_actor
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
+    from slime.config.evaluation import EvalConfig
+    from slime.config.run import RunConfig
     from slime.observability.run_log import RunLog
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
 
 
 def train(
-    args: Namespace, actor: "RayTrainGroup", critic: "RayTrainGroup", rollout: "RolloutGroup", log: "RunLog"
+    config: "RunConfig",
+    actor: "RayTrainGroup",
+    critic: "RayTrainGroup",
+    rollout: "RolloutGroup",
+    log: "RunLog",
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
-    step = TrainingStep(args, actor, critic, epoch)
+    step = TrainingStep(config, actor, critic, epoch)
 
     def sync_weights() -> None:
         actor.offload_training_state()
@@ -35,19 +41,36 @@ def train(
     sync_weights()
 
     start = actor.start_rollout_id
-    if evaluates_at_start(args, start, epoch):
+    if evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
         rollout.eval(start)
 
-    for rollout_id in range(start, args.num_rollout):
+    for rollout_id in range(start, config.data.total_rollouts):
         batch = rollout.generate(rollout_id)
         rollout.offload()
         step.run(rollout_id, batch)
         sync_weights()
 
-        if is_due(rollout_id, args.eval_interval, epoch):
+        if is_due(rollout_id, config.evaluation.eval_interval, epoch):
             rollout.eval(rollout_id + 1)
 
         log.end_step(rollout_id)
+
+
+def evaluates_at_start(
+    config: "EvalConfig", num_rollout: int, start: int, num_rollout_per_epoch: int | None
+) -> bool:
+    """Whether a run evaluates before rollout ``start``, its first one.
+
+    A new run does unless told otherwise, and a run without rollouts does nothing else. A resumed run repeats
+    an evaluation that was due at its checkpoint: its predecessor may have been stopped between the two.
+    """
+    if config.eval_interval is None:
+        return False
+    if num_rollout == 0:
+        return True
+    if start == 0:
+        return not config.skip_eval_before_train
+    return is_due(start - 1, config.eval_interval, num_rollout_per_epoch)
 
 
 class TrainingStep:
@@ -59,12 +82,12 @@ class TrainingStep:
 
     def __init__(
         self,
-        args: Namespace,
+        config: "RunConfig",
         actor: "RayTrainGroup",
         critic: "RayTrainGroup",
         num_rollout_per_epoch: int | None,
     ) -> None:
-        self._args, self._actor, self._critic, self._epoch = args, actor, critic, num_rollout_per_epoch
+        self._config, self._actor, self._critic, self._epoch = config, actor, critic, num_rollout_per_epoch
 
     def run(self, rollout_id: int, batch: Sequence[Any]) -> None:
         """One rollout. The actor stays on its GPUs, for the weight update.
@@ -72,9 +95,10 @@ class TrainingStep:
         Args:
             batch: references to the train shard of each data-parallel rank.
         """
-        args, actor, critic = self._args, self._actor, self._critic
-        saves = is_due(rollout_id, args.save_interval, self._epoch, args.num_rollout)
-        last = rollout_id == args.num_rollout - 1
+        config, actor, critic = self._config, self._actor, self._critic
+        interval, end = config.checkpoints.save_interval, config.data.total_rollouts
+        saves = is_due(rollout_id, interval, self._epoch, end)
+        last = rollout_id == end - 1
 
         critic.onload()
         values = critic.train(rollout_id, batch)
@@ -83,7 +107,7 @@ class TrainingStep:
         critic.offload()
 
         actor.onload()
-        if trains_actor(args, rollout_id):
+        if trains_actor(config.critic, rollout_id):
             actor.train(rollout_id, batch, values)
         if saves:
             actor.save_model(rollout_id, force_sync=last)

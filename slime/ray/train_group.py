@@ -10,7 +10,7 @@ import ray
 
 from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import has_checkpoint
-from slime.arguments.views import FleetView
+from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.startup import reached
@@ -52,7 +52,7 @@ class RayTrainGroup:
 
     def __init__(
         self,
-        args: FleetView,
+        config: RunConfig,
         slots: Slots,
         rollout: RolloutGroup,
         log: RunLog,
@@ -60,19 +60,19 @@ class RayTrainGroup:
         role: str = "actor",
         needs_offload: bool = False,
     ) -> None:
-        self._args, self._rollout, self._log = args, rollout, log
+        self._config, self._rollout, self._log = config, rollout, log
         self._role, self._needs_offload, self._slots = role, needs_offload, slots
-        self._start_timeout = args.cluster_timeout
+        self._start_timeout = config.cluster.cluster_timeout
         self._version, self._torn = 0, False  # what engines were sent last, and whether that ended half-way
-        self._launch(args)
-        self.start_rollout_id = args.start_rollout_id or 0
+        self._launch(config)
+        self.start_rollout_id = config.data.start_rollout_id or 0
 
-    def _launch(self, args: FleetView) -> None:
+    def _launch(self, config: RunConfig) -> None:
         """Starts the ranks, which build their models in the background."""
         self._connected: Engines = ([], 0)
         self._proven = False
         self._watch = ProcessWatch()
-        self._actors = [self._spawn(rank, self._slots, args) for rank in range(len(self._slots))]
+        self._actors = [self._spawn(rank, self._slots, config) for rank in range(len(self._slots))]
         for rank, actor in enumerate(self._actors):
             self._watch.add(f"rank {rank}", actor)
         self._pending_init = self._start()
@@ -82,11 +82,11 @@ class RayTrainGroup:
         start = self._first_rollout("building and loading the model")
         if start is None:
             return
-        if self._args.start_rollout_id is None:
+        if self._config.data.start_rollout_id is None:
             self.start_rollout_id = start
         steps = self._steps_of_checkpoint()
         if steps is None:  # of older checkpoints: those of full rollouts
-            steps = steps_of_rollouts(self._args, self.start_rollout_id)
+            steps = steps_of_rollouts(self._config.batches, self.start_rollout_id)
         self._log.go_on_after(steps)
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
@@ -115,7 +115,7 @@ class RayTrainGroup:
             for actor in self._actors:
                 ray.kill(actor)
             self._watch.wait_until_gone(self._start_timeout)
-            self._launch(copied(self._args, load=str(load), **_RESUMES))
+            self._launch(run_config(copied(self._config.flat, load=str(load), **_RESUMES)))
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
                 return 0
@@ -183,8 +183,8 @@ class RayTrainGroup:
 
     def _prove_policy(self) -> None:
         """Holds the engines' log-probs of a text against the trainer's, once or after each update."""
-        args = self._args
-        if not args.check_served_policy or (self._proven and not args.check_weight_update_equal):
+        sync = self._config.weight_sync
+        if not sync.check_served_policy or (self._proven and not sync.check_weight_update_equal):
             return
         self._proven = True
         tokens = self._rollout.probe_tokens()
@@ -236,8 +236,8 @@ class RayTrainGroup:
                 for rank, spans in enumerate(wait_all(refs, "spans of the trainer", _SPANS_TIMEOUT)):
                     self._log.spans(f"{self._role} rank {rank}", spans)
 
-    def _spawn(self, rank: int, slots: Slots, args: FleetView) -> Any:
-        env = process_env(args.train_env_vars, trainer=True)
+    def _spawn(self, rank: int, slots: Slots, config: RunConfig) -> Any:
+        env = process_env(config.trainer.train_env_vars, trainer=True)
         return (
             ray.remote(TrainRayActor)
             .options(
@@ -246,7 +246,7 @@ class RayTrainGroup:
                 scheduling_strategy=slots.strategy(rank),
                 runtime_env=runtime_env(env),
             )
-            .remote(args, self._role, rank, len(slots))
+            .remote(config.flat, self._role, rank, len(slots))
         )
 
     def _start(self) -> list[ray.ObjectRef]:
@@ -262,7 +262,7 @@ class RayTrainGroup:
     def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
         """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
         what = f"{self._role}: {what}"
-        return wait_all(refs, what, self._args.train_timeout, lambda: self._look(what))
+        return wait_all(refs, what, self._config.cluster.train_timeout, lambda: self._look(what))
 
     def _look(self, what: str) -> None:
         try:

@@ -9,9 +9,8 @@ from typing import Any
 import ray
 
 from slime.arguments.core.runtime_context import with_context
-from slime.arguments.trainers import trainer_of
-from slime.arguments.views import TrainWorkerView, view
 from slime.config.run import run_config
+from slime.config.trainers import trainer_of
 from slime.models import calculate_fwd_flops
 from slime.observability.logging_utils import take_logged
 from slime.observability.spans import Span
@@ -46,8 +45,7 @@ class TrainWorker:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._args = view(with_context(args, rank=rank, world_size=world_size), TrainWorkerView)
-        self._config = run_config(self._args)
+        self._config = run_config(with_context(args, rank=rank, world_size=world_size))
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None
@@ -60,8 +58,9 @@ class TrainWorker:
         Returns:
             The rollout id to start from.
         """
-        args = self._args
-        self.backend: TrainBackend = load_function(trainer_of(args).backend)(args, self._role.name)
+        self.backend: TrainBackend = load_function(trainer_of(self._config.trainer).backend)(
+            self._config.flat, self._role.name
+        )
         start = self.backend.load()
         self._weight_version = int(start.common.get("weight_version", 0))
         self._trained_steps = start.common.get("trained_steps")
@@ -71,12 +70,16 @@ class TrainWorker:
 
     def _load_versions(self) -> None:
         """The weights beside the trained ones."""
-        args, backend = self._args, self.backend
+        config, backend = self._config, self.backend
         if needs_reference(self._config):
-            backend.load_version(REFERENCE, args.ref_load or args.hf_checkpoint, args.ref_ckpt_step)
-        if needs_teacher(self._config) and args.opd_teacher_load:
-            backend.load_version(TEACHER, args.opd_teacher_load, args.opd_teacher_ckpt_step)
-        if args.keep_old_actor:
+            backend.load_version(
+                REFERENCE, config.kl.ref_load or config.hf_checkpoint.hf_checkpoint, config.kl.ref_ckpt_step
+            )
+        if needs_teacher(self._config) and config.distillation.opd_teacher_load:
+            backend.load_version(
+                TEACHER, config.distillation.opd_teacher_load, config.distillation.opd_teacher_ckpt_step
+            )
+        if config.off_policy.keep_old_actor:
             for tag in (TRAINED, OLD_ACTOR, ROLLOUT_ACTOR):
                 backend.versions.backup(tag)
 
@@ -115,9 +118,9 @@ class TrainWorker:
         if version is not None:
             rollout |= staleness_metrics(batch, version, context.dp_group)
         lengths = shard["total_lengths"]
-        flops = calculate_fwd_flops(lengths, self._args)
+        flops = calculate_fwd_flops(lengths, self._config.model)
         seconds = {self._role.prefix + name: value for name, value in seconds.items()}
-        perf = perf_metrics(seconds, flops, sum(lengths), self._args.world_size)
+        perf = perf_metrics(seconds, flops, sum(lengths), self._config.cluster.world_size)
         report = {"train": trained.steps, "rollout": rollout, "perf": perf} if context.is_main else {}
         return report, trained
 
@@ -139,21 +142,21 @@ class TrainWorker:
             self._save_model(rollout_id, force_sync, trained_steps)
 
     def _save_model(self, rollout_id: int, force_sync: bool, trained_steps: int | None) -> None:
-        args = self._args
+        config = self._config
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
-        if args.save:
-            moving = needs_reference(self._config) and args.ref_update_interval is not None
+        if config.checkpoints.save:
+            moving = needs_reference(self._config) and config.kl.ref_update_interval is not None
             common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
             self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
-        if args.save_hf:
-            self.backend.save_hf(args.save_hf.format(rollout_id=rollout_id))
+        if config.checkpoints.save_hf:
+            self.backend.save_hf(config.checkpoints.save_hf.format(rollout_id=rollout_id))
 
     def connect_rollout_engines(self, endpoints: list[EngineEndpoint]) -> None:
         """Prepares weight sync with these engines, in place of those before."""
         if self._update is None:
-            served = self._args.synced_checkpoint
-            self._update = WeightUpdate(self._args, self.backend.weights(), served=served)
+            served = self._config.engines.synced_checkpoint
+            self._update = WeightUpdate(self._config, self.backend.weights(), served=served)
             if self._takes_over:
                 self._update.take_over()
         self._update.connect(endpoints)
@@ -189,7 +192,7 @@ class TrainWorker:
             report = self._update.run(self._weight_version + 1)
         self._weight_version += 1
         self._trained_since_update = False
-        if self._args.keep_old_actor:
+        if self._config.off_policy.keep_old_actor:
             self.backend.versions.backup(ROLLOUT_ACTOR)
         return self._weight_version, report
 
@@ -260,11 +263,11 @@ class TrainRayActor(TrainWorker):
             spans since the last call if ``--trace`` asks.
         """
         shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
-        values = None if inputs is None else ray.get(inputs[self._args.rank])
+        values = None if inputs is None else ray.get(inputs[self._config.cluster.rank])
         report, trained = self.train_shard(rollout_id, shard, values)
         spans = self._timer.spans.take()
         outputs = ray.put(trained.outputs) if self._role.outputs else None
-        return report, outputs, spans if self._args.trace else []
+        return report, outputs, spans if self._config.debug.trace else []
 
 
 def _release_cache() -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.attempts import can_go_on, flatten, oldest_version, was_finished, without_answers
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.rollout.copies import copied
@@ -66,8 +67,9 @@ class AsyncRolloutWorker:
         account: the leases, which outlive rollouts.
     """
 
-    def __init__(self, args: RolloutView, data_buffer: Any, concurrency: int = 10) -> None:
-        self.args, self.data_buffer, self.concurrency = args, data_buffer, concurrency
+    def __init__(self, args: Any, data_buffer: Any, concurrency: int = 10) -> None:
+        self.args, self.config = args, filled(GenerationConfig, args)
+        self.data_buffer, self.concurrency = data_buffer, concurrency
         self.account = RolloutAccount(data_buffer)
         self._running: dict[asyncio.Task[None], _Work] = {}
         self._done: list[_Work] = []
@@ -171,12 +173,12 @@ class AsyncRolloutWorker:
         if self._stopped or self._holds or self._failure is not None:
             return 0
         free = self.concurrency - len(self._running)
-        if self.args.max_staleness is None:
+        if self.config.rollout.max_staleness is None:
             return free if len(self._done) < self.concurrency else 0
         # A group that begins now is trained on after the batches before it, each a version on.
         handed_out = not self._wanted and self._handed_at == clock.updates
-        batches = self.args.max_staleness + 1 - clock.ahead - handed_out
-        most = max(batches * self.args.rollout_batch_size, self._wanted)
+        batches = self.config.rollout.max_staleness + 1 - clock.ahead - handed_out
+        most = max(batches * self.config.batches.rollout_batch_size, self._wanted)
         return min(free, most - len(self._running) - len(self._done))
 
     def _begin(self, work: _Work) -> None:
@@ -227,10 +229,10 @@ class AsyncRolloutWorker:
 
     def _sign(self, work: _Work) -> None:
         """Whoever checks versions learns here that these samples may be of older weights."""
-        if len(work.result) != self.args.n_samples_per_prompt:
+        if len(work.result) != self.config.batches.n_samples_per_prompt:
             raise RolloutError(
                 f"group of {name_samples(work.begun)} came back with {len(work.result)} samples, "
-                f"expected {self.args.n_samples_per_prompt}"
+                f"expected {self.config.batches.n_samples_per_prompt}"
             )
         for sample in flatten(work.result):
             sample.metadata.setdefault("start_rollout_id", work.rollout_id)
@@ -259,18 +261,18 @@ class AsyncRolloutWorker:
         return True
 
     def _is_stale(self, work: _Work) -> bool:
-        limit = self.args.max_staleness
+        limit = self.config.rollout.max_staleness
         return limit is not None and clock.age(oldest_version(work.result)) > limit
 
     def _judge(self, work: _Work) -> None:
         group = work.result
-        if self.args.rollout_all_samples_process_path:
+        if self.config.rollout.rollout_all_samples_process_path:
             self._finished.append(group)
         verdict = filtered(self.args, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self._done) + len(self._running),
-            target_data_size=self._wanted or self.args.rollout_batch_size,
+            target_data_size=self._wanted or self.config.batches.rollout_batch_size,
         ):
             self.account.filter(work.leased)
             self._drops.on_dynamic_filter_drop(verdict.reason)

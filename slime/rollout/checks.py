@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.utils.misc import is_finite_number
 from slime.utils.notes import note
@@ -76,7 +76,7 @@ def _check_log_probs(origin: str, sample: Sample) -> None:
     )
 
 
-def check_reward(args: RolloutView, origin: str, sample: Sample, reward: Any) -> None:
+def check_reward(config: GenerationConfig, origin: str, sample: Sample, reward: Any) -> None:
     """Refuses a reward that is no finite number; of a dict, what ``--reward-key`` and its like name.
 
     Where user code makes numbers of the rewards, anything will do but None.
@@ -89,11 +89,12 @@ def check_reward(args: RolloutView, origin: str, sample: Sample, reward: Any) ->
     """
     if reward is None:
         raise RolloutError(f"{origin} returned None for {name_samples(sample)}, expected a reward")
-    if args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path:
+    rewards = config.rewards
+    if rewards.custom_reward_post_process_path or config.batches.custom_convert_samples_to_train_data_path:
         return
     values = [reward]
     if isinstance(reward, Mapping):
-        values = [reward[key] for key in (args.reward_key, args.eval_reward_key) if key in reward]
+        values = [reward[key] for key in (rewards.reward_key, rewards.eval_reward_key) if key in reward]
     if not all(map(is_finite_number, values)):
         raise RolloutError(
             f"{origin} returned {reward!r:.200} for {name_samples(sample)}, expected a finite number, "

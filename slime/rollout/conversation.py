@@ -7,7 +7,6 @@ async def generate(args, sample, sampling_params):
 from collections.abc import Callable
 from typing import Any
 
-from slime.arguments.views import RolloutView
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import get_model_url, wanted_of_tokens
 from slime.utils.http_utils import post
@@ -15,7 +14,7 @@ from slime.utils.types import Sample
 
 
 async def converse(
-    args: RolloutView,
+    args: Any,
     sample: Sample,
     sampling_params: dict[str, Any],
     answer: Callable[[str], str | None],
@@ -50,7 +49,7 @@ async def converse(
         sample.append_response_tokens(args, tokens=ids, trainable=False, text=text)
 
 
-async def _speak(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> str:
+async def _speak(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> str:
     """Adds a turn of the model to the sample and returns its text."""
     payload = {"input_ids": sample.tokens, "sampling_params": sampling_params, **wanted_of_tokens(args)}
     output = await post(get_model_url(args), payload)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.arguments.core.runtime_context import with_context
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.copies import copied
 from slime.rollout.data_state import from_plain, read_state, state_path, to_plain, write_state
 from slime.rollout.ledger import BUFFER_FILTER, Ledger
@@ -43,17 +44,19 @@ class DataSource(ABC):
         """Prompts in one epoch."""
 
 
-def rollouts_per_epoch(args: RolloutView, prompts: Sized) -> int | None:
+def rollouts_per_epoch(config: GenerationConfig, prompts: Sized) -> int | None:
     """Counts the rollouts of an epoch; None also where the data is smaller: none ends with an epoch then."""
-    return len(prompts) // args.rollout_batch_size or None if args.rollout_global_dataset else None
+    if not config.data.rollout_global_dataset:
+        return None
+    return len(prompts) // config.batches.rollout_batch_size or None
 
 
-def rollouts_of_run(args: RolloutView, prompts: Sized) -> int | None:
+def rollouts_of_run(config: GenerationConfig, prompts: Sized) -> int | None:
     """Rollouts of the whole run; None where ``--num-epoch`` meets data without an epoch."""
-    per_epoch = rollouts_per_epoch(args, prompts)
-    if args.num_rollout is not None or per_epoch is None or args.num_epoch is None:
-        return args.num_rollout
-    return args.num_epoch * per_epoch
+    per_epoch = rollouts_per_epoch(config, prompts)
+    if config.data.num_rollout is not None or per_epoch is None or config.data.num_epoch is None:
+        return config.data.num_rollout
+    return config.data.num_epoch * per_epoch
 
 
 class RolloutDataSource(DataSource):
@@ -64,8 +67,8 @@ class RolloutDataSource(DataSource):
 
     keeps_books = True
 
-    def __init__(self, args: RolloutView) -> None:
-        self.args = args
+    def __init__(self, args: Any) -> None:
+        self.args, self._generation = args, filled(GenerationConfig, args)
         self.epoch_id = 0
         self.sample_offset = 0
         self.sample_group_index = 0
@@ -73,32 +76,32 @@ class RolloutDataSource(DataSource):
         self.metadata: dict[str, Any] = {}
         self.ledger = Ledger()
         self._returned: list[Group] = []  # were leased when the state was saved
-        self.dataset = self._load_dataset() if args.rollout_global_dataset else None
-        if args.num_rollout is None:
-            self.args = with_context(args, num_rollout=rollouts_of_run(args, self))
+        self.dataset = self._load_dataset() if self._generation.data.rollout_global_dataset else None
+        if self._generation.data.num_rollout is None:
+            self.args = with_context(args, num_rollout=rollouts_of_run(self._generation, self))
         self.notices = self._notices()
         self._shuffle()
 
     def _load_dataset(self) -> Dataset:
-        args = self.args
-        if args.prompt_data is None:
+        config = self._generation
+        if config.data.prompt_data is None:
             raise ValueError(
                 "--prompt-data: not given, expected a file (or pass --disable-rollout-global-dataset)"
             )
-        tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-        if args.dump_details:
-            tokenizer.save_pretrained(Path(args.dump_details) / "tokenizer")
+        tokenizer = load_tokenizer(config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code)
+        if config.debug.dump_details:
+            tokenizer.save_pretrained(Path(config.debug.dump_details) / "tokenizer")
         return Dataset(
-            args.prompt_data,
+            config.data.prompt_data,
             tokenizer,
-            max_length=args.rollout_max_prompt_len,
-            prompt_key=args.input_key,
-            label_key=args.label_key,
-            tool_key=args.tool_key,
-            metadata_key=args.metadata_key,
-            seed=args.rollout_seed,
-            apply_chat_template=args.apply_chat_template,
-            apply_chat_template_kwargs=args.apply_chat_template_kwargs,
+            max_length=config.rollout.rollout_max_prompt_len,
+            prompt_key=config.data.input_key,
+            label_key=config.data.label_key,
+            tool_key=config.data.tool_key,
+            metadata_key=config.data.metadata_key,
+            seed=config.rollout.rollout_seed,
+            apply_chat_template=config.data.apply_chat_template,
+            apply_chat_template_kwargs=config.data.apply_chat_template_kwargs,
             # Of the built-in classes the records were looked at when the command line was read.
             check=type(self).__module__ != __name__,
         )
@@ -106,8 +109,9 @@ class RolloutDataSource(DataSource):
     def _notices(self) -> list[str]:
         if self.dataset is None:
             return []
-        lines = self.dataset.too_long(f"--rollout-max-prompt-len {self.args.rollout_max_prompt_len}")
-        return [f"--prompt-data {self.args.prompt_data}: {line}" for line in lines]
+        longest = self._generation.rollout.rollout_max_prompt_len
+        lines = self.dataset.too_long(f"--rollout-max-prompt-len {longest}")
+        return [f"--prompt-data {self._generation.data.prompt_data}: {line}" for line in lines]
 
     def data_metrics(self) -> dict[str, int]:
         """Returns metrics of every rollout: how many prompts are too long to be given out."""
@@ -158,7 +162,7 @@ class RolloutDataSource(DataSource):
             self._shuffle()
 
     def _make_group(self, prompt: Sample) -> Group:
-        group = [copied(prompt, copy.deepcopy) for _ in range(self.args.n_samples_per_prompt)]
+        group = [copied(prompt, copy.deepcopy) for _ in range(self._generation.batches.n_samples_per_prompt)]
         for sample in group:
             sample.group_index = self.sample_group_index
             sample.index = self.sample_index
@@ -167,7 +171,7 @@ class RolloutDataSource(DataSource):
         return group
 
     def _shuffle(self) -> None:
-        shuffled = self.args.rollout_shuffle
+        shuffled = self._generation.rollout.rollout_shuffle
         if self.dataset is not None and (shuffled or self.dataset.weighted):
             self.dataset.arrange(self.epoch_id, shuffled)
 
@@ -189,9 +193,9 @@ class RolloutDataSource(DataSource):
         """What the order of prompts follows from, by flag; nothing where there are no prompts."""
         if self.dataset is None:
             return {}
-        order: dict[str, Any] = {"--rollout-shuffle": self.args.rollout_shuffle}
-        if self.args.rollout_shuffle:
-            order["--rollout-seed"] = self.args.rollout_seed
+        order: dict[str, Any] = {"--rollout-shuffle": self._generation.rollout.rollout_shuffle}
+        if self._generation.rollout.rollout_shuffle:
+            order["--rollout-seed"] = self._generation.rollout.rollout_seed
         return order | {"--prompt-data": self.dataset.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -204,8 +208,9 @@ class RolloutDataSource(DataSource):
         """
         if state.get("dataset_length", len(self)) != len(self):
             raise ValueError(
-                f"--prompt-data {self.args.prompt_data}: {len(self)} prompts, but the run to resume had "
-                f"{state['dataset_length']}, so its position {state['sample_offset']} means nothing here"
+                f"--prompt-data {self._generation.data.prompt_data}: {len(self)} prompts, but the run to "
+                f"resume had {state['dataset_length']}, so its position {state['sample_offset']} means "
+                "nothing here"
             )
         self._check_origin(state.get("origin", {}))
         self.sample_offset = state["sample_offset"]
@@ -225,27 +230,29 @@ class RolloutDataSource(DataSource):
         for flag, found in self._origin().items():
             wanted = saved.get(flag, found)
             if found != wanted:
-                what = f"{self.args.prompt_data}: contents {found}" if flag == "--prompt-data" else found
+                prompts = self._generation.data.prompt_data
+                what = f"{prompts}: contents {found}" if flag == "--prompt-data" else found
                 raise ValueError(
                     f"{flag} {what}: would repeat prompts or leave some out (wanted: {wanted}, as in the run "
                     "to resume)"
                 )
 
     def save(self, rollout_id: int) -> None:
-        if self.args.save is None:
+        if self._generation.checkpoints.save is None:
             return
         with self.ledger.lock:
             state = self.state_dict()
-        write_state(state, state_path(self.args.save, rollout_id))
+        write_state(state, state_path(self._generation.checkpoints.save, rollout_id))
 
     def load(self, rollout_id: int | None = None) -> None:
-        if self.args.load is None or rollout_id is None or rollout_id < 0:
+        if self._generation.checkpoints.load is None or rollout_id is None or rollout_id < 0:
             return
-        path = state_path(self.args.load, rollout_id)
+        path = state_path(self._generation.checkpoints.load, rollout_id)
         if not path.exists():
             raise ValueError(
-                f"--load {self.args.load}: has no data state of rollout {rollout_id} (wanted: {path}; or "
-                "--start-rollout-id 0, which takes the weights and starts the data from the beginning)"
+                f"--load {self._generation.checkpoints.load}: has no data state of rollout {rollout_id} "
+                f"(wanted: {path}; or --start-rollout-id 0, which takes the weights and starts the data from "
+                "the beginning)"
             )
         self.load_state_dict(read_state(path))
 
@@ -259,10 +266,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     keeps_books = True
     keeps_finished = True
 
-    def __init__(self, args: RolloutView) -> None:
+    def __init__(self, args: Any) -> None:
         super().__init__(args)
         self.buffer: list[Group] = []
-        self._choose = load_function(args.buffer_filter_path) if args.buffer_filter_path else pop_first
+        path = self._generation.rollout.buffer_filter_path
+        self._choose = load_function(path) if path else pop_first
 
     def get_samples(self, num_samples: int) -> list[Group]:
         with self.ledger.lock:
@@ -273,22 +281,22 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def _choose_buffered(self, num_samples: int) -> list[Group]:
         """What the filter returns leaves the buffer, whether it removes it or only selects."""
-        before = {_identity(group) for group in self.buffer}
+        path, before = (
+            self._generation.rollout.buffer_filter_path,
+            {_identity(group) for group in self.buffer},
+        )
         try:
             groups = list(self._choose(self.args, None, self.buffer, num_samples))
         except Exception as error:  # of the user's code, which may raise anything, or return nothing
-            raise ValueError(
-                f"--buffer-filter-path {self.args.buffer_filter_path}: {type(error).__name__}: {error}"
-            ) from error
+            raise ValueError(f"--buffer-filter-path {path}: {type(error).__name__}: {error}") from error
         chosen = {_identity(group) for group in groups}
         if len(groups) > num_samples:
             raise ValueError(
-                f"--buffer-filter-path {self.args.buffer_filter_path}: returned {len(groups)} groups "
-                f"(wanted: at most {num_samples})"
+                f"--buffer-filter-path {path}: returned {len(groups)} groups (wanted: at most {num_samples})"
             )
         if len(chosen) < len(groups) or not chosen <= before:
             raise ValueError(
-                f"--buffer-filter-path {self.args.buffer_filter_path}: returned a group twice, or one that "
+                f"--buffer-filter-path {path}: returned a group twice, or one that "
                 "was not in the buffer (wanted: groups of the buffer, each once)"
             )
         self.buffer[:] = [group for group in self.buffer if _identity(group) not in chosen]
@@ -297,12 +305,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return groups
 
     def add_samples(self, samples: list[Group]) -> None:
+        size = self._generation.batches.n_samples_per_prompt
         for group in samples:
-            if not isinstance(group, list) or len(group) != self.args.n_samples_per_prompt:
+            if not isinstance(group, list) or len(group) != size:
                 found = f"{len(group)} samples" if isinstance(group, list) else type(group).__name__
-                raise ValueError(
-                    f"a group is a list of {self.args.n_samples_per_prompt} samples, found {found}"
-                )
+                raise ValueError(f"a group is a list of {size} samples, found {found}")
         with self.ledger.lock:
             self.buffer += samples
             self.ledger.put_back(len(samples))
@@ -323,9 +330,7 @@ def _identity(group: Group) -> frozenset[int]:
     return frozenset(map(id, group))
 
 
-def pop_first(
-    args: RolloutView, rollout_id: int | None, buffer: list[Group], num_samples: int
-) -> list[Group]:
+def pop_first(args: Any, rollout_id: int | None, buffer: list[Group], num_samples: int) -> list[Group]:
     """The oldest groups, taken out of the buffer."""
     groups = buffer[:num_samples]
     del buffer[:num_samples]

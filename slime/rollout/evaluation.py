@@ -10,7 +10,9 @@ from typing import Any
 
 import orjson
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.rewards import RewardConfig
+from slime.config.run import filled
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput
 from slime.rollout.checks import check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
@@ -25,34 +27,35 @@ logger = logging.getLogger(__name__)
 _datasets: dict[Any, Dataset] = {}
 
 
-async def eval_rollout(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutput:
+async def eval_rollout(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
     """Evaluate on all of ``args.eval_datasets`` at once.
 
     Raises:
         RolloutError: user code failed on a sample, or ``args.rollout_timeout`` seconds have passed.
     """
-    if args.group_rm:
+    config = filled(GenerationConfig, args)
+    if config.rewards.group_rm:
         raise RolloutError("--group-rm: not supported by evaluation, which scores samples one by one")
     set_current_rollout_id(rollout_id)
     GenerateState(args).reset()
     try:
         async with asyncio.timeout(args.rollout_timeout):
             results = await gather_or_cancel(
-                eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets
+                eval_rollout_single_dataset(args, rollout_id, one) for one in config.evaluation.eval_datasets
             )
     except TimeoutError as error:
-        names = ", ".join(config.name for config in args.eval_datasets)
+        names = ", ".join(one.name for one in config.evaluation.eval_datasets)
         raise RolloutError(
-            f"evaluation of {names} at rollout {rollout_id} did not finish within {args.rollout_timeout:g} s "
-            "(args.rollout_timeout)"
+            f"evaluation of {names} at rollout {rollout_id} did not finish within "
+            f"{config.cluster.rollout_timeout:g} s (args.rollout_timeout)"
         ) from error
     data = {name: data for result in results for name, data in result.items()}
-    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(args) | _given_up(data))
+    return RolloutFnEvalOutput(data=data, metrics=_prompts_too_long(config) | _given_up(data))
 
 
-def _prompts_too_long(args: RolloutView) -> dict[str, int]:
+def _prompts_too_long(config: GenerationConfig) -> dict[str, int]:
     """A score over a part of a set is another score."""
-    counts = {config.name: _load_dataset(args, config).num_too_long for config in args.eval_datasets}
+    counts = {one.name: _load_dataset(config, one).num_too_long for one in config.evaluation.eval_datasets}
     return {f"eval/{name}/prompts_too_long": count for name, count in counts.items() if count}
 
 
@@ -63,7 +66,7 @@ def _given_up(data: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 async def eval_rollout_single_dataset(
-    args: RolloutView, rollout_id: int, dataset_cfg: Any
+    args: Any, rollout_id: int, dataset_cfg: Any
 ) -> dict[str, dict[str, Any]]:
     """``{name: {rewards, truncated, samples, given_up}}`` of one eval set, in the order of its prompts.
 
@@ -72,10 +75,11 @@ async def eval_rollout_single_dataset(
     Raises:
         RolloutError: all samples were given up, or none could be graded.
     """
-    samples = _make_samples(_load_dataset(args, dataset_cfg), dataset_cfg)
+    config = filled(GenerationConfig, args)
+    samples = _make_samples(_load_dataset(config, dataset_cfg), dataset_cfg)
     params = eval_sampling_params(args, dataset_cfg)
     results = await gather_or_cancel(
-        generate_and_rm(args, sample, params_for_sample(args, params, sample), evaluation=True)
+        generate_and_rm(args, sample, params_for_sample(config.rollout, params, sample), evaluation=True)
         for sample in samples
     )
     made = [s for result in results for s in (result if isinstance(result, list) else [result])]
@@ -84,7 +88,7 @@ async def eval_rollout_single_dataset(
     done = _graded(dataset_cfg.name, [sample for sample in made if not is_given_up([sample])])
     return {
         dataset_cfg.name: {
-            "rewards": [reward_number(args, sample) for sample in done],
+            "rewards": [reward_number(config.rewards, sample) for sample in done],
             "truncated": [sample.status == Sample.Status.TRUNCATED for sample in done],
             "samples": done,
             "given_up": given_up,
@@ -115,13 +119,13 @@ def _graded(name: str, samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.group_index in left]
 
 
-def reward_number(args: RolloutView, sample: Sample) -> Any:
+def reward_number(config: RewardConfig, sample: Sample) -> Any:
     """The number: an eval set may be scored by a function of its own, which needs no key."""
-    key = args.eval_reward_key or args.reward_key
+    key = config.eval_reward_key or config.reward_key
     if not key or isinstance(sample.reward, Real):
         return sample.reward
     if not isinstance(sample.reward, dict) or key not in sample.reward:
-        flag = "--eval-reward-key" if args.eval_reward_key else "--reward-key"
+        flag = "--eval-reward-key" if config.eval_reward_key else "--reward-key"
         raise RolloutError(
             f"{flag} {key}: eval sample {sample.index} has reward {sample.reward!r} "
             "(wanted: a number, or a dict with that key)"
@@ -143,7 +147,7 @@ def _make_samples(dataset: Dataset, config: Any) -> list[Sample]:
     return samples
 
 
-def eval_sampling_params(args: RolloutView, config: Any) -> dict[str, Any]:
+def eval_sampling_params(args: Any, config: Any) -> dict[str, Any]:
     """``sampling_params`` of /generate for an eval set; what it leaves open is as in training."""
     params = dict(GenerateState(args).sampling_params)
     own = {
@@ -161,21 +165,22 @@ def eval_sampling_params(args: RolloutView, config: Any) -> dict[str, Any]:
     return params | {key: value for key, value in own.items() if value is not None}
 
 
-def _load_dataset(args: RolloutView, config: Any) -> Dataset:
-    template_kwargs = config.apply_chat_template_kwargs or {}
-    key = (*config.cache_key, args.hf_checkpoint, config.apply_chat_template, orjson.dumps(template_kwargs))
+def _load_dataset(config: GenerationConfig, dataset: Any) -> Dataset:
+    template_kwargs = dataset.apply_chat_template_kwargs or {}
+    tokenizer = config.hf_checkpoint.hf_checkpoint
+    key = (*dataset.cache_key, tokenizer, dataset.apply_chat_template, orjson.dumps(template_kwargs))
     if key not in _datasets:
         _datasets[key] = Dataset(
-            config.path,
-            GenerateState(args).tokenizer,
-            max_length=args.eval_max_prompt_len,
-            prompt_key=config.input_key,
-            label_key=config.label_key,
-            tool_key=config.tool_key,
-            metadata_key=config.metadata_key,
-            apply_chat_template=config.apply_chat_template,
+            dataset.path,
+            GenerateState(config.flat).tokenizer,
+            max_length=config.evaluation.eval_max_prompt_len,
+            prompt_key=dataset.input_key,
+            label_key=dataset.label_key,
+            tool_key=dataset.tool_key,
+            metadata_key=dataset.metadata_key,
+            apply_chat_template=dataset.apply_chat_template,
             apply_chat_template_kwargs=template_kwargs,
         )
-        for line in _datasets[key].too_long(f"--eval-max-prompt-len {args.eval_max_prompt_len}"):
-            logger.warning("eval dataset %s: %s", config.name, line)
+        for line in _datasets[key].too_long(f"--eval-max-prompt-len {config.evaluation.eval_max_prompt_len}"):
+            logger.warning("eval dataset %s: %s", dataset.name, line)
     return _datasets[key]

@@ -7,7 +7,9 @@
 from string import Formatter
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.debug import DebugConfig
+from slime.config.rewards import RewardConfig
+from slime.config.run import filled
 from slime.observability.rollout_data_utils import read_recording, recording_path
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.evaluation import reward_number
@@ -17,7 +19,7 @@ EVAL_NAME = "forge_eval"
 
 
 def generate_rollout(
-    args: RolloutView, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """The samples of a recording; with ``{rollout_id}`` in its name, of that rollout, or else of rollout 0.
 
@@ -26,16 +28,16 @@ def generate_rollout(
     Raises:
         RolloutError: there is no such recording.
     """
-    template = args.load_forge_rollout_data
+    template = filled(DebugConfig, args).load_forge_rollout_data
     if template is None:
         raise RolloutError("--load-forge-rollout-data: missing (wanted: the recording to replay)")
     if evaluation:
-        return _evaluation(args, template, rollout_id)
+        return _evaluation(filled(RewardConfig, args), template, rollout_id)
     candidates = [rollout_id, 0] if has_rollout_id(template) else [rollout_id]
     return RolloutFnTrainOutput(_first_of(template, candidates, evaluation=False))
 
 
-def _evaluation(args: RolloutView, template: str, rollout_id: int) -> RolloutFnEvalOutput:
+def _evaluation(config: RewardConfig, template: str, rollout_id: int) -> RolloutFnEvalOutput:
     if not has_rollout_id(template):
         raise RolloutError(
             f"--load-forge-rollout-data {template}: cannot evaluate from one file (wanted: {{rollout_id}} in "
@@ -45,7 +47,7 @@ def _evaluation(args: RolloutView, template: str, rollout_id: int) -> RolloutFnE
     return RolloutFnEvalOutput(
         {
             EVAL_NAME: {
-                "rewards": [reward_number(args, sample) for sample in samples],
+                "rewards": [reward_number(config, sample) for sample in samples],
                 "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
                 "samples": samples,
             }

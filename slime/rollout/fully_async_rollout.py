@@ -10,15 +10,15 @@ group may be.
 import asyncio
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.async_worker import AsyncRolloutWorker
 from slime.rollout.attempts import flatten
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, blame
 from slime.rollout.evaluation import eval_rollout
-from slime.rollout.generate_state import GenerateState
+from slime.rollout.generate_state import GenerateState, requests_at_once
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import run
-from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import load_function
 
 __all__ = ["AsyncRolloutWorker", "generate_rollout_fully_async"]
@@ -27,7 +27,7 @@ _worker: AsyncRolloutWorker | None = None
 
 
 def generate_rollout_fully_async(
-    args: RolloutView, rollout_id: int, data_buffer: Any, evaluation: bool = False
+    args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Hand out ``--rollout-batch-size`` finished groups, or evaluate; blocks until done.
 
@@ -47,50 +47,52 @@ def stop_worker() -> None:
         worker.stop()
 
 
-def _worker_for(args: RolloutView, data_buffer: Any) -> AsyncRolloutWorker:
+def _worker_for(args: Any, data_buffer: Any) -> AsyncRolloutWorker:
     """The worker of this process, which the first call starts."""
     global _worker
     if _worker is None or _worker.data_buffer is not data_buffer:
         stop_worker()
-        samples = args.sglang_server_concurrency * get_rollout_num_engines(args)
-        groups = max(args.rollout_batch_size, samples // args.n_samples_per_prompt)
+        config = filled(GenerationConfig, args)
+        samples = requests_at_once(config)
+        groups = max(config.batches.rollout_batch_size, samples // config.batches.n_samples_per_prompt)
         _worker = AsyncRolloutWorker(args, data_buffer, concurrency=groups)
         _worker.start()
     return _worker
 
 
-async def _evaluate(args: RolloutView, rollout_id: int) -> RolloutFnEvalOutput:
+async def _evaluate(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
     if _worker is None:
         return await eval_rollout(args, rollout_id)
     with _worker.held():
         return await eval_rollout(args, rollout_id)
 
 
-async def _collect(args: RolloutView, rollout_id: int, worker: AsyncRolloutWorker) -> RolloutFnTrainOutput:
+async def _collect(args: Any, rollout_id: int, worker: AsyncRolloutWorker) -> RolloutFnTrainOutput:
     GenerateState(args).reset()
     set_current_rollout_id(rollout_id)
+    config = worker.config
     deadline = asyncio.timeout(args.rollout_timeout)
     try:
         async with deadline:
-            groups = await worker.collect(rollout_id, args.rollout_batch_size)
+            groups = await worker.collect(rollout_id, config.batches.rollout_batch_size)
     except TimeoutError as error:
         if not deadline.expired():
             raise
         raise RolloutError(
-            f"rollout {rollout_id}: no {args.rollout_batch_size} groups after {args.rollout_timeout:g} s "
-            f"(args.rollout_timeout): {worker.describe()}"
+            f"rollout {rollout_id}: no {config.batches.rollout_batch_size} groups after "
+            f"{config.cluster.rollout_timeout:g} s (args.rollout_timeout): {worker.describe()}"
         ) from error
-    _run_batch_hooks(args, groups, worker)
+    _run_batch_hooks(groups, worker)
     return RolloutFnTrainOutput(samples=groups, metrics=worker.metrics(groups))
 
 
-def _run_batch_hooks(args: RolloutView, groups: list[list[Any]], worker: AsyncRolloutWorker) -> None:
-    finished = worker.take_finished()
-    if args.rollout_sample_filter_path:
-        sample_filter = load_function(args.rollout_sample_filter_path)
+def _run_batch_hooks(groups: list[list[Any]], worker: AsyncRolloutWorker) -> None:
+    config, finished = worker.config.rollout, worker.take_finished()
+    if config.rollout_sample_filter_path:
+        sample_filter = load_function(config.rollout_sample_filter_path)
         with blame(sample_filter, flatten(groups)):
-            sample_filter(args, groups)
-    if args.rollout_all_samples_process_path:
-        process = load_function(args.rollout_all_samples_process_path)
+            sample_filter(worker.args, groups)
+    if config.rollout_all_samples_process_path:
+        process = load_function(config.rollout_all_samples_process_path)
         with blame(process, flatten(finished)):
-            process(args, finished, worker.account.take_for_hook)
+            process(worker.args, finished, worker.account.take_for_hook)

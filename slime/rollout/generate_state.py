@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.rollout import RolloutConfig
+from slime.config.run import filled
 from slime.utils.async_utils import Slots
 from slime.utils.engine_meta import ASKS_FOR_NUCLEI
-from slime.utils.http_utils import get_rollout_num_engines
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
 from slime.utils.types import Sample
@@ -29,11 +30,12 @@ class GenerateState(metaclass=SingletonMeta):
         remaining_batch_size: for a rollout function of the user's that counts the groups it still expects.
     """
 
-    def __init__(self, args: RolloutView) -> None:
-        self.args = args
-        self.tokenizer = load_tokenizer(args.hf_checkpoint, args.trust_remote_code)
-        self.semaphore = Slots(args.sglang_server_concurrency * get_rollout_num_engines(args))
-        self.sampling_params = training_sampling_params(args)
+    def __init__(self, args: Any) -> None:
+        config = filled(GenerationConfig, args)
+        self.args, self._checkpoint = args, config.hf_checkpoint
+        self.tokenizer = load_tokenizer(self._checkpoint.hf_checkpoint, self._checkpoint.trust_remote_code)
+        self.semaphore = Slots(requests_at_once(config))
+        self.sampling_params = training_sampling_params(config)
         self._encoded: dict[str, list[int]] = {}
         self.reset()
 
@@ -46,7 +48,7 @@ class GenerateState(metaclass=SingletonMeta):
     @cached_property
     def processor(self) -> Any:
         """The processor of ``--hf-checkpoint``, for inputs beside text; None if it is for text alone."""
-        return load_processor(self.args.hf_checkpoint, self.args.trust_remote_code)
+        return load_processor(self._checkpoint.hf_checkpoint, self._checkpoint.trust_remote_code)
 
     @property
     def pendings(self) -> set[Task]:
@@ -87,27 +89,32 @@ class GenerateState(metaclass=SingletonMeta):
         return self._encoded[prompt]
 
 
-def training_sampling_params(args: RolloutView) -> dict[str, Any]:
+def requests_at_once(config: GenerationConfig) -> int:
+    """``--sglang-server-concurrency`` of each engine."""
+    return config.router.sglang_server_concurrency * max(1, config.engines.rollout_num_engines)
+
+
+def training_sampling_params(config: GenerationConfig) -> dict[str, Any]:
     """``sampling_params`` of /generate by the ``--rollout-*`` flags."""
-    nuclei = {"custom_params": dict(ASKS_FOR_NUCLEI)} if args.replays_nucleus else {}
+    nuclei = {"custom_params": dict(ASKS_FOR_NUCLEI)} if config.nucleus.replays_nucleus else {}
     return {
-        "temperature": args.rollout_temperature,
-        "top_p": args.rollout_top_p,
-        "top_k": args.nucleus_top_k,
-        "max_new_tokens": args.rollout_max_response_len,
-        "stop": args.rollout_stop,
-        "stop_token_ids": args.rollout_stop_token_ids,
-        "skip_special_tokens": args.rollout_skip_special_tokens,
+        "temperature": config.rollout.rollout_temperature,
+        "top_p": config.nucleus.rollout_top_p,
+        "top_k": config.nucleus.nucleus_top_k,
+        "max_new_tokens": config.rollout.rollout_max_response_len,
+        "stop": config.rollout.rollout_stop,
+        "stop_token_ids": config.rollout.rollout_stop_token_ids,
+        "skip_special_tokens": config.rollout.rollout_skip_special_tokens,
         "no_stop_trim": True,
         "spaces_between_special_tokens": False,
         **nuclei,
     }
 
 
-def params_for_sample(args: RolloutView, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
+def params_for_sample(config: RolloutConfig, params: dict[str, Any], sample: Sample) -> dict[str, Any]:
     """A copy of the sampling parameters, with a seed of the sample's own.
 
     The running sample index makes the seed differ between the samples of a group and between rollouts,
     and a resumed run repeats it. SGLang ignores the seed without ``--enable-deterministic-inference``.
     """
-    return {**params, "sampling_seed": args.rollout_seed + (sample.index or 0)}
+    return {**params, "sampling_seed": config.rollout_seed + (sample.index or 0)}

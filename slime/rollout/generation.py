@@ -3,11 +3,13 @@
 import inspect
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.router import RouterConfig
+from slime.config.run import filled
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, span_of
 from slime.rollout.attempts import FINISHED, flatten
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
@@ -32,9 +34,9 @@ GENERATE_RETRIES = 20
 MAX_GIVEN_UP = 20
 
 
-def get_model_url(args: RolloutView, model_name: str = "default", endpoint: str = "/generate") -> str:
+def get_model_url(args: RouterConfig, model_name: str = "default", endpoint: str = "/generate") -> str:
     """URL of an endpoint on the router of a model; of the first one if none has that name."""
-    routers = getattr(args, "sglang_model_routers", None) or {}
+    routers: Mapping[str, tuple[Any, Any]] = args.sglang_model_routers or {}
     if model_name not in routers and model_name != "default":
         _tell_once(model_name, ", ".join(routers))
     ip, port = routers.get(model_name, (args.sglang_router_ip, args.sglang_router_port))
@@ -47,18 +49,19 @@ def _tell_once(model_name: str, found: str) -> None:
 
 
 async def generate(
-    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """Let the engine answer a prompt, or go on with a response that was aborted.
 
     ``max_new_tokens`` of ``sampling_params`` counts the whole response, earlier parts included; prompt and
     response are at most ``--rollout-max-context-len`` together, in an evaluation ``--eval-max-context-len``.
     """
-    payload = prepare_request(args, sample, sampling_params, evaluation)
+    config = filled(GenerationConfig, args)
+    payload = prepare_request(config, sample, sampling_params, evaluation)
     if payload is None:
         return sample
     with span_of(args, sample, "sglang_generate") as span:
-        url, headers = get_model_url(args), routing_headers(args, sample)
+        url, headers = get_model_url(config.router), routing_headers(config.router, sample)
         output = await post(url, payload, GENERATE_RETRIES, headers=headers)
         span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
     take_answer(args, sample, output, sampling_params)
@@ -66,7 +69,7 @@ async def generate(
 
 
 def prepare_request(
-    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+    config: GenerationConfig, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
 ) -> dict[str, Any] | None:
     """The body of /generate for what is left of a sample; None if nothing is, and it is TRUNCATED then.
 
@@ -75,16 +78,16 @@ def prepare_request(
     if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
         raise ValueError(f"status is {sample.status.value}, expected pending or aborted")
     if not sample.tokens:
-        sample.tokens = GenerateState(args).encode_prompt(sample)
+        sample.tokens = GenerateState(config.flat).encode_prompt(sample)
     params = {key: value for key, value in sampling_params.items() if value is not None}
     params["max_new_tokens"] -= sample.response_length
-    longest = args.eval_max_context_len if evaluation else args.rollout_max_context_len
+    longest = config.evaluation.eval_max_context_len if evaluation else config.rollout.rollout_max_context_len
     if longest is not None:
         params["max_new_tokens"] = min(params["max_new_tokens"], longest - len(sample.tokens))
     if params["max_new_tokens"] <= 0:
         sample.status = Sample.Status.TRUNCATED
         return None
-    return {**_of_inputs(sample), "sampling_params": params, **wanted_of_tokens(args, evaluation)}
+    return {**_of_inputs(sample), "sampling_params": params, **wanted_of_tokens(config.flat, evaluation)}
 
 
 def _of_inputs(sample: Sample) -> dict[str, Any]:
@@ -98,19 +101,18 @@ def _of_inputs(sample: Sample) -> dict[str, Any]:
     return {"input_ids": inputs.ids}
 
 
-def wanted_of_tokens(args: RolloutView, evaluation: bool = False) -> dict[str, bool]:
+def wanted_of_tokens(args: Any, evaluation: bool = False) -> dict[str, bool]:
     """The part of a request that asks for what training needs to know of each token."""
+    config = filled(GenerationConfig, args)
     wanted = {
         "return_logprob": True,
-        "return_routed_experts": args.use_rollout_routing_replay and not evaluation,
-        "return_sampling_mask": args.replays_nucleus and not evaluation,
+        "return_routed_experts": config.off_policy.use_rollout_routing_replay and not evaluation,
+        "return_sampling_mask": config.nucleus.replays_nucleus and not evaluation,
     }
     return {name: True for name, is_wanted in wanted.items() if is_wanted}
 
 
-def take_answer(
-    args: RolloutView, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]
-) -> None:
+def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]) -> None:
     """Add what /generate answered to the response."""
     tokens, log_probs = read_output_tokens(output)
     resumed = sample.response_length > 0
@@ -131,24 +133,26 @@ def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:
     return [triple[1] for triple in triples], [triple[0] for triple in triples]
 
 
-def routing_headers(args: RolloutView, sample: Sample) -> dict[str, str] | None:
-    if args.router_policy == "consistent_hashing" and sample.session_id:
+def routing_headers(config: RouterConfig, sample: Sample) -> dict[str, str] | None:
+    if config.router_policy == "consistent_hashing" and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
 
 
 async def generate_and_rm(
-    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample | list[Sample]:
     """Generate for one sample, run the sample hooks and, unless the group is scored as one, the reward.
 
     A custom generate function may split the sample into a list. A sample that is finished already
     comes back as it is.
     """
-    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
+    config = filled(GenerationConfig, args)
+    masked = config.rollout.partial_rollout and config.rollout.mask_offpolicy_in_partial_rollout
+    if masked and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
     if sample.status in FINISHED:
-        if sample.reward is None and not args.group_rm and not is_ungraded(sample):
+        if sample.reward is None and not config.rewards.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
     state = GenerateState(args)
@@ -157,23 +161,24 @@ async def generate_and_rm(
             sample.status = Sample.Status.ABORTED
             return sample
         with span_of(args, sample, "generate"):
-            result = await _generate_one(args, sample, sampling_params, evaluation)
+            result = await _generate_one(config, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
-    _check_own_rewards(args, sample, result)
-    if not args.group_rm:
+    _check_own_rewards(config, sample, result)
+    if not config.rewards.group_rm:
         with span_of(args, result, "reward_model"):
             await _score(args, result)
     return result
 
 
 async def _generate_one(
-    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+    config: GenerationConfig, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
 ) -> Sample | list[Sample]:
-    path = sample.generate_function_path or args.custom_generate_function_path
+    path = sample.generate_function_path or config.rollout.custom_generate_function_path
     function: Callable[..., Any] = load_function(path) if path else generate
     group_index = sample.group_index
     with blame(function, sample):
-        answer = function(args, sample, sampling_params, **accepted(function, {"evaluation": evaluation}))
+        offered = accepted(function, {"evaluation": evaluation})
+        answer = function(config.flat, sample, sampling_params, **offered)
         if not inspect.isawaitable(answer):
             raise TypeError(f"it returned {type(answer).__name__} at once, expected an async function")
         result = await answer
@@ -191,15 +196,15 @@ async def _generate_one(
     return result
 
 
-def _check_own_rewards(args: RolloutView, sample: Sample, result: Sample | list[Sample]) -> None:
+def _check_own_rewards(config: GenerationConfig, sample: Sample, result: Sample | list[Sample]) -> None:
     """Checks rewards that generation gave: only now, since a sample hook may make numbers of anything."""
-    origin = " and ".join([_generators(args, [sample]), *args.rollout_sample_hook_path])
+    origin = " and ".join([_generators(config, [sample]), *config.rollout.rollout_sample_hook_path])
     for made in _as_list(result):
         if made.reward is not None:
-            check_reward(args, origin, made, made.reward)
+            check_reward(config, origin, made, made.reward)
 
 
-async def _score(args: RolloutView, result: Sample | list[Sample]) -> None:
+async def _score(args: Any, result: Sample | list[Sample]) -> None:
     samples = _as_list(result)
     if any(sample.status == Sample.Status.ABORTED for sample in samples):
         return
@@ -213,27 +218,27 @@ async def _score(args: RolloutView, result: Sample | list[Sample]) -> None:
 
 
 async def generate_and_rm_group(
-    args: RolloutView, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Sample | list[Sample]]:
     """Generate for all samples of a group at once; with ``--group-rm`` also score them together.
 
     A sample comes back with a reward, unless its group is given up, or nothing in it could be graded.
     """
-    state = GenerateState(args)
+    state, config = GenerateState(args), filled(GenerationConfig, args)
     if state.aborted:
         return list(group)
     for sample in group:
         if sample.session_id is None:
             sample.session_id = str(uuid.uuid4())
     results = await gather_or_cancel(
-        generate_and_rm(args, sample, params_for_sample(args, sampling_params, sample), evaluation)
+        generate_and_rm(args, sample, params_for_sample(config.rollout, sampling_params, sample), evaluation)
         for sample in group
     )
-    check_samples(_generators(args, group), [sample for result in results for sample in _as_list(result)])
+    check_samples(_generators(config, group), [sample for result in results for sample in _as_list(result)])
     if state.aborted or is_given_up(results):
         return results
     samples = [sample for result in results for sample in _as_list(result)]
-    if args.group_rm:
+    if config.rewards.group_rm:
         with span_of(args, samples, "group_reward_model"):
             rewards = await grouped_async_rm(args, results)
         for sample, reward in zip(samples, rewards, strict=True):
@@ -260,9 +265,10 @@ def check_given_up(in_a_row: int, under_way: int, group: list[Any]) -> None:
         )
 
 
-def _generators(args: RolloutView, samples: list[Sample]) -> str:
+def _generators(config: GenerationConfig, samples: list[Sample]) -> str:
     """The functions that generate these samples, for messages."""
-    paths = {sample.generate_function_path or args.custom_generate_function_path for sample in samples}
+    default = config.rollout.custom_generate_function_path
+    paths = {sample.generate_function_path or default for sample in samples}
     return " and ".join(sorted(path or describe(generate) for path in paths))
 
 

@@ -10,7 +10,8 @@ Without ``--rm-url`` the model ``teacher`` of ``--sglang-config`` is asked.
 from typing import Any
 
 from slime.arguments.groups.distillation import TEACHER_MODEL
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.base_types import RolloutError, name_samples
 from slime.rollout.generation import get_model_url
 from slime.rollout.rm_hub.remote import post_json
@@ -18,32 +19,30 @@ from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
 
-async def reward_func(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
+async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> Any:
     """What the teacher answers about the sample's tokens: nothing is generated.
 
     It is asked at ``--rm-url``, else behind the router of the model ``teacher`` of this run.
     """
-    served = getattr(args, "sglang_model_routers", None) or {}
-    if args.rm_url is None and TEACHER_MODEL not in served:
+    config = filled(GenerationConfig, args)
+    if config.rewards.rm_url is None and TEACHER_MODEL not in config.router.sglang_model_routers:
         raise ValueError("--rm-url: not given, expected the address of the teacher's /generate")
     payload = {
         "input_ids": sample.tokens,
         "sampling_params": {
-            "temperature": args.rollout_temperature,
+            "temperature": config.rollout.rollout_temperature,
             "max_new_tokens": 0,
             "skip_special_tokens": False,
         },
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    if args.rm_url is None:
-        return await post(get_model_url(args, TEACHER_MODEL), payload)
-    return await post_json(args.rm_url, payload)
+    if config.rewards.rm_url is None:
+        return await post(get_model_url(config.router, TEACHER_MODEL), payload)
+    return await post_json(config.rewards.rm_url, payload)
 
 
-def post_process_rewards(
-    args: RolloutView, samples: list[Sample], **kwargs: Any
-) -> tuple[list[float], list[float]]:
+def post_process_rewards(args: Any, samples: list[Sample], **kwargs: Any) -> tuple[list[float], list[float]]:
     """Takes ``teacher_log_probs`` off the teacher's answers; the rewards themselves are 0.
 
     Raises:

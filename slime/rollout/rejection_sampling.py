@@ -14,7 +14,9 @@ import orjson
 import pyarrow
 import pyarrow.parquet
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.rejection import RejectionConfig
+from slime.config.run import filled
 from slime.rollout.attempts import flatten
 from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput, blame
 from slime.rollout.evaluation import eval_rollout
@@ -32,7 +34,7 @@ REJECTED = "rejected"
 
 
 def generate_rollout(
-    args: RolloutView, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """All groups of the rollout's prompts; what was accepted of them is in the rollout's file."""
     if evaluation:
@@ -40,19 +42,19 @@ def generate_rollout(
     return run(sample_by_rejection(args, rollout_id, data_source))
 
 
-async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
+async def sample_by_rejection(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     """Take prompts, answer all of them, and write the answers that pass.
 
     Raises:
         RolloutError: user code failed, or nothing was left of any prompt.
     """
-    state = GenerateState(args)
+    state, config = GenerateState(args), filled(GenerationConfig, args)
     state.reset()
     set_current_rollout_id(rollout_id)
     account = RolloutAccount(data_source)
-    taken = account.take(args.rollout_batch_size)
+    taken = account.take(config.batches.rollout_batch_size)
     for group in taken:
-        _encode_conversations(args, state, group)
+        _encode_conversations(config, state, group)
     groups = await gather_or_cancel(
         generate_and_rm_group(args, group, state.sampling_params) for group in taken
     )
@@ -62,8 +64,8 @@ async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: A
             account.drop(leased, ABORTED)
             continue
         whole.append(group)
-        verdict = _judge(args, group)
-        accepted = accept(args, group) if verdict.keep else []
+        verdict = _judge(config, group)
+        accepted = accept(config, group) if verdict.keep else []
         if not verdict.keep:
             gatherer.on_dynamic_filter_drop(verdict.reason)
             account.filter(leased)
@@ -74,7 +76,7 @@ async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: A
         rows += [to_row(state, sample) for sample in accepted]
     if not whole:
         raise RolloutError(f"rollout {rollout_id}: none of {len(taken)} prompts was answered")
-    write_rows(args, rollout_id, rows)
+    write_rows(config.rejection, rollout_id, rows)
     count = sum(len(flatten(group)) for group in whole)
     metrics = {"rejection/accepted": len(rows), "rejection/acceptance_rate": len(rows) / count}
     metrics |= gatherer.collect() | account.metrics()
@@ -82,18 +84,19 @@ async def sample_by_rejection(args: RolloutView, rollout_id: int, data_source: A
     return RolloutFnTrainOutput(samples=whole, metrics=metrics)
 
 
-def accept(args: RolloutView, group: list[Any]) -> list[Sample]:
+def accept(config: GenerationConfig, group: list[Any]) -> list[Sample]:
     """The samples that are good enough, at most ``--rejection-max-per-prompt``, in their order.
 
     Of equal rewards the first ones are taken. ``--rollout-sample-filter-path`` may have marked some to leave
     out.
     """
+    chosen = config.rejection
     passed = [
-        (float(sample.get_reward_value(args)), position, sample)
+        (float(sample.get_reward_value(config.rewards)), position, sample)
         for position, sample in enumerate(flatten(group))
-        if not sample.remove_sample and sample.get_reward_value(args) >= args.rejection_min_reward
+        if not sample.remove_sample and sample.get_reward_value(config.rewards) >= chosen.rejection_min_reward
     ]
-    best = sorted(passed, key=lambda entry: (-entry[0], entry[1]))[: args.rejection_max_per_prompt]
+    best = sorted(passed, key=lambda entry: (-entry[0], entry[1]))[: chosen.rejection_max_per_prompt]
     return [sample for _, _, sample in sorted(best, key=lambda entry: entry[1])]
 
 
@@ -128,13 +131,13 @@ def _content(state: GenerateState, sample: Sample) -> str:
     return state.tokenizer.decode(ids)
 
 
-def write_rows(args: RolloutView, rollout_id: int, rows: list[Row]) -> Path:
+def write_rows(config: RejectionConfig, rollout_id: int, rows: list[Row]) -> Path:
     """``accepted_<rollout>`` in the output directory: whole, or not there."""
-    assert args.rejection_output is not None
-    path = Path(args.rejection_output) / f"accepted_{rollout_id:06d}.{args.rejection_format}"
+    assert config.rejection_output is not None
+    path = Path(config.rejection_output) / f"accepted_{rollout_id:06d}.{config.rejection_format}"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    if args.rejection_format == "jsonl":
+    if config.rejection_format == "jsonl":
         options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
         partial.write_bytes(b"".join(orjson.dumps(row, option=options) for row in rows))
     else:
@@ -147,7 +150,7 @@ def write_rows(args: RolloutView, rollout_id: int, rows: list[Row]) -> Path:
     return path
 
 
-def _encode_conversations(args: RolloutView, state: GenerateState, group: list[Sample]) -> None:
+def _encode_conversations(config: GenerationConfig, state: GenerateState, group: list[Sample]) -> None:
     """Conversations stay what they are, so that the answer can be written behind them."""
     for sample in group:
         if isinstance(sample.prompt, list) and not sample.tokens:
@@ -156,14 +159,14 @@ def _encode_conversations(args: RolloutView, state: GenerateState, group: list[S
                 tools=sample.metadata.get("tools"),
                 tokenize=False,
                 add_generation_prompt=True,
-                **args.apply_chat_template_kwargs,
+                **config.data.apply_chat_template_kwargs,
             )
             sample.tokens = state.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _judge(args: RolloutView, group: list[Any]) -> DynamicFilterOutput:
-    if args.rollout_sample_filter_path:
-        sample_filter = load_function(args.rollout_sample_filter_path)
+def _judge(config: GenerationConfig, group: list[Any]) -> DynamicFilterOutput:
+    if config.rollout.rollout_sample_filter_path:
+        sample_filter = load_function(config.rollout.rollout_sample_filter_path)
         with blame(sample_filter, flatten(group)):
-            sample_filter(args, [group])
-    return filtered(args, group)
+            sample_filter(config.flat, [group])
+    return filtered(config.flat, group)

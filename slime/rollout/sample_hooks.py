@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rollout import RolloutConfig
 from slime.rollout.base_types import RolloutError, accepted, blame, describe
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -22,7 +22,7 @@ class NoSampleError(RolloutError, TypeError):
     """A hook has returned something else than a sample."""
 
 
-async def apply_rollout_sample_hooks(args: RolloutView, value: Any, **offered: Any) -> Any:
+async def apply_rollout_sample_hooks(args: RolloutConfig, value: Any, **offered: Any) -> Any:
     """Run all hooks in order on a sample, or on each in a (nested) list of samples, keeping the nesting.
 
     A hook is ``f(args, sample, *, rollout_id, evaluation)``, plain or async, of which it may leave out
@@ -38,7 +38,7 @@ async def apply_rollout_sample_hooks(args: RolloutView, value: Any, **offered: A
     return value
 
 
-async def _apply(path: str, args: RolloutView, sample: Sample, more: Mapping[str, Any]) -> Sample:
+async def _apply(path: str, args: RolloutConfig, sample: Sample, more: Mapping[str, Any]) -> Sample:
     hook = load_function(path)
     with blame(hook, sample):
         offered = {"rollout_id": _current_rollout_id.get(), "evaluation": False, **more}

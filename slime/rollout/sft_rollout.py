@@ -3,7 +3,8 @@
 from functools import cache
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.base_types import RolloutError, blame, name_samples
 from slime.rollout.ledger import RolloutAccount
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
@@ -12,7 +13,7 @@ from slime.utils.types import Sample
 
 
 def generate_rollout(
-    args: RolloutView, rollout_id: int, data_buffer: Any, evaluation: bool = False
+    args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False
 ) -> list[list[Sample]]:
     """``--rollout-batch-size`` groups of one sample, its prompt being a list of chat messages.
 
@@ -24,11 +25,14 @@ def generate_rollout(
             "--rollout-function-path slime.rollout.sft_rollout.generate_rollout cannot evaluate: "
             "pass --eval-function-path slime.rollout.sglang_rollout.generate_rollout"
         )
-    if args.n_samples_per_prompt != 1:
-        raise RolloutError(f"--n-samples-per-prompt {args.n_samples_per_prompt}: expected 1 for SFT")
-    masks = _mask_generator(args.hf_checkpoint, args.loss_mask_type, args.trust_remote_code)
+    config = filled(GenerationConfig, args)
+    size = config.batches.n_samples_per_prompt
+    if size != 1:
+        raise RolloutError(f"--n-samples-per-prompt {size}: expected 1 for SFT")
+    source = config.hf_checkpoint
+    masks = _mask_generator(source.hf_checkpoint, config.data.loss_mask_type, source.trust_remote_code)
     account = RolloutAccount(data_buffer)
-    groups = account.take(args.rollout_batch_size)
+    groups = account.take(config.batches.rollout_batch_size)
     for group in groups:
         _fill(group[0], masks)
         account.train(group)

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.attempts import can_go_on, flatten, is_finished, was_finished
 from slime.rollout.base_types import (
     RolloutError,
@@ -65,7 +66,7 @@ _LAST_ABORT_INTERVAL_S = 3.0
 
 
 def generate_rollout(
-    args: RolloutView, rollout_id: int, data_source: Any, evaluation: bool = False
+    args: Any, rollout_id: int, data_source: Any, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Collect the samples of one training rollout, or evaluate; blocks until done."""
     if evaluation:
@@ -73,26 +74,25 @@ def generate_rollout(
     return run(generate_rollout_async(args, rollout_id, data_source))
 
 
-async def generate_rollout_async(
-    args: RolloutView, rollout_id: int, data_source: Any
-) -> RolloutFnTrainOutput:
+async def generate_rollout_async(args: Any, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     """Collect ``--rollout-batch-size`` groups; others go back to ``data_source`` if they may.
 
     Raises:
         RolloutError: user code failed, or ``args.rollout_timeout`` seconds have passed; the message
             names function and sample, or the groups that were waited for.
     """
-    if not args.rollout_global_dataset:
+    config = filled(GenerationConfig, args)
+    if not config.data.rollout_global_dataset:
         raise RolloutError("--disable-rollout-global-dataset: needs a --rollout-function-path of your own")
     state = GenerateState(args)
     set_current_rollout_id(rollout_id)
-    collection = _Collection(args, rollout_id, RolloutAccount(data_source))
-    async with _deadline(state, rollout_id, args.rollout_timeout):
+    collection = _Collection(config, rollout_id, RolloutAccount(data_source))
+    async with _deadline(state, rollout_id, config.cluster.rollout_timeout):
         await collection.fill(state)
         running = list(state.pending.values())
         collection.settle(running, await abort(args, rollout_id))
     groups = sorted(collection.kept, key=_first_index)
-    _run_batch_hooks(args, groups, collection)
+    _run_batch_hooks(groups, collection)
     collection.account.close()
     return RolloutFnTrainOutput(samples=groups, metrics=collection.collect_metrics())
 
@@ -128,7 +128,7 @@ class _Collection:
         given_up: how many groups had a sample that its generate function aborted.
     """
 
-    args: RolloutView
+    config: GenerationConfig
     rollout_id: int
     account: RolloutAccount
     kept: list[list[Any]] = field(default_factory=list)
@@ -142,23 +142,23 @@ class _Collection:
 
     @property
     def full(self) -> bool:
-        return len(self.kept) >= self.args.rollout_batch_size
+        return len(self.kept) >= self.config.batches.rollout_batch_size
 
     @property
     def keeps_surplus(self) -> bool:
         """Tells whether surplus groups are kept: if asked for, and not if nothing of a finished group would
         be trained on in the next rollout.
         """
-        args = self.args
-        masked = args.partial_rollout and args.mask_offpolicy_in_partial_rollout
-        asked = args.keep_surplus_groups or args.partial_rollout
+        flags = self.config.rollout
+        masked = flags.partial_rollout and flags.mask_offpolicy_in_partial_rollout
+        asked = flags.keep_surplus_groups or flags.partial_rollout
         return self.account.keeps_finished and asked and not masked
 
     async def fill(self, state: GenerateState) -> None:
         """Generate until enough groups are kept; what still runs then stays in ``state.pending``."""
         while not self.full:
-            while len(self.kept) + len(state.pending) < self.args.rollout_batch_size:
-                self._begin(state, self.account.take(self.args.over_sampling_batch_size))
+            while len(self.kept) + len(state.pending) < self.config.batches.rollout_batch_size:
+                self._begin(state, self.account.take(self.config.rollout.over_sampling_batch_size))
             if self.full:
                 return
             # Not asyncio.wait, which looks at every pending task each time.
@@ -181,7 +181,7 @@ class _Collection:
             self.spare += zip(others, others, strict=True)
             return
         for group in others:
-            task = asyncio.create_task(generate_and_rm_group(self.args, group, state.sampling_params))
+            task = asyncio.create_task(generate_and_rm_group(self.config.flat, group, state.sampling_params))
             task.add_done_callback(self._take_in)
             state.pending[task] = group
 
@@ -190,10 +190,10 @@ class _Collection:
         self._arrived.set()
 
     def _sort_out(self, taken: list[Any], group: list[Any], in_flight: int) -> None:
-        if len(group) != self.args.n_samples_per_prompt:
+        if len(group) != self.config.batches.n_samples_per_prompt:
             raise RolloutError(
                 f"group of sample {_first_index(group)} came back with {len(group)} samples, "
-                f"expected {self.args.n_samples_per_prompt}"
+                f"expected {self.config.batches.n_samples_per_prompt}"
             )
         if is_given_up(group):
             self._give_up(taken, group)
@@ -203,11 +203,11 @@ class _Collection:
             self._keep_finished(taken, group)
             return
         self.finished.append(group)
-        verdict = filtered(self.args, group)
+        verdict = filtered(self.config.flat, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self.kept) + in_flight,
-            target_data_size=self.args.rollout_batch_size,
+            target_data_size=self.config.batches.rollout_batch_size,
         ):
             self.account.filter(taken)
             self.metrics.on_dynamic_filter_drop(verdict.reason)
@@ -223,8 +223,8 @@ class _Collection:
             logger.warning("%s: a generate function aborted one of them", name_samples(flatten(group)))
         self.given_up += 1
         self._given_up_in_a_row += 1
-        check_given_up(self._given_up_in_a_row, self.args.over_sampling_batch_size, group)
-        if self.args.partial_rollout and can_go_on(group):
+        check_given_up(self._given_up_in_a_row, self.config.rollout.over_sampling_batch_size, group)
+        if self.config.rollout.partial_rollout and can_go_on(group):
             self.spare.append((taken, group))
         else:
             self.account.drop(taken, ABORTED)
@@ -250,7 +250,7 @@ class _Collection:
         for taken, group in zip(running, unfinished, strict=True):
             if self.keeps_surplus and is_finished(group):
                 self._keep_finished(taken, group)
-            elif not self.args.partial_rollout:
+            elif not self.config.rollout.partial_rollout:
                 self.account.drop(taken, SURPLUS if is_finished(group) else ABORTED)
             elif all(isinstance(sample, Sample) for sample in group):
                 self.spare.append((taken, group))
@@ -264,35 +264,36 @@ class _Collection:
             self.account.give_back([group for _, group in self.spare], [taken for taken, _ in self.spare])
 
 
-async def abort(args: RolloutView, rollout_id: int) -> list[list[Any]]:
+async def abort(args: Any, rollout_id: int) -> list[list[Any]]:
     """Stop all generation and return the groups that were in flight, in the state they got to.
 
     With ``--partial-rollout`` samples with a response are marked with the rollout that began them.
     """
-    state = GenerateState(args)
+    state, config = GenerateState(args), filled(GenerationConfig, args)
     state.aborted = True
     interval = _FIRST_ABORT_INTERVAL_S
     while any(not task.done() for task in state.pending):
-        listing = await get(get_model_url(args, endpoint="/workers"))
+        listing = await get(get_model_url(config.router, endpoint="/workers"))
         await abort_servers_until_idle([worker["url"] for worker in listing["workers"]])
         await asyncio.wait(state.pending, timeout=interval)
         interval = min(2 * interval, _LAST_ABORT_INTERVAL_S)
     groups = [task.result() for task in state.pending]
     state.pending = {}
-    if args.partial_rollout:
+    if config.rollout.partial_rollout:
         for sample in flatten(groups):
             if sample.response_length:
                 sample.metadata.setdefault("start_rollout_id", rollout_id)
     return groups
 
 
-def _run_batch_hooks(args: RolloutView, groups: list[list[Any]], collection: _Collection) -> None:
-    if args.rollout_sample_filter_path:
-        sample_filter = load_function(args.rollout_sample_filter_path)
+def _run_batch_hooks(groups: list[list[Any]], collection: _Collection) -> None:
+    config, args = collection.config.rollout, collection.config.flat
+    if config.rollout_sample_filter_path:
+        sample_filter = load_function(config.rollout_sample_filter_path)
         with blame(sample_filter, flatten(groups)):
             sample_filter(args, groups)
-    if args.rollout_all_samples_process_path:
-        process = load_function(args.rollout_all_samples_process_path)
+    if config.rollout_all_samples_process_path:
+        process = load_function(config.rollout_all_samples_process_path)
         with blame(process, flatten(collection.finished)):
             process(args, collection.finished, collection.account.take_for_hook)
 

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import (
     GENERATE_RETRIES,
@@ -28,38 +29,42 @@ _FIELDS = tuple(field.name for field in fields(Sample))
 
 
 async def generate_streaming(
-    args: RolloutView, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """Let the engine answer a prompt, or go on with a response that was aborted, token by token.
 
     Returns early, with status ABORTED and what there is, when the rollout is aborted. After a connection that
     broke it asks for the rest; the sample is ABORTED if that breaks again and again.
     """
+    config = filled(GenerationConfig, args)
     for _ in range(GENERATE_RETRIES + 1):
-        payload = prepare_request(args, sample, sampling_params, evaluation)
+        payload = prepare_request(config, sample, sampling_params, evaluation)
         if payload is None:
             return sample
-        whole = await _stream_answer(args, sample, payload, sampling_params)
+        whole = await _stream_answer(config, sample, payload, sampling_params)
         if whole or GenerateState(args).aborted:
             return sample
     return sample
 
 
 async def _stream_answer(
-    args: RolloutView, sample: Sample, payload: dict[str, Any], sampling_params: dict[str, Any]
+    config: GenerationConfig, sample: Sample, payload: dict[str, Any], sampling_params: dict[str, Any]
 ) -> bool:
     """Follow one stream; whether the engine ended it with a finish reason. If not, the sample is ABORTED."""
-    before, state = _Before(sample), GenerateState(args)
+    before, state = _Before(sample), GenerateState(config.flat)
     chunk: dict[str, Any] | None = None
     chunks = stream(
-        get_model_url(args), payload | {"stream": True}, GENERATE_RETRIES, routing_headers(args, sample)
+        get_model_url(config.router),
+        payload | {"stream": True},
+        GENERATE_RETRIES,
+        routing_headers(config.router, sample),
     )
     try:
         async with aclosing(chunks):
             async for event in chunks:
-                chunk = _checked(args, event)
+                chunk = _checked(config, event)
                 before.restore()
-                take_answer(args, sample, chunk, sampling_params)
+                take_answer(config.flat, sample, chunk, sampling_params)
                 if chunk["meta_info"].get("finish_reason"):
                     return True
                 if state.aborted:
@@ -76,7 +81,7 @@ async def _stream_answer(
         await asyncio.sleep(0 if state.aborted else RETRY_PAUSE_S)  # its engine may be listed for a while yet
     else:
         meta = {**chunk["meta_info"], "finish_reason": _ABORT}
-        take_answer(args, sample, {**chunk, "meta_info": meta}, sampling_params)
+        take_answer(config.flat, sample, {**chunk, "meta_info": meta}, sampling_params)
     return False
 
 
@@ -100,9 +105,9 @@ class _Before:
         self._sample.prefix_cache_info = copy.copy(self._sample.prefix_cache_info)
 
 
-def _checked(args: RolloutView, event: dict[str, Any]) -> dict[str, Any]:
+def _checked(config: GenerationConfig, event: dict[str, Any]) -> dict[str, Any]:
     """A chunk of an answer; the HTTP status of a stream that fails is 200 all the same."""
     if error := event.get("error"):
         status = int(error.get("code") or 500)
-        raise HttpStatusError("POST", get_model_url(args), status, str(error.get("message", error)))
+        raise HttpStatusError("POST", get_model_url(config.router), status, str(error.get("message", error)))
     return event

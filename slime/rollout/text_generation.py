@@ -9,7 +9,7 @@ The default `slime.rollout.generation.generate` keeps tokens itself and needs no
 
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.slime_router import SlimeRouterConfig
 from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import get_model_url
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
@@ -21,7 +21,7 @@ _RETRIES = 20
 _MIDDLEWARE = "RadixTreeMiddleware"
 
 
-async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     """Lets the engine go on with ``sample.prompt + sample.response``, and fills in tokens and the rest.
 
     Raises:
@@ -45,7 +45,7 @@ async def generate(args: RolloutView, sample: Sample, sampling_params: dict[str,
     return await postprocess_sample_with_radix_tree(args, sample, output)
 
 
-def remembers_tokens(args: RolloutView) -> bool:
+def remembers_tokens(args: SlimeRouterConfig) -> bool:
     """Whether the router of this run knows the tokens of a text."""
     names = [path.rpartition(".")[2] for path in args.slime_router_middleware_paths]
     return args.use_slime_router and _MIDDLEWARE in names

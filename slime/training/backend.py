@@ -51,7 +51,7 @@ class Memory(Protocol):
 class TrainBackend(Protocol):
     """A model with its optimizer. Methods are collective over the ranks of the role.
 
-    A backend is a class called with (args, role name); see `slime.arguments.trainers`.
+    A backend is a class called with (args, role name); see `slime.config.trainers`.
 
     Attributes:
         context: the parallel layout.

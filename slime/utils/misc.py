@@ -5,7 +5,6 @@ import importlib
 import math
 import subprocess
 import threading
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -126,25 +125,3 @@ def should_run_periodic_action(
     if num_rollout is not None and step == num_rollout:
         return True
     return step % interval == 0 or (num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0)
-
-
-def trains_actor(args: Namespace, rollout_id: int) -> bool:
-    """Whether the actor trains in a rollout, or only the critic, if there is one."""
-    if not args.use_critic:
-        return True
-    return not args.critic_train_only and rollout_id >= args.num_critic_only_steps
-
-
-def evaluates_at_start(args: Namespace, start: int, num_rollout_per_epoch: int | None) -> bool:
-    """Whether a run evaluates before rollout ``start``, its first one.
-
-    A new run does unless told otherwise, and a run without rollouts does nothing else. A resumed run repeats
-    an evaluation that was due at its checkpoint: its predecessor may have been stopped between the two.
-    """
-    if args.eval_interval is None:
-        return False
-    if args.num_rollout == 0:
-        return True
-    if start == 0:
-        return not args.skip_eval_before_train
-    return should_run_periodic_action(start - 1, args.eval_interval, num_rollout_per_epoch)

@@ -1,6 +1,6 @@
 """Weights of a trainer, under Hugging Face names, to the rollout engines.
 
-    update = WeightUpdate(args, backend.weights())      # on every trainer rank
+    update = WeightUpdate(config, backend.weights())      # on every trainer rank
     update.connect(endpoints)
     report = update.run(version=1)
 

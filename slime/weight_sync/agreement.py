@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
-from slime.arguments.views import WeightSyncView
+from slime.config.cluster import ClusterConfig
 from slime.utils.addresses import get_host_info, is_loopback
 
 
-def wait_limit(args: WeightSyncView) -> timedelta:
+def wait_limit(config: ClusterConfig) -> timedelta:
     """How long a rank waits for others: ``--distributed-timeout-minutes``."""
-    return timedelta(minutes=args.distributed_timeout_minutes)
+    return timedelta(minutes=config.distributed_timeout_minutes)
 
 
 def group_address(urls: Iterable[str] = ()) -> str:

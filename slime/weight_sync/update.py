@@ -5,7 +5,7 @@ from time import monotonic
 
 import torch.distributed as dist
 
-from slime.arguments.views import WeightSyncView
+from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors, Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import RankAgreement, wait_limit
@@ -31,7 +31,7 @@ class WeightUpdate:
 
     def __init__(
         self,
-        args: WeightSyncView,
+        config: WeightUpdateConfig,
         weights: Weights,
         transports: Sequence[Transport] | None = None,
         served: str | None = None,
@@ -39,11 +39,11 @@ class WeightUpdate:
         filters: list[Filter] = [WholePairs()]
         if served is not None:
             filters.append(ServedFormat(served))
-        size, notes_sent = args.update_weight_buffer_size, args.check_weight_checksums
-        self._plan = WeightPlan(weights, filters, size, notes_sent)
-        self._transports = list(transports_of(args) if transports is None else transports)
+        sync = config.weight_sync
+        self._plan = WeightPlan(weights, filters, sync.update_weight_buffer_size, sync.check_weight_checksums)
+        self._transports = list(transports_of(config) if transports is None else transports)
         self._serving: list[Transport] = []
-        self._ranks = RankAgreement(wait_limit(args))
+        self._ranks = RankAgreement(wait_limit(config.cluster))
 
     def take_over(self) -> None:
         """Tells, before the first `connect`, that ranks that are gone have sent the engines weights."""

@@ -5,16 +5,13 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-import torch
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from slime.arguments import validated_args
 from slime.arguments.core.parser import build_parser
-from slime.arguments.core.runtime_context import RuntimeContext
-from slime.arguments.groups.megatron import MegatronNames
 from slime.arguments.registry import declared_groups, derived_names
-from slime.arguments.view_types import FleetView, TrainingView, WeightSyncView
 from slime.config.model import PARTS, MoeShape
+from slime.config.run import run_config
 from tests.arguments.names import read_names, written_names
 
 SLIME = Path(__file__).parents[2] / "slime"
@@ -26,10 +23,6 @@ FOREIGN = ("sglang_", "router_")
 REMOVED = {"offload"}
 # What a model may be without, whose names are None then.
 OPTIONAL = (MoeShape, *(kind for _, kind in PARTS.values()))
-
-
-def names_of(cls):
-    return {field.name for field in dataclasses.fields(cls)}
 
 
 def test_every_name_that_is_read_is_declared():
@@ -76,19 +69,15 @@ def test_parsing_leaves_the_declared_names_and_no_others(words):
     assert found == {name for name in flags | derived_names() if not name.startswith(FOREIGN)} - REMOVED
 
 
-@pytest.mark.parametrize("view", [FleetView, TrainingView, WeightSyncView])
-def test_values_have_the_types_that_views_promise(words, data, view):
+def test_values_have_the_types_that_groups_promise(words, data):
     lines = [words(), words(eval_interval=1, eval_prompt_data=["held_out", data], fp32=True)]
-    hints = get_type_hints(view, localns={"torch": torch})
-    for args in map(validated_args, lines):
-        assert hints.keys() - vars(args).keys() <= names_of(RuntimeContext) | REMOVED
-        absent = {name for kind in OPTIONAL for name in names_of(kind) if getattr(args, name) is None}
-        for name in hints.keys() & vars(args).keys() - absent:
-            config = ConfigDict(arbitrary_types_allowed=True) if hints[name] is torch.dtype else None
-            TypeAdapter(hints[name], config=config).validate_python(getattr(args, name), strict=True)
+    for config in map(run_config, map(validated_args, lines)):
+        for group in filter(dataclasses.is_dataclass, vars(config).values()):
+            hints = get_type_hints(type(group))
+            absent = {name for name in names_of(OPTIONAL) & hints.keys() if getattr(group, name) is None}
+            for name in hints.keys() - absent:
+                TypeAdapter(hints[name]).validate_python(getattr(group, name), strict=True)
 
 
-def test_generated_flags_have_the_types_that_views_promise():
-    generated = {spec.dest: spec.type for spec in declared_groups()[-1].flags}
-    for name, hint in get_type_hints(MegatronNames).items():
-        assert generated[name] == hint, name
+def names_of(kinds):
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}

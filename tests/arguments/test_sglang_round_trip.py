@@ -16,6 +16,7 @@ from slime.arguments.groups.engines import LAUNCHER_OWNED
 from slime.backends.sglang_utils.server_engine import EnginePlacement
 from slime.backends.sglang_utils.servers import SGLangEngine
 from tests.arguments.sglang_options import RECORD, as_installed, record, recorded_lines
+from tests.run_args import config_with
 
 pytestmark = pytest.mark.slow
 
@@ -105,15 +106,14 @@ def rounds() -> Iterator[tuple[list[str], dict[str, object]]]:
 
 def started(given: Namespace) -> dict[str, object]:
     """The options that a server would find, for the options that were given to a run."""
-    run = {"seed": 1, "num_gpus_per_node": 8, "offload_rollout": False, "fp16": False, "fp32": False}
-    args = Namespace(**{**run, "use_rollout_routing_replay": False, "replays_nucleus": False, **vars(given)})
-    found = values_of(server(), SGLangEngine(args, PLACEMENT, "/tmp").command()[3:])  # type: ignore[arg-type]
+    config = config_with(**vars(given))
+    found = values_of(server(), SGLangEngine(config, PLACEMENT, "/tmp").command()[3:])
     assert found is not None
     return found
 
 
 def test_every_option_reaches_the_server_as_it_was_given() -> None:
-    decided = set(SGLangEngine(parse(RUN, None), PLACEMENT, "/tmp").settings())  # type: ignore[arg-type]
+    decided = set(SGLangEngine(config_with(**vars(parse(RUN, None))), PLACEMENT, "/tmp").settings())
     lines = 0
     for line, wanted in rounds():
         given = parse([*RUN, *line], None)

@@ -11,7 +11,7 @@ from slime.ray.session import main
 from slime.ray.waiting import ProcessDied
 
 
-def train(args: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
+def train(config: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
     """Trains on two rollouts, loses the ranks, and trains on the second again."""
     actor.update_weights()
     actor.train(0, rollout.generate(0))
@@ -27,7 +27,7 @@ def train(args: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
     except (ProcessDied, ProcessStopped) as error:
         print(f"lost: {error}", flush=True)
     before = actor._version
-    start = actor.rebuild(args.save)
+    start = actor.rebuild(config.checkpoints.save)
     actor.train(1, second)
     actor.update_weights()
     print(f"rebuilt: rollout {start}, version {before} and then {actor._version}", flush=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.config.run import run_config
 from slime.ray import addresses, engine_watch, fleet_setup
 from slime.ray.placement_group import Slots
 from slime.ray.rollout_manager import RolloutManager
@@ -55,4 +56,4 @@ def manager_of(args: Any, monkeypatch: Any, log_dir: Path) -> RolloutManager:
     monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.05)
     count = args.rollout_num_gpus
     slots = Slots(None, tuple(range(count)), tuple(range(count)), ("node",) * count)  # type: ignore[arg-type]
-    return RolloutManager(args, slots, 0)
+    return RolloutManager(run_config(args), slots, 0)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, _join, ray_cluster
 from tests.engines import free_port
+from tests.run_args import config_with
 
 pytestmark = pytest.mark.slow
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[2]
 HANGS = 600  # seconds; on a busy machine a process takes a while to import Ray
 JOIN = """
 import sys
-from argparse import Namespace
 import ray
 from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, ray_cluster
+from tests.run_args import config_with
 try:
-    flags = Namespace(cluster_timeout=float(sys.argv[1]), num_gpus_per_node=2, debug_train_only=True)
-    flags.debug_rollout_only = True
-    with ray_cluster(flags):
+    timeout = float(sys.argv[1])
+    where = dict(cluster_timeout=timeout, num_gpus_per_node=2)
+    with ray_cluster(config_with(**where, debug_train_only=True, debug_rollout_only=True)):
         print("joined", ray.cluster_resources()["GPU"], len(ray.nodes()))
 except ClusterUnreachable as error:
     print(error)
@@ -146,7 +146,7 @@ def test_logs_that_cannot_be_hidden_are_a_warning_and_not_the_end(
     monkeypatch.setattr(cluster, "_reapers", [])
     monkeypatch.setenv("SLIME_FORK_WORKERS", "0")
     monkeypatch.setattr(cluster, "session_directory", lambda: tmp_path / "gone")
-    cluster._start_local(Namespace(num_gpus_per_node=1, cluster_timeout=60.0))
+    cluster._start_local(config_with(num_gpus_per_node=1, cluster_timeout=60.0))
     assert "Ray's logs may be readable for everybody" in caplog.text and str(tmp_path / "gone") in caplog.text
 
 
@@ -161,14 +161,14 @@ def test_ray_is_not_asked_to_end_what_a_sigterm_to_all_has_ended(
     monkeypatch.setattr(cluster, "was_terminated", lambda: terminated)
     monkeypatch.setattr(cluster, "_reapers", [None] * reapers)
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: calls.append(1))
-    with ray_cluster(Namespace()):
+    with ray_cluster(config_with()):
         pass
     assert len(calls) == asked
 
 
 @pytest.mark.cluster
 def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_ports(tmp_path: Path) -> None:
-    code = JOIN.replace("cluster_timeout=float(sys.argv[1])", "cluster_timeout=1")
+    code = JOIN.replace("float(sys.argv[1])", "1")
     code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
     code = code.replace(
         'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening(), monitors()'

@@ -1,7 +1,6 @@
 """A fleet of engines that somebody else runs: real servers, started here, and a real router."""
 
 import asyncio
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
 from tests.engines.fake import FakeEngine
 from tests.ray.stand_ins import wait_until
+from tests.run_args import config_with
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
 @pytest.fixture
 def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.1)
-    args = Namespace(
+    config = config_with(
         use_fault_tolerance=True,
-        offload_rollout=False,
-        check_weight_update_equal=False,
-        engine_startup_timeout=600,
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=5.0,
         rollout_health_check_first_wait=0.0,
@@ -50,9 +47,9 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     source = ExternalEngines([endpoint(server) for server in servers])
     where = {"host": "127.0.0.1", "port": free_port(), "prometheus_port": free_port()}
-    flags = Namespace(engine_startup_timeout=600.0, use_slime_router=False)
+    flags = config_with()
     router = lambda: start_router(flags, **where, log_path=tmp_path / "router.log")
-    fleet = Fleet(args, [ServedModel("default", [EngineGroup(source)], router)])
+    fleet = Fleet(config, [ServedModel("default", [EngineGroup(source)], router)])
     try:
         fleet.start()
         yield fleet

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from slime.ray.served_model import ServedModel
 from slime.ray.spawned_engines import SpawnedEngine
 from slime.ray.waiting import ProcessDied
 from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
+from tests.run_args import config_with
 
 
 class Call:
@@ -64,17 +64,15 @@ def make(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(spawned_engines, "wait_one", answer)
         monkeypatch.setattr(spawned_engines.ray, "kill", lambda actor: None)
         monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", look_interval)
-        args = Namespace(
+        config = config_with(
             use_fault_tolerance=fault_tolerant,
             offload_rollout=colocated,
-            check_weight_update_equal=False,
-            engine_startup_timeout=600,
             rollout_health_check_interval=60.0,
             rollout_health_check_timeout=1.0,
             rollout_health_check_first_wait=0.0,
             rollout_engine_hang_timeout=300.0,
         )
-        fleet = Fleet(args, models(cluster))
+        fleet = Fleet(config, models(cluster))
         fleets.append(fleet)
         fleet.start()
         return fleet, cluster
@@ -429,12 +427,12 @@ def test_a_place_that_cannot_be_filled_yet_is_filled_later_and_hides_no_other_de
 
 
 def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
-    args = Namespace(sglang_api_key=None, rollout_external=False)
-    assert api_key(args, "127.0.0.1") is None
-    tokens = {api_key(args, "10.0.0.1") for _ in range(2)}
+    config = config_with()
+    assert api_key(config, "127.0.0.1") is None
+    tokens = {api_key(config, "10.0.0.1") for _ in range(2)}
     assert len(tokens) == 2 and min(len(token or "") for token in tokens) >= 32
-    assert api_key(Namespace(sglang_api_key="mine"), "10.0.0.1") == "mine"
-    assert api_key(Namespace(sglang_api_key=None, rollout_external=True), "10.0.0.1") is None
+    assert api_key(config_with(sglang_api_key="mine"), "10.0.0.1") == "mine"
+    assert api_key(config_with(rollout_external=True), "10.0.0.1") is None
 
 
 @pytest.mark.parametrize("port", [1024, 59_999, 60_000, 65_535])

@@ -1,15 +1,16 @@
 """From the flags of a run to its models, engines and routers; nothing is started."""
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 
 from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
+from slime.config.run import RunConfig
 from slime.ray import fleet_setup
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.placement_group import Slots
 from tests.engines.fake import FakeEngine
+from tests.run_args import config_with
 
 SLOTS = Slots(None, tuple(range(6)), tuple(range(6)), ("n",) * 6)
 
@@ -18,29 +19,17 @@ def group(num_gpus: int, size: int = 1, kind: str = "regular", **overrides: Any)
     return ServerGroupConfig(kind, num_gpus, size, {"model_path": "m", **overrides})  # type: ignore[arg-type]
 
 
-def flags(*models: ModelConfig, **changes: Any) -> Any:
+def flags(*models: ModelConfig, **changes: Any) -> RunConfig:
+    routers = {model.name: ("127.0.0.1", 3000 + i) for i, model in enumerate(models)}
     defaults = dict(
         served_models=list(models),
-        rollout_external=False,
-        router_external=False,
-        sglang_api_key=None,
-        sglang_router_ip=None,
-        sglang_model_routers={model.name: ("127.0.0.1", 3000 + i) for i, model in enumerate(models)},
+        sglang_model_routers=routers,
         router_prometheus_port=29000,
-        offload_rollout=False,
-        colocate=False,
-        debug_rollout_only=False,
-        use_rollout_routing_replay=False,
-        replays_nucleus=False,
         use_fault_tolerance=True,
-        engine_startup_timeout=600,
-        num_gpus_per_node=8,
         rollout_health_check_interval=60.0,
         rollout_health_check_timeout=1.0,
-        rollout_health_check_first_wait=0.0,
-        rollout_engine_hang_timeout=300.0,
     )
-    return Namespace(**{**defaults, **changes})
+    return config_with(**{**defaults, **changes})
 
 
 POLICY = ModelConfig(
@@ -94,7 +83,9 @@ def routers_of(monkeypatch: pytest.MonkeyPatch, args: Any) -> list[dict[str, Any
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(fleet_setup, "log_dir", lambda: __import__("pathlib").Path("/logs"))
     monkeypatch.setattr(
-        fleet_setup, "start_router", lambda args, **options: started.append({"args": args, **options})
+        fleet_setup,
+        "start_router",
+        lambda config, **options: started.append({"args": config.flat, **options}),
     )
     for model in fleet_of(args, SLOTS, 0).models.values():
         model._start_router()
@@ -133,8 +124,6 @@ def test_external_engines_make_one_model_that_is_updated_and_never_started() -> 
             rollout_external_engine_addrs=addresses,
             rollout_engine="embedded",
             sglang_model_routers={"default": ("127.0.0.1", 3000)},
-            fp16=False,
-            fp32=False,
             hf_checkpoint="m",
             seed=1,
         )

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from slime.arguments import validated_args
-from slime.arguments.views import RolloutView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout import generation, sglang_rollout
@@ -175,7 +174,7 @@ class Rollouts:
 
     def check_books(self, fates: set[str]) -> None:
         """Now, and after a restart; ``fates`` are the reasons for which groups may have been dropped."""
-        restarted = RolloutDataSourceWithBuffer(self.manager._args)
+        restarted = RolloutDataSourceWithBuffer(self.manager._config.flat)
         restarted.load(ROLLOUTS - 1)
         for source in (self.manager._data_source, restarted):
             books, waiting = source.ledger, [group[0].group_index for group in all_waiting(source)]
@@ -207,7 +206,7 @@ def victim_of(blow: Blow) -> ForkedEngine:
 def without_surplus(manager: RolloutManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout after which nothing waits that is finished: the next one has to ask engines."""
     with monkeypatch.context() as patch:
-        patch.setattr(manager._args, "over_sampling_batch_size", BATCH)
+        patch.setattr(manager._config.flat, "over_sampling_batch_size", BATCH)
         manager.generate(0)
 
 
@@ -217,7 +216,7 @@ def struck_while_aborting(
     """The second rollout. Its surplus groups would go on and on: engines are busy when the batch is full."""
     abort, params_of = sglang_rollout.abort, generation.params_for_sample
 
-    async def strike_first(args: RolloutView, rollout_id: int) -> list[list[Any]]:
+    async def strike_first(args: Namespace, rollout_id: int) -> list[list[Any]]:
         """Before anybody is told of the abort: streams end by themselves then."""
         blow.order(signum)
         while blow.struck is None:

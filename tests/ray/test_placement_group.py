@@ -1,22 +1,17 @@
-from argparse import Namespace
-
 import pytest
 
+from slime.config.run import RunConfig
 from slime.ray.placement_group import Layout, placement_layout, sort_key
+from tests.run_args import config_with
 
 
-def flags(**overrides: object) -> Namespace:
+def flags(**overrides: object) -> RunConfig:
     defaults = dict(
         actor_num_nodes=1,
         actor_num_gpus_per_node=4,
         rollout_num_gpus=2,
-        colocate=False,
-        rollout_external=False,
-        debug_train_only=False,
-        debug_rollout_only=False,
-        critic_num_gpus=0,
     )
-    return Namespace(**(defaults | overrides))
+    return config_with(**(defaults | overrides))
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """Placement on a simulated cluster of several nodes."""
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 import ray
 
+from slime.config.run import RunConfig
 from slime.ray import spawned_engines
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.placement_group import create_placement_groups
 from tests.ray.nodes import joined_nodes
+from tests.run_args import config_with
 
 pytestmark = pytest.mark.cluster
 
@@ -21,20 +22,14 @@ def three_nodes():
         yield cluster
 
 
-def flags(**overrides: object) -> Namespace:
+def flags(**overrides: object) -> RunConfig:
     defaults = dict(
         actor_num_nodes=1,
         actor_num_gpus_per_node=2,
         rollout_num_gpus=2,
-        colocate=False,
-        rollout_external=False,
-        debug_train_only=False,
-        debug_rollout_only=False,
-        use_critic=False,
-        critic_num_gpus=0,
         cluster_timeout=150,
     )
-    return Namespace(**(defaults | overrides))
+    return config_with(**(defaults | overrides))
 
 
 def test_trainer_and_engines_get_disjoint_gpus_across_nodes() -> None:

@@ -14,7 +14,7 @@ from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
 from slime.utils.types import Sample
-from tests.run_args import with_groups
+from tests.run_args import config_with
 
 seen: list[Namespace] = []
 
@@ -106,7 +106,7 @@ class Slots:
 
 def test_data_source_and_rollout_function_know_router_and_key(flags: dict[str, Any]) -> None:
     flags["served_models"] = [model("policy", 1, update_weights=True), model("judge", 1)]
-    manager = RolloutManager(with_groups(flags), Slots(), 0)  # type: ignore[arg-type]
+    manager = RolloutManager(config_with(**flags), Slots(), 0)  # type: ignore[arg-type]
     manager._samples(0)
     source, function = seen
     for args in (source, function):
@@ -122,25 +122,25 @@ def test_a_rollout_function_that_exits_is_an_error_of_the_rollout(
     flags: dict[str, Any],
 ) -> None:
     flags["rollout_function_path"] = f"{__name__}.exiting_fn"
-    manager = RolloutManager(with_groups(flags), [], 0)  # type: ignore[arg-type]
+    manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"rollout 0: its function called sys\.exit\(3\)"):
         manager._samples(0)
 
 
 def test_the_length_of_the_data_settles_the_number_of_rollouts(flags: dict[str, Any]) -> None:
-    args = with_groups(flags)
-    manager = RolloutManager(args, [], 0)  # type: ignore[arg-type]
+    config = config_with(**flags)
+    manager = RolloutManager(config, [], 0)  # type: ignore[arg-type]
     assert manager.num_rollout_per_epoch() == 2
     assert manager.num_rollout() == 6
     manager._samples(0)
     assert seen[-1].num_rollout == 6
-    assert args.num_rollout is None
+    assert config.data.num_rollout is None
 
 
 def test_data_that_fills_no_rollout_settles_nothing(flags: dict[str, Any]) -> None:
-    manager = RolloutManager(with_groups({**flags, "rollout_batch_size": 16}), [], 0)  # type: ignore[arg-type]
+    manager = RolloutManager(config_with(**{**flags, "rollout_batch_size": 16}), [], 0)  # type: ignore[arg-type]
     assert manager.num_rollout() is None
-    settled = RolloutManager(with_groups({**flags, "num_rollout": 5}), [], 0)  # type: ignore[arg-type]
+    settled = RolloutManager(config_with(**{**flags, "num_rollout": 5}), [], 0)  # type: ignore[arg-type]
     assert settled.num_rollout() == 5
 
 
@@ -160,7 +160,7 @@ class Booked(Source):
 def left_out_of(flags: dict[str, Any], trained: list[int], **overrides: Any) -> tuple[Any, Any]:
     """Metrics and books after a rollout of three groups of two samples each, of which some are trained."""
     flags |= dict(data_source_path=f"{__name__}.Booked", global_batch_size=2, **overrides)
-    manager = RolloutManager(with_groups(flags), [], 0)  # type: ignore[arg-type]
+    manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     samples = [Sample(group_index=i // 2) for i in range(6)]
     batch = {"tokens": [[0]] * 6, "rollout_ids": [0, 1, 2, 3, 4, 4]}
     metrics = manager._book_left_out(samples, batch, [{"partition": trained}])
@@ -184,10 +184,10 @@ def test_a_recording_changes_no_books(flags: dict[str, Any]) -> None:
 
 
 def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -> None:
-    booked = RolloutManager(with_groups({**flags, "data_source_path": f"{__name__}.Booked"}), [], 0)  # type: ignore[arg-type]
+    booked = RolloutManager(config_with(**{**flags, "data_source_path": f"{__name__}.Booked"}), [], 0)  # type: ignore[arg-type]
     assert booked.notices() == ["3 of 13 prompts are too long"]
     assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
-    silent = RolloutManager(with_groups(flags), [], 0)  # type: ignore[arg-type]
+    silent = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     assert (silent.notices(), silent._data_metrics()) == ([], {})
 
 
@@ -195,7 +195,7 @@ def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: 
     own = dict(eval_function_path=f"{__name__}.evaluation_fn", save_debug_rollout_data=None)
     log = f"{__name__}.keep"
     flags |= own | {"custom_eval_rollout_log_function_path": log, "partial_rollout": False}
-    metrics, _ = RolloutManager(with_groups(flags), [], 0).eval(0)  # type: ignore[arg-type]
+    metrics, _ = RolloutManager(config_with(**flags), [], 0).eval(0)  # type: ignore[arg-type]
     assert metrics.keys() == {"perf/eval_time", "eval/own"} and metrics["eval/own"] == 0.25
     assert len(seen[-1]["held_out"]["samples"]) == 3  # type: ignore[index]
 
@@ -213,7 +213,7 @@ GROUPED = {
 
 def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
     flags |= GROUPED | {"loss_type": "sft_loss"}
-    _, metrics, _, spans = RolloutManager(with_groups(flags), [], 0).generate(0)  # type: ignore[arg-type]
+    _, metrics, _, spans = RolloutManager(config_with(**flags), [], 0).generate(0)  # type: ignore[arg-type]
     assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
     assert spans == []
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
@@ -225,5 +225,5 @@ def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
     flags |= GROUPED
     found = iter(["flat", "flat", None, "flat again"])
     monkeypatch.setattr(silent_rollouts, "LOOKS", (lambda config, samples: next(found),))
-    manager = RolloutManager(with_groups(flags), [], 0)  # type: ignore[arg-type]
+    manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]

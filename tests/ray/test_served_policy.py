@@ -2,13 +2,13 @@
 
 import json
 import math
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
-import torch
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.config.run import RunConfig
+from slime.config.served_models import ServedModelConfig, ServerGroupConfig
 from slime.ray import fleet as fleet_module
 from slime.ray import rollout_group
 from slime.ray.fleet import Fleet
@@ -24,6 +24,7 @@ from slime.ray.served_policy import (
 from slime.utils.types import EngineEndpoint
 from tests.engines.fake import FakeEngine
 from tests.ray.stand_ins import Cluster, client_class
+from tests.run_args import config_with
 from tools.make_tiny_model import main as make_tiny_model
 
 
@@ -36,33 +37,31 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(tiny: Path, tmp_path: Path):
-    """Arguments of a run; ``config`` changes what the engines' config.json says."""
+    """The configuration of a run; ``config`` changes what the engines' config.json says."""
 
-    def build(config: dict | None = None, groups: list[dict] | None = None, **changes) -> Namespace:
+    def build(config: dict | None = None, groups: list[dict] | None = None, **changes) -> RunConfig:
         (tmp_path / "config.json").write_text(
             json.dumps({"model_type": "qwen3", "dtype": "float32", **(config or {})})
         )
-        group = [Namespace(overrides=overrides) for overrides in groups or []]
+        group = [ServerGroupConfig("regular", 1, 1, overrides) for overrides in groups or []]
         defaults = {
-            **{"hf_checkpoint": str(tiny), "synced_checkpoint": str(tmp_path), "trust_remote_code": False},
-            **{"vocab_size": 270, "rollout_max_context_len": None, "params_dtype": torch.float32},
-            **{"bf16": False, "rollout_external": False, "served_policy_bound": None},
-            **{"rollout_engine": "embedded", "train_backend": "megatron"},
-            "served_models": [Namespace(update_weights=True, server_groups=group)],
+            **{"hf_checkpoint": str(tiny), "synced_checkpoint": str(tmp_path), "vocab_size": 270},
+            **{"bf16": False, "fp32": True, "rollout_engine": "embedded"},
+            "served_models": [ServedModelConfig("policy", update_weights=True, server_groups=group)],
         }
-        return Namespace(**{**defaults, **changes})
+        return config_with(**{**defaults, **changes})
 
     return build
 
 
-IN_BF16 = {"bf16": True, "params_dtype": torch.bfloat16}
+IN_BF16 = {"bf16": True, "fp32": False}
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
         ({}, "float32"),
-        ({"params_dtype": torch.float16}, "float16"),
+        ({"fp16": True, "fp32": False}, "float16"),
         (IN_BF16, "bfloat16"),
         ({**IN_BF16, "config": {"dtype": "bfloat16"}}, "bfloat16"),
         ({"sglang_dtype": "bfloat16"}, "bfloat16"),
@@ -81,23 +80,23 @@ def test_the_bound_is_that_of_the_coarsest_number_format(make, changes, found):
 
 def test_a_gap_at_the_bound_passes_and_one_above_it_ends_the_run(make):
     expected = [-1.0, -2.0, -3.0, -4.0]
-    for args, bound in [(make(), 1e-3), (make(**IN_BF16), 0.1), (make(served_policy_bound=0.25), 0.25)]:
+    for config, bound in [(make(), 1e-3), (make(**IN_BF16), 0.1), (make(served_policy_bound=0.25), 0.25)]:
         near = [value + sign * bound * 0.99 for value, sign in zip(expected, (1, -1, 1, -1), strict=True)]
-        assert require_same_policy(args, "engine 0", near, expected) == pytest.approx(bound * 0.99)
+        assert require_same_policy(config, "engine 0", near, expected) == pytest.approx(bound * 0.99)
         with pytest.raises(PolicyMismatch, match="apart on average"):
-            require_same_policy(args, "engine 0", [value + bound * 1.01 for value in expected], expected)
+            require_same_policy(config, "engine 0", [value + bound * 1.01 for value in expected], expected)
 
 
 def test_the_message_names_both_sides_both_figures_the_bound_and_its_origin(make):
-    args = make(train_backend="fsdp", rollout_engine="sglang")
+    config = make(train_backend="fsdp", rollout_engine="sglang")
     with pytest.raises(PolicyMismatch) as error:
-        require_same_policy(args, "engine 3 of actor (http://e)", [-1.5, -2.5], [-1.0, -2.0])
+        require_same_policy(config, "engine 3 of actor (http://e)", [-1.5, -2.5], [-1.0, -2.0])
     message = str(error.value)
     for part in (
         "engine 3 of actor (http://e) (sglang) does not serve the policy of the fsdp trainer",
         "a prompt of 3 tokens their log-probs are 0.5 apart on average, wanted at most 0.001 (float32)",
         "the mean is -1.5000 in the trainer, -2.0000 in the engine",
-        f"config.json of {args.synced_checkpoint} (model_type qwen3:",
+        f"config.json of {config.engines.synced_checkpoint} (model_type qwen3:",
         "--no-check-served-policy",
     ):
         assert part in message
@@ -157,19 +156,14 @@ def fleet(monkeypatch: pytest.MonkeyPatch, make):
 
     models = [cluster.model(2), cluster.model(1, "judge", first_rank=2, takes_updates=False)]
     times = {f"rollout_health_check_{name}": 60.0 for name in ("interval", "timeout", "first_wait")}
-    args = make(
-        **times,
-        **{"rollout_engine_hang_timeout": 300.0, "engine_startup_timeout": 60, "use_fault_tolerance": False},
-        **{"check_weight_update_equal": False, "offload_rollout": False},
-    )
-    fleet = Fleet(args, models)
+    fleet = Fleet(make(**times), models)
     fleet.start()
-    yield fleet, answers, args
+    yield fleet, answers
     fleet.stop()
 
 
 def test_every_engine_with_the_trainers_weights_is_asked_and_no_other(fleet):
-    fleet, answers, _ = fleet
+    fleet, answers = fleet
     answers.update({"http://engine0": [-1.0], "http://engine1": [-1.0]})
     fleet.check_policy([1, 2], [-1.0])
     answers["http://engine1"] = [-2.0]
@@ -177,19 +171,19 @@ def test_every_engine_with_the_trainers_weights_is_asked_and_no_other(fleet):
         fleet.check_policy([1, 2], [-1.0])
 
 
-def test_an_engine_that_dies_of_it_is_replaced_only_under_fault_tolerance(fleet):
-    fleet, answers, args = fleet
+def test_an_engine_that_dies_of_it_is_replaced_only_under_fault_tolerance(fleet, make):
+    fleet, answers = fleet
     answers["http://engine0"] = EngineError("http://engine0", "/generate", None, "gone")
     answers["http://engine1"] = [-1.0]
     with pytest.raises(EngineError):
         fleet.check_policy([1, 2], [-1.0])
-    args.use_fault_tolerance = True
+    fleet._config = make(use_fault_tolerance=True)
     fleet.check_policy([1, 2], [-1.0])
     assert [engine.rank for engine in fleet.models["default"].living] == [1]
 
 
 def test_halves_of_engines_are_left_out_with_a_warning(fleet, caplog):
-    fleet, _, _ = fleet
+    fleet, _ = fleet
     for engine in fleet.models["default"].engines:
         engine.kind = "decode"
     fleet.check_policy([1, 2], [-1.0])

@@ -9,10 +9,12 @@ import pytest
 import ray
 import torch
 
+from slime.config.run import RunConfig
 from slime.ray import spawned_engines
 from slime.ray.local_start import start_ray
 from slime.ray.spawned_engines import EngineActor, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
+from tests.run_args import config_with
 
 pytestmark = pytest.mark.slow
 
@@ -69,8 +71,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def flags(**changes: Any) -> Namespace:
-    return Namespace(**{"num_gpus_per_node": 8, "colocate": False} | changes)
+def told(config: RunConfig) -> Namespace:
+    """What an engine actor gets of it."""
+    return spawned_engines._plain(config.flat)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +94,15 @@ def test_each_engine_is_kept_beside_its_first_gpu(
     offsets: list[int | None],
 ) -> None:
     shape = EngineShape(2, "regular", {"dtype": "bfloat16"})
-    args: Any = flags(colocate=colocate)
+    config = config_with(colocate=colocate)
     slots: Any = Slots()
-    source = SpawnedEngines(args, slots, shape, first_slot, trainer_gpus)
+    source = SpawnedEngines(config, slots, shape, first_slot, trainer_gpus)
     assert len(source) == 2
     actors = [source.launch(place, 10 + place).actors for place in range(2)]
     assert actors == [[Asked("actor 10.0")], [Asked("actor 11.0")]]
     assert launched == [
         {
-            "args": args,
+            "args": told(config),
             "strategy": f"bundle {2 * place}",
             "rank": 10 + place,
             "shape": shape,
@@ -115,9 +118,9 @@ def test_each_engine_is_kept_beside_its_first_gpu(
 def test_an_engine_over_two_nodes_has_an_actor_on_each_and_the_first_says_where_they_meet(
     launched: list[dict[str, Any]],
 ) -> None:
-    args: Any = flags(num_gpus_per_node=2)
+    config = config_with(num_gpus_per_node=2)
     slots: Any = Slots()
-    source = SpawnedEngines(args, slots, EngineShape(4))
+    source = SpawnedEngines(config, slots, EngineShape(4))
     assert len(source) == 1
     engine = source.launch(0, 3)
     assert engine.actors == [Asked("actor 3.0"), Asked("actor 3.1")]
@@ -130,18 +133,22 @@ def test_an_engine_over_two_nodes_has_an_actor_on_each_and_the_first_says_where_
 
 
 def test_an_option_of_the_server_is_never_left_out(launched: list[dict[str, Any]]) -> None:
-    args: Any = flags(sglang_download_dir=Path("models"), sglang_stages={2, 1}, params_dtype=torch.float32)
+    config = config_with(sglang_download_dir=Path("models"), sglang_stages={2, 1}, params_dtype=torch.float32)
     slots: Any = Slots()
-    SpawnedEngines(args, slots, EngineShape(2)).launch(0, 0)
-    assert launched[0]["args"] == flags(sglang_download_dir=Path("models"), sglang_stages={2, 1})
+    SpawnedEngines(config, slots, EngineShape(2)).launch(0, 0)
+    args = launched[0]["args"]
+    assert (args.sglang_download_dir, args.sglang_stages) == (Path("models"), {2, 1})
+    assert not hasattr(args, "params_dtype")
 
 
 def test_an_engine_actor_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
-    plain: Any = flags(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
-    heavy: Any = flags(**vars(plain), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()})
+    plain = config_with(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
+    heavy = config_with(
+        **vars(plain.flat), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()}
+    )
     slots: Any = Slots()
     SpawnedEngines(heavy, slots, EngineShape(4)).launch(0, 0)
-    assert vars(launched[0]["args"]) == vars(plain)
+    assert launched[0]["args"] == told(plain)
 
 
 def test_the_death_of_any_part_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +169,7 @@ def test_all_parts_are_waited_for_and_the_first_one_serves(monkeypatch: pytest.M
         return [f"endpoint of {ref.name[0]}" for ref in refs]
 
     monkeypatch.setattr(spawned_engines, "wait_all", wait_all)
-    source = SpawnedEngines(flags(), Slots(), EngineShape(4))  # type: ignore[arg-type]
+    source = SpawnedEngines(config_with(), Slots(), EngineShape(4))  # type: ignore[arg-type]
     engines = [SpawnedEngine(0, [Asked("a"), Asked("b")]), SpawnedEngine(1, [Asked("c"), Asked("d")])]
     assert source.wait_ready(engines, 5) == ["endpoint of a", "endpoint of c"]
     assert waited == [f"{name}.wait_ready" for name in "abcd"]
@@ -194,7 +201,7 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
     options = {"num_cpus": 2, "num_gpus": 1, "include_dashboard": False, "log_to_driver": False}
     start_ray(300.0, lambda: ray.init(address="local", **options))
     try:
-        engine = SpawnedEngines(flags(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
+        engine = SpawnedEngines(config_with(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
         started = engine.actors[0].wait_ready.remote(300)
         assert engine.failure_reason() is None
         engine.actors[0].shutdown.remote()

@@ -1,6 +1,5 @@
 """What the driver tells a trainer and is told by it, without processes."""
 
-from argparse import Namespace
 from contextlib import nullcontext
 from unittest.mock import MagicMock
 
@@ -13,13 +12,14 @@ from slime.ray.train_group import RayTrainGroup
 from slime.training.checkpoint_dir import MARKER
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import SyncReport
+from tests.run_args import config_with
 
 
 class OfOneRank(RayTrainGroup):
     """Whose answers are there at once."""
 
-    def _spawn(self, rank, slots, args):
-        actor = MagicMock(args=args)
+    def _spawn(self, rank, slots, config):
+        actor = MagicMock(args=config.flat)
         actor.update_weights.remote.return_value = (3, SyncReport(sent=100))
         actor.trained_steps.remote.return_value = 5
         return actor
@@ -39,11 +39,12 @@ def started(monkeypatch):
     monkeypatch.setattr(train_group.ray, "kill", lambda actor: actor.kill())
 
     def start(steps, first=4, **flags):
-        args = Namespace(start_rollout_id=None, train_timeout=1, cluster_timeout=1, load="first", ckpt_step=7)
-        vars(args).update(check_served_policy=False, finetune=True)
-        vars(args).update(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4, **flags)
+        given = dict(start_rollout_id=None, train_timeout=1, cluster_timeout=1, load="first", ckpt_step=7)
+        given |= dict(check_served_policy=False, finetune=True)
+        given |= dict(rollout_batch_size=4, n_samples_per_prompt=2, global_batch_size=4)
+        config = config_with(**given | flags)
         log = RunLog(Tracker([]))
-        group = OfOneRank(args, [0], MagicMock(), log)
+        group = OfOneRank(config, [0], MagicMock(), log)
         group._actors[0].init.remote.return_value = first
         group._pending_init = [first]
         group._actors[0].trained_steps.remote.return_value = steps

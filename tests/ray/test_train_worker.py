@@ -1,7 +1,6 @@
 """A trainer process from its flags to its metrics, dumps and exports."""
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -17,6 +16,7 @@ from slime.ray.train_worker import TrainRayActor, TrainWorker
 from slime.training.trainer import Trained
 from slime.utils.types import EngineEndpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.run_args import config_with
 from tests.trainer_batches import random_rollout, split, trainer_args
 from tests.weight_sync.test_handle import Recorder
 from tools.convert_hf_to_fp8 import main as to_fp8
@@ -345,7 +345,7 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
 
     class Actor(TrainRayActor):
         def __init__(self):
-            self._args, self._role = Namespace(rank=3, trace=None), Namespace(outputs=())
+            self._config, self._role = config_with(rank=3, trace=None), MagicMock(outputs=())
             self._timer = Timer()
 
         def parallel_config(self):
@@ -384,7 +384,7 @@ def test_versions_go_on_above_those_of_ranks_that_were_lost(monkeypatch, torn, w
     """A checkpoint is older than what the engines have; a version that ended half-way is not used again."""
     monkeypatch.setattr(train_worker, "WeightUpdate", _Weights)
     worker = TrainWorker.__new__(TrainWorker)
-    worker._args = Namespace(synced_checkpoint=None, keep_old_actor=False)
+    worker._config = config_with(synced_checkpoint=None)
     worker._timer, worker.backend, worker._update, worker._weight_version = Timer(), MagicMock(), None, 5
     worker.go_on(7, torn)
     worker.connect_rollout_engines([])

@@ -1,5 +1,3 @@
-from argparse import Namespace
-
 import pytest
 
 from slime.rollout.filter_hub.base_types import (
@@ -13,8 +11,9 @@ from slime.rollout.filter_hub.dynamic_sampling_filters import (
     check_reward_nonzero_std_with_fallback,
 )
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
-ARGS = Namespace(reward_key=None)
+ARGS = run_args()
 
 
 def group(*rewards):

@@ -7,13 +7,14 @@ from slime.rollout import sleep_rollout
 from slime.rollout.base_types import RolloutError
 from slime.rollout.forge_load import generate_rollout
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
 
 @pytest.fixture
 def template(tmp_path):
     """Recordings of rollouts 0 and 1, and of an evaluation after 1."""
     path = f"{tmp_path}/{{rollout_id}}.pt"
-    args = Namespace(save_debug_rollout_data=path)
+    args = run_args(save_debug_rollout_data=path)
     for number in (0, 1):
         sample = Sample(prompt=f"p{number}", reward={"acc": 1.0}, weight_versions=["7"], index=0)
         sample.version_spans = [("7", 3)]

@@ -1,7 +1,6 @@
 """A teacher behind an engine: what it is asked, and what is taken off its answer."""
 
 import asyncio
-from argparse import Namespace
 
 import pytest
 
@@ -9,6 +8,7 @@ from slime.rollout import on_policy_distillation as opd
 from slime.rollout.base_types import RolloutError
 from slime.utils.types import Sample
 from tests.engines.embedded import Server, make_checkpoint, token_logprobs
+from tests.run_args import run_args
 
 
 def sample_with(answer, response_length=2):
@@ -27,7 +27,7 @@ def test_the_teacher_is_asked_about_all_tokens_and_generates_none(monkeypatch):
         return {"any": "answer"}
 
     monkeypatch.setattr(opd, "post_json", post_json)
-    args = Namespace(rm_url="http://teacher/generate", rollout_temperature=1.0)
+    args = run_args(rm_url="http://teacher/generate")
     assert asyncio.run(opd.reward_func(args, sample_with(None), evaluation=False)) == {"any": "answer"}
     sampling = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
     wanted = {"input_ids": [5, 6, 7, 8], "sampling_params": sampling}
@@ -38,14 +38,14 @@ def test_the_teacher_is_asked_about_all_tokens_and_generates_none(monkeypatch):
 @pytest.mark.parametrize(("length", "wanted"), [(2, [-2.0, -3.0]), (0, []), (3, [-1.0, -2.0, -3.0])])
 def test_log_probs_of_the_response_are_taken_and_rewards_are_zero(length, wanted):
     samples = [sample_with(answer(None, -1.0, -2.0, -3.0), length)]
-    assert opd.post_process_rewards(Namespace(), samples) == ([0.0], [0.0])
+    assert opd.post_process_rewards(run_args(), samples) == ([0.0], [0.0])
     assert samples[0].teacher_log_probs == wanted
 
 
 @pytest.mark.parametrize("bad", [0.5, {"meta_info": {}}, answer(None, None, -1.0, -1.0), answer(None, -1.0)])
 def test_an_answer_without_log_probs_is_refused_with_the_name_of_its_sample(bad):
     with pytest.raises(RolloutError, match=r"sample 3.*teacher"):
-        opd.post_process_rewards(Namespace(), [sample_with(bad)])
+        opd.post_process_rewards(run_args(), [sample_with(bad)])
 
 
 def test_a_teacher_of_the_run_is_asked_behind_its_router(monkeypatch):
@@ -57,7 +57,7 @@ def test_a_teacher_of_the_run_is_asked_behind_its_router(monkeypatch):
 
     monkeypatch.setattr(opd, "post", post)
     routers = {"policy": ("127.0.0.1", 3000), "teacher": ("127.0.0.1", 3001)}
-    args = Namespace(rm_url=None, rollout_temperature=1.0, sglang_model_routers=routers)
+    args = run_args(sglang_model_routers=routers)
     args.sglang_router_ip, args.sglang_router_port = routers["policy"]
     assert asyncio.run(opd.reward_func(args, sample_with(None))) == {"any": "answer"}
     assert asked == ["http://127.0.0.1:3001/generate"]
@@ -65,7 +65,7 @@ def test_a_teacher_of_the_run_is_asked_behind_its_router(monkeypatch):
 
 def test_without_an_address_there_is_no_teacher():
     with pytest.raises(ValueError, match="--rm-url"):
-        asyncio.run(opd.reward_func(Namespace(rm_url=None), sample_with(None)))
+        asyncio.run(opd.reward_func(run_args(), sample_with(None)))
 
 
 def test_an_engine_judges_the_response_as_its_model_does(tmp_path):
@@ -77,7 +77,7 @@ def test_an_engine_judges_the_response_as_its_model_does(tmp_path):
     server = Server(tmp_path / "teacher")
     try:
         server.wait_ready()
-        args = Namespace(rm_url=f"{server.url}/generate", rollout_temperature=1.0)
+        args = run_args(rm_url=f"{server.url}/generate")
         for sample in samples:
             sample.reward = asyncio.run(opd.reward_func(args, sample))
     finally:

@@ -1,7 +1,6 @@
 """Plug-ins of the original use these names, and have hooks that take less than they are offered."""
 
 import asyncio
-from argparse import Namespace
 
 import pytest
 
@@ -11,17 +10,17 @@ from slime.rollout.generation import generate_and_rm, prepare_request
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks, set_current_rollout_id
 from slime.rollout.sglang_rollout import get_model_url
 from slime.utils.types import Sample
+from tests.run_args import config_with, run_args
 
 HERE = "tests.rollout.test_original_calls."
 
 
 def test_a_picture_is_not_left_out_of_a_request_without_a_word():
-    args = Namespace(rollout_max_context_len=None, use_rollout_routing_replay=False, replays_nucleus=False)
     sample, params = Sample(index=0, tokens=[1, 2]), {"max_new_tokens": 3}
-    assert prepare_request(args, sample, params, False)["input_ids"] == [1, 2]
+    assert prepare_request(config_with(), sample, params, False)["input_ids"] == [1, 2]
     sample.multimodal_inputs = {"images": ["a picture"]}
     with pytest.raises(ValueError, match="it has images beside its tokens, and requests hold tokens only"):
-        prepare_request(args, sample, params, False)
+        prepare_request(config_with(), sample, params, False)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_a_picture_is_not_left_out_of_a_request_without_a_word():
     ],
 )
 def test_a_model_that_is_not_served_is_asked_of_the_default(routers, name, address):
-    args = Namespace(sglang_router_ip="10.0.0.1", sglang_router_port=5, sglang_model_routers=routers)
+    args = run_args(sglang_router_ip="10.0.0.1", sglang_router_port=5, sglang_model_routers=routers)
     assert get_model_url(args, name) == address
 
 
@@ -53,7 +52,7 @@ def whole_hook(args, sample, **offered):
 async def test_hooks_get_the_keywords_that_they_take():
     set_current_rollout_id(4)
     hooks = [HERE + name for name in ("bare_hook", "half_hook", "whole_hook")]
-    args = Namespace(rollout_sample_hook_path=hooks)
+    args = run_args(rollout_sample_hook_path=hooks)
     sample = await apply_rollout_sample_hooks(args, Sample(index=0), evaluation=True)
     assert sample.metadata["hooks"] == ["bare", True, {"rollout_id": 4, "evaluation": True}]
 

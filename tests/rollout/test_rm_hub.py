@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from slime.config.run import run_config
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_reward
 from slime.rollout.rm_hub import async_rm, batched_async_rm, remote
@@ -157,14 +158,15 @@ async def test_rewards_that_user_code_makes_numbers_of_may_be_anything(make_args
 def test_only_finite_numbers_are_rewards(make_args, reward, key):
     sample = Sample(index=3, group_index=1)
     with pytest.raises(RolloutError, match=r"plugins\.length_rm returned .* for sample 3 of group 1"):
-        check_reward(make_args(), "plugins.length_rm", sample, reward)
+        check_reward(run_config(make_args()), "plugins.length_rm", sample, reward)
     with pytest.raises(RolloutError, match="expected a finite number"):
-        check_reward(make_args(**{key: "score"}), "plugins.length_rm", sample, {"score": reward, "why": "x"})
+        given = {"score": reward, "why": "x"}
+        check_reward(run_config(make_args(**{key: "score"})), "plugins.length_rm", sample, given)
 
 
 @pytest.mark.parametrize("reward", [1, 0.5, True, np.float32(2), torch.tensor(3.0), {"why": "x"}])
 def test_numbers_of_all_libraries_are_rewards(make_args, reward):
-    check_reward(make_args(reward_key="score"), "plugins.length_rm", Sample(), reward)
+    check_reward(run_config(make_args(reward_key="score")), "plugins.length_rm", Sample(), reward)
 
 
 async def test_the_error_of_a_remote_reward_holds_no_secret_of_its_address(make_args):

@@ -3,6 +3,7 @@ import re
 import pytest
 from fastapi.responses import JSONResponse
 
+from slime.config.run import run_config
 from slime.observability.rollout_metrics import compute_perf_metrics_from_samples
 from slime.rollout.attempts import flatten, oldest_version, without_answers
 from slime.rollout.base_types import RolloutError
@@ -70,7 +71,7 @@ async def test_a_response_at_the_limit_is_truncated(engine, make_args, make_sour
 def test_what_training_replays_is_asked_for_in_training_alone(make_args):
     def wanted(evaluation=False, **flags):
         args, sample = make_args(**flags), Sample(index=0, prompt="q")
-        body = prepare_request(args, sample, {"max_new_tokens": 4}, evaluation)
+        body = prepare_request(run_config(args), sample, {"max_new_tokens": 4}, evaluation)
         return sorted(name for name, value in body.items() if value is True)
 
     replays = dict(replays_nucleus=True, use_rollout_routing_replay=True)

@@ -13,30 +13,22 @@ from slime.router.serving import listening
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
 from tests.router.bpe import byte_level
+from tests.run_args import with_groups
 
 LONGEST = 60.0
 SETTINGS = {
     "sglang_router_ip": "127.0.0.1",
-    "sglang_api_key": None,
     "sglang_server_concurrency": 64,
-    "rollout_num_gpus": 2,
-    "rollout_num_gpus_per_engine": 1,
+    "rollout_num_engines": 2,
     "rollout_health_check_interval": 0.05,
     "rollout_health_check_timeout": 300.0,
     "use_slime_router": True,
-    "slime_router_timeout": None,
-    "slime_router_max_connections": None,
-    "slime_router_health_check_failure_threshold": 3,
-    "slime_router_middleware_paths": [],
-    "slime_router_processes": 1,
     "slime_router_radix_tree_tokens": 100_000,
-    "engine_startup_timeout": 600.0,
-    "trust_remote_code": False,
 }
 
 
 def router_args(**changes: Any) -> Namespace:
-    return Namespace(**{**SETTINGS, "sglang_router_port": free_port(), **changes})
+    return with_groups({**SETTINGS, "sglang_router_port": free_port(), **changes})
 
 
 class Served:

@@ -21,6 +21,7 @@ from slime.router.router import SlimeRouter
 from slime.utils.types import Sample
 from tests.router.bpe import byte_level
 from tests.router.conftest import exchanged, router_args, served
+from tests.run_args import with_groups
 
 RADIX = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 ORDER: list[str] = []
@@ -286,7 +287,7 @@ def through(monkeypatch: pytest.MonkeyPatch):
 
 
 def rollout_args(router: SlimeRouter) -> Namespace:
-    return Namespace(**vars(router.args), sglang_model_routers={}, sglang_speculative_algorithm=None)
+    return with_groups(vars(router.args))
 
 
 async def test_a_sample_made_of_texts_has_the_tokens_that_were_sampled(

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from slime.backends.sglang_utils.router import start_router
+from slime.config.run import run_config
 from slime.rollout import generation, sglang_streaming_rollout
 from slime.rollout.generate_state import training_sampling_params
 from slime.utils.types import Sample
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
 from tests.router.conftest import router_args
+from tests.run_args import with_groups
 
 TOP_P = 0.8
 PROMPT = [40, 41, 42, 43, 44]
@@ -27,15 +29,14 @@ def served(tmp_path_factory) -> Iterator[tuple[torch.nn.Module, Namespace]]:
     server, router = Server(path), None
     try:
         where = {"host": "127.0.0.1", "port": settings.sglang_router_port, "prometheus_port": free_port()}
-        router = start_router(settings, **where, log_path=path / "router.log")
+        router = start_router(run_config(settings), **where, log_path=path / "router.log")
         router.register_worker(server.wait_ready().url)
         more = dict(replays_nucleus=True, use_rollout_routing_replay=False, router_policy=None)
-        limits = dict(rollout_max_context_len=None, eval_max_context_len=None, sglang_model_routers=None)
         flags = dict(rollout_temperature=1.0, rollout_top_p=TOP_P, nucleus_top_k=300, rollout_stop=None)
         ends = dict(
             rollout_max_response_len=8, rollout_stop_token_ids=None, rollout_skip_special_tokens=False
         )
-        yield model, Namespace(**vars(settings), **more, **limits, **flags, **ends)
+        yield model, with_groups({**vars(settings), **more, **flags, **ends})
     finally:
         if router is not None:
             router.shutdown()
@@ -51,7 +52,7 @@ def args(served, monkeypatch) -> Namespace:
 
 
 def params(args: Namespace, length: int) -> dict[str, object]:
-    return {**training_sampling_params(args), "max_new_tokens": length, "ignore_eos": True}
+    return {**training_sampling_params(run_config(args)), "max_new_tokens": length, "ignore_eos": True}
 
 
 def expect_nuclei(model: torch.nn.Module, sample: Sample) -> None:
@@ -112,6 +113,6 @@ async def test_evaluations_and_other_runs_ask_for_no_nuclei(args) -> None:
     sample = Sample(index=0, tokens=list(PROMPT))
     await generation.generate(args, sample, {"max_new_tokens": 3, "top_p": TOP_P}, evaluation=True)
     assert sample.rollout_top_p_token_ids is None
-    other = Namespace(**{**vars(args), "replays_nucleus": False, "nucleus_top_k": -1})
+    other = with_groups({**vars(args), "replays_nucleus": False, "nucleus_top_k": -1})
     assert generation.wanted_of_tokens(other) == {"return_logprob": True}
-    assert "custom_params" not in training_sampling_params(other)
+    assert "custom_params" not in training_sampling_params(run_config(other))

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, slime_router_command, start_router
+from slime.config.run import run_config
 from slime.router import processes
 from slime.router.processes import Line, Parent
 from slime.router.settings import RouterSettings
@@ -36,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RouterProcess]]:
 
     def start_one(api_key: str | None = None, port: int | None = None, **changes: Any) -> RouterProcess:
         router = start_router(
-            router_args(**changes),  # type: ignore[arg-type]
+            run_config(router_args(**changes)),
             host="127.0.0.1",
             port=port or free_port(),
             prometheus_port=free_port(),
@@ -94,7 +95,7 @@ def test_the_key_is_in_no_command_line_and_in_no_file(start, start_engine, tmp_p
 def test_what_the_router_is_told_is_for_this_user_only(tmp_path: Path) -> None:
     path = tmp_path / "router.args.json"
     args = router_args(eval_datasets=[object()], nested={"a": [1, None, "b"]})
-    command = slime_router_command(args, host="h", port=1, api_key="K", args_path=path)  # type: ignore[arg-type]
+    command = slime_router_command(run_config(args), host="h", port=1, api_key="K", args_path=path)
     assert command[1:] == ["-m", "slime.router", str(path)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert '"nested": {"a": [1, null, "b"]}' in path.read_text() and "eval_datasets" not in path.read_text()

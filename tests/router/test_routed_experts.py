@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from slime.backends.sglang_utils.router import start_router
+from slime.config.run import run_config
 from slime.rollout import generation, sglang_streaming_rollout
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -14,6 +15,7 @@ from tests.backends.embedded_engine.test_routes import IDS, routes_of
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
 from tests.router.conftest import router_args
+from tests.run_args import run_args, with_groups
 
 PARAMS = {"temperature": 1.0, "sampling_seed": 5, "ignore_eos": True, "skip_special_tokens": False}
 
@@ -25,16 +27,10 @@ def served(tmp_path_factory) -> Iterator[tuple]:
     server, router = Server(path, "--enable-return-routed-experts"), None
     try:
         where = {"host": "127.0.0.1", "port": settings.sglang_router_port, "prometheus_port": free_port()}
-        router = start_router(settings, **where, log_path=path / "router.log")
+        router = start_router(run_config(settings), **where, log_path=path / "router.log")
         router.register_worker(server.wait_ready().url)
-        more = dict(
-            use_rollout_routing_replay=True,
-            replays_nucleus=False,
-            rollout_max_context_len=None,
-            eval_max_context_len=None,
-        )
-        sizes = dict(num_layers=2, moe_router_topk=3, router_policy=None)
-        yield model, Namespace(**vars(settings), **more, **sizes, sglang_model_routers=None)
+        more = dict(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3)
+        yield model, with_groups({**vars(settings), **more})
     finally:
         if router is not None:
             router.shutdown()
@@ -86,6 +82,4 @@ async def test_evaluations_and_other_runs_ask_for_no_routes(args) -> None:
     sample = Sample(index=0, tokens=list(IDS))
     await generation.generate(args, sample, PARAMS | {"max_new_tokens": 3}, evaluation=True)
     assert sample.rollout_routed_experts is None
-    assert "return_routed_experts" not in generation.wanted_of_tokens(
-        Namespace(use_rollout_routing_replay=False, replays_nucleus=False)
-    )
+    assert "return_routed_experts" not in generation.wanted_of_tokens(run_args())

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from slime.backends.sglang_utils.router import RouterProcess, start_router
+from slime.config.run import run_config
 from slime.rollout import generation, text_generation
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.types import Sample
@@ -13,6 +14,7 @@ from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
 from tests.router.conftest import router_args
 from tests.router.test_middleware import RADIX
+from tests.run_args import with_groups
 
 pytestmark = pytest.mark.slow
 
@@ -28,15 +30,9 @@ def args(tmp_path) -> Iterator[Namespace]:
         server.wait_ready()
         router = _router(args, tmp_path)
         router.register_worker(server.url)
-        yield Namespace(
-            **vars(args),
-            sglang_model_routers={"default": (args.sglang_router_ip, args.sglang_router_port)},
-            sglang_speculative_algorithm=None,
-            rollout_max_context_len=None,
-            use_rollout_routing_replay=False,
-            replays_nucleus=False,
-            router_policy="consistent_hashing",
-        )
+        routers = {"default": (args.sglang_router_ip, args.sglang_router_port)}
+        more = dict(sglang_model_routers=routers, router_policy="consistent_hashing")
+        yield with_groups({**vars(args), **more})
     finally:
         if router is not None:
             router.shutdown()
@@ -45,7 +41,7 @@ def args(tmp_path) -> Iterator[Namespace]:
 
 def _router(args: Namespace, folder) -> RouterProcess:
     where = {"host": args.sglang_router_ip, "port": args.sglang_router_port, "prometheus_port": free_port()}
-    return start_router(args, **where, log_path=folder / "router.log")  # type: ignore[arg-type]
+    return start_router(run_config(args), **where, log_path=folder / "router.log")
 
 
 async def test_text_gives_the_sample_that_tokens_give(args: Namespace, monkeypatch) -> None:

@@ -1,20 +1,20 @@
 import base64
 import gc
 import subprocess
-from argparse import Namespace
 
 import numpy as np
 import pytest
 
+from slime.config.critic import trains_actor
+from slime.ray.synchronous import evaluates_at_start
 from slime.utils.misc import (
     SingletonMeta,
     decode_int32_meta_array,
-    evaluates_at_start,
     exec_command,
     should_run_periodic_action,
     spare_collector,
-    trains_actor,
 )
+from tests.run_args import config_with
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_actions_are_due_at_intervals_epochs_and_the_end(interval, per_epoch, la
     ],
 )
 def test_what_a_run_evaluates_before_its_first_rollout(interval, num_rollout, skip, start, wanted):
-    args = Namespace(eval_interval=interval, num_rollout=num_rollout, skip_eval_before_train=skip)
-    assert evaluates_at_start(args, start, None) is wanted
+    config = config_with(eval_interval=interval, skip_eval_before_train=skip).evaluation
+    assert evaluates_at_start(config, num_rollout, start, None) is wanted
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_what_a_run_evaluates_before_its_first_rollout(interval, num_rollout, sk
     ],
 )
 def test_the_actor_trains_after_the_rollouts_of_the_critic_alone(critic, alone, never, trained):
-    args = Namespace(use_critic=critic, num_critic_only_steps=alone, critic_train_only=never)
-    assert [i for i in range(3) if trains_actor(args, i)] == trained
+    flags = dict(use_critic=critic, num_critic_only_steps=alone, critic_train_only=never)
+    assert [i for i in range(3) if trains_actor(config_with(**flags).critic, i)] == trained
 
 
 def test_a_singleton_is_made_once_until_it_is_cleared():

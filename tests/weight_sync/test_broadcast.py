@@ -1,22 +1,23 @@
 """What engines are told of a bucket that is broadcast; nothing is sent."""
 
 import importlib
-from argparse import Namespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from slime.config.run import run_config
 from slime.weight_sync.transports import broadcast
 from slime.weight_sync.transports.broadcast import BroadcastTransport
+from tests.run_args import run_args
 
-ARGS = Namespace(distributed_timeout_minutes=1, check_weight_update_equal=False)
+CONFIG = run_config(run_args(distributed_timeout_minutes=1))
 
 
 @pytest.fixture
 def transport(monkeypatch):
     """In a group with two engines, whose members have all that was broadcast."""
-    made = BroadcastTransport(ARGS)
+    made = BroadcastTransport(CONFIG)
     made._engines = MagicMock(clients=[MagicMock(), MagicMock()])
     made._group, made._group_name = object(), "weights"
     monkeypatch.setattr(made, "_broadcast", lambda flat, answers: [answer.result() for answer in answers])
@@ -46,7 +47,7 @@ def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_eng
         module = importlib.reload(broadcast)  # as in another process
         monkeypatch.setattr(module, "init_process_group", lambda *_: object())
         monkeypatch.setattr(module, "group_address", lambda urls: "127.0.0.1")
-        transport = module.BroadcastTransport(ARGS)
+        transport = module.BroadcastTransport(CONFIG)
         client = MagicMock()
         transport._engines = MagicMock(clients=[client], endpoints=[MagicMock(num_gpus=1)])
         transport._join()

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from fastapi.responses import JSONResponse
 from safetensors.torch import load_file
 
+from slime.config.run import run_config
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
@@ -20,6 +20,7 @@ from slime.weight_sync.report import SyncReport
 from slime.weight_sync.transports import disk, session, transports_of
 from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
 from slime.weight_sync.update import WeightUpdate
+from tests.run_args import run_args
 from tests.weight_sync.test_handle import Recorder
 
 NAMES = ("a", "b", "c")
@@ -77,15 +78,11 @@ def args(tmp_path, root):
     assets.mkdir()
     (assets / "config.json").write_text("{}")
     (assets / "model.safetensors").write_bytes(b"weights of long ago")
-    return Namespace(
+    return run_args(
         distributed_timeout_minutes=1,
-        check_weight_update_equal=False,
-        check_weight_checksums=False,
         update_weight_buffer_size=1,
         update_weight_transport="disk",
         update_weight_disk_dir=str(root),
-        update_weight_disk_keep_files=False,
-        colocate=False,
         synced_checkpoint=str(assets),
     )
 
@@ -104,7 +101,7 @@ def connected(args, engine):
 
     def connect():
         source = Source()
-        update = WeightUpdate(args, source)
+        update = WeightUpdate(run_config(args), source)
         update.connect([EngineEndpoint(engine.url, None, 1, None)])
         return update, source
 
@@ -275,8 +272,12 @@ def test_a_byte_that_the_disk_changes_names_the_tensor_before_an_engine_stops(
 
 
 def test_only_the_transport_that_flags_ask_for_is_used(args):
-    assert [type(each).__name__ for each in transports_of(args)] == ["DiskTransport"]
+    assert _transports(args) == ["DiskTransport"]
     args.update_weight_transport, args.colocate = "nccl", True
-    assert [type(each).__name__ for each in transports_of(args)] == ["HandleTransport", "BroadcastTransport"]
+    assert _transports(args) == ["HandleTransport", "BroadcastTransport"]
     args.colocate = False
-    assert [type(each).__name__ for each in transports_of(args)] == ["BroadcastTransport"]
+    assert _transports(args) == ["BroadcastTransport"]
+
+
+def _transports(args):
+    return [type(each).__name__ for each in transports_of(run_config(args))]

@@ -10,6 +10,7 @@ import torch
 from fastapi.responses import JSONResponse
 from torch.distributed import distributed_c10d
 
+from slime.config.run import run_config
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.transports.handle import HandleTransport
@@ -82,7 +83,8 @@ def _sync(rank, args, endpoint, then=lambda update: None):
     init(args)
     model = get_model(args)
     load_hf_weights(args, model, args.hf_checkpoint)
-    update = WeightUpdate(args, HfWeights(args, model), [HandleTransport(args)])
+    config = run_config(args)
+    update = WeightUpdate(config, HfWeights(args, model), [HandleTransport(config)])
     groups = len(distributed_c10d._world.pg_map)
     update.connect([endpoint])
     try:
@@ -155,5 +157,5 @@ def test_a_refusal_reaches_all_ranks_and_generation_does_not_go_on(engine, tmp_p
 )
 def test_only_engines_whose_ranks_all_share_a_trainers_gpu_are_accepted(monkeypatch, gpus, offset, accepted):
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
-    transport = HandleTransport(run_args())
+    transport = HandleTransport(run_config(run_args()))
     assert transport.accepts(EngineEndpoint("http://127.0.0.1:1", None, gpus, offset)) == accepted

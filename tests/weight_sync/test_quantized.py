@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slime.backends.sglang_utils.client import EngineClient
+from slime.config.run import run_config
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
@@ -74,7 +75,7 @@ def _sync(rank, args, source, served, endpoints):
     init(args)
     model = get_model(args)
     load_hf_weights(args, model, source)
-    update = WeightUpdate(args, HfWeights(args, model), served=served)
+    update = WeightUpdate(run_config(args), HfWeights(args, model), served=served)
     update.connect(endpoints)
     try:
         return update.run(3).sent

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime.config.run import run_config
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
@@ -139,7 +140,7 @@ def checkpoints(tmp_path_factory):
 
 
 def _send(args, weights, path, url):
-    update = WeightUpdate(args, weights, served=str(path))
+    update = WeightUpdate(run_config(args), weights, served=str(path))
     update.connect([EngineEndpoint(url, None, 1, 0)])
     try:
         update.run(1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.config.run import run_config
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.engines import free_port
@@ -77,7 +78,7 @@ def _sync(rank, args, checkpoint, transport, endpoints, versions):
     load_hf_weights(args, model, checkpoint)
     args.colocate = transport == "handle"
     args.update_weight_transport = "disk" if transport == "disk" else "nccl"
-    update = WeightUpdate(args, HfWeights(args, model))
+    update = WeightUpdate(run_config(args), HfWeights(args, model))
     update.connect(endpoints)
     sent = [update.run(version).sent for version in versions]
     update.disconnect()
@@ -232,7 +233,7 @@ def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):
     model = get_model(args)
     load_hf_weights(args, model, checkpoint)
     args.victim_lives = True
-    update = WeightUpdate(args, Deadly(args, model))
+    update = WeightUpdate(run_config(args), Deadly(args, model))
     update.connect(endpoints)
     with pytest.raises(EngineError, match="update_weights_from_distributed: no answer"):
         update.run(1)
@@ -272,7 +273,7 @@ def _sync_after(rank, args, checkpoint, transport, endpoints, dies):
     model = get_model(args)
     load_hf_weights(args, model, checkpoint)
     args.colocate = transport == "handle"
-    update = WeightUpdate(args, Deadly(args, model))
+    update = WeightUpdate(run_config(args), Deadly(args, model))
     if not dies:
         update.take_over()
     update.connect(endpoints)

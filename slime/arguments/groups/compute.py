@@ -7,7 +7,7 @@ from typing import Literal
 
 from slime.arguments.core.flag import flag, refused
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.trainers import trainer_of
+from slime.config.trainers import trainer_of
 
 
 @dataclass(frozen=True)

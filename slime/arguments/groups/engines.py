@@ -4,12 +4,11 @@ import argparse
 import importlib.util
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slime.arguments.core.absent_sglang import bad_numbers
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import Flag, add_flags, flag, flags_of, option_string
+from slime.arguments.core.flag import Flag, add_flags, flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.debug import trains_only
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
@@ -23,6 +22,7 @@ from slime.arguments.validate.fleet_checks import (
 from slime.arguments.validate.quantized_engines import bad_formats, packed_beyond_experts
 from slime.arguments.validate.served_models import ModelConfig, SglangConfig
 from slime.arguments.validate.sglang_models import unlike_sglang
+from slime.config.engines import EngineConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
 LAUNCHER_OWNED = frozenset(
@@ -45,48 +45,6 @@ LAUNCHER_OWNED = frozenset(
         "enable_return_routed_experts",
     }
 )
-
-
-@dataclass(frozen=True)
-class EngineArgs:
-    """The engines as a whole."""
-
-    rollout_engine: Literal["auto", "sglang", "embedded"] = flag(
-        "auto", help="engine server; auto is sglang where it is installed and a GPU is present, else embedded"
-    )
-    sglang_config: str | None = flag(place=True, help="YAML file of models, each with groups of engines")
-    rollout_external: bool = flag(
-        False, help="the engines are somebody else's, those of --rollout-external-engine-addrs"
-    )
-    rollout_external_engine_addrs: list[str] | None = flag(
-        help="host:port of engines started elsewhere; implies --rollout-external"
-    )
-    prefill_num_servers: int | None = flag(
-        at_least=0, same_as_default=(0,), help="engines that only prefill; the others decode"
-    )
-
-
-@dataclass(frozen=True)
-class DerivedEngines:
-    """What an engine is, and how many there are.
-
-    Attributes:
-        rollout_external: whether the engines were started elsewhere.
-        router_external: whether the first model's router was.
-        served_models: of engines that we start; empty if they are external, or if there are none.
-        rollout_num_engines: those that answer the prompts.
-        sglang_tp_size: GPUs of one pipeline stage of an engine.
-        synced_checkpoint: the directory that the engines which get the trainer's weights start with; they are
-            given them in its format.
-    """
-
-    rollout_engine: Literal["sglang", "embedded"]
-    rollout_external: bool
-    router_external: bool
-    served_models: list[ModelConfig]
-    rollout_num_engines: int
-    sglang_tp_size: int
-    synced_checkpoint: str
 
 
 def has_sglang() -> bool:
@@ -257,8 +215,7 @@ def _field(dest: str) -> str:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"engines": EngineArgs},
-    derived=DerivedEngines,
+    {"engines": EngineConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

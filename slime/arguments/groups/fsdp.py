@@ -10,8 +10,8 @@ from typing import Any, Literal
 from slime.arguments.core.flag import Flag, flag, flags_of, option_string, refused
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.megatron import HONOURED, megatron_flags
-from slime.arguments.trainers import FSDP, trainer_of
 from slime.arguments.validate.checkpoint_files import is_release
+from slime.config.trainers import FSDP, trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape
 from slime.models.any_decoder import require_causal, transformers_config
 from slime.models.hf_config import HfConfig

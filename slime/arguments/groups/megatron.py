@@ -6,7 +6,6 @@ megatron-core brings its flags along, and each is used only after someone has sa
 
 import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from slime.arguments.core.flag import Flag
@@ -159,12 +158,3 @@ def megatron_flags(declared: Collection[str], option_strings: Collection[str]) -
     return [
         spec for spec in generated if spec.dest not in declared and not set(spec.names) & set(option_strings)
     ]
-
-
-@dataclass(frozen=True)
-class MegatronNames:
-    """The generated flags that neutral code reads, with their types."""
-
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
-    overlap_param_gather: bool

@@ -13,9 +13,9 @@ from slime.arguments.core.flag import flag, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.core.run_args import is_known
 from slime.arguments.groups.moe import layer_kinds
-from slime.arguments.trainers import trainer_of
 from slime.arguments.validate.user_code import why_unusable
 from slime.config.model import PARTS, DecoderShape, ModelConfig
+from slime.config.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
 from slime.models.hf_config import HfConfig
 from slime.models.rope import Rope

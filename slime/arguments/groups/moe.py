@@ -9,8 +9,8 @@ from typing import Any, Literal
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.flag import flag, flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.trainers import trainer_of
 from slime.config.model import MoeShape
+from slime.config.trainers import trainer_of
 from slime.models import HfConfigError, read_shape
 
 _MAX_LAYERS = 100_000

@@ -8,8 +8,8 @@ from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.nucleus import replays_nucleus
 from slime.arguments.groups.rollout import is_fully_async, keeps_surplus
 from slime.arguments.groups.router import given_router_options
-from slime.arguments.trainers import trainer_of
 from slime.config.off_policy import CORRECTIONS, OffPolicyConfig
+from slime.config.trainers import trainer_of
 
 
 def derive(args: Namespace) -> None:

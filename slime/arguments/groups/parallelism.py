@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
-from slime.arguments.trainers import trainer_of
 from slime.config.parallelism import ParallelConfig
+from slime.config.trainers import trainer_of
 
 # Each of them counts as a layer when layers are dealt out to pipeline stages.
 _COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")

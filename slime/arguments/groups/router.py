@@ -7,7 +7,6 @@ import os
 import socket
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
@@ -28,13 +27,6 @@ _HELP = {
     "router_prometheus_port": "port of the router's metrics; default a free one",
     "router_prometheus_host": "address on which the router shows its metrics; default its own",
 }
-
-
-@dataclass(frozen=True)
-class RouterOptions:
-    """Options of the router's own parser that this code reads."""
-
-    router_policy: str
 
 
 def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
@@ -58,6 +50,11 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
         if adopted.dest in ROUTER_DEFAULTS:
             adopted.default = ROUTER_DEFAULTS[adopted.dest]
             parser.set_defaults(**{adopted.dest: adopted.default})
+
+
+def derive(args: Namespace) -> None:
+    """No router has an address yet."""
+    args.sglang_model_routers = {}
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -113,5 +110,8 @@ def _why_not_free(port: int) -> str | None:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"requests to the engines": RouterConfig}, contradictions=contradictions, missing=missing
+    {"requests to the engines": RouterConfig},
+    derive=derive,
+    contradictions=contradictions,
+    missing=missing,
 )

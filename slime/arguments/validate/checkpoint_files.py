@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from slime.arguments.core.flag import option_string
-from slime.arguments.trainers import trainer_of
 from slime.config.model import ModelConfig
+from slime.config.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.checkpoint.inspection import bad_weights, weight_names
 from slime.models.checkpoint.quantization import read_quantization

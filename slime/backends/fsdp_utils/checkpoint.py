@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from slime.arguments.trainers import FSDP
 from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.step import TrainState
 from slime.backends.fsdp_utils.value_head import without_foreign_head
+from slime.config.trainers import FSDP
 from slime.training.checkpoint_dir import (
     find_checkpoint,
     fresh_directory,

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from slime.arguments.views import TrainingView, view
 from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import prepare_for_gradients
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
+from slime.config.loss import LossConfig
+from slime.config.run import filled
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.finite import gradients_not_finite
@@ -85,7 +86,7 @@ def train_one_step(
     for _ in range(num_microbatches):
         batch = packed_micro_batch(data, keys, context.pad_multiple, context)
         scaled, normaliser, report = loss_function(
-            view(args, TrainingView),
+            filled(LossConfig, args),
             batch,
             num_microbatches,
             step_global_batch_size,

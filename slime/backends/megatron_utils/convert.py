@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
-from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, model_state
 from slime.backends.megatron_utils.foreign_checkpoint import layer_naming
 from slime.backends.megatron_utils.hf_weights import refuse_leftovers
@@ -24,6 +23,8 @@ from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
+from slime.config.model import ModelConfig
+from slime.config.run import filled
 from slime.models import family_of
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.mtp import trained_mtp_layers
@@ -42,8 +43,9 @@ def write_torch_dist(args: Namespace, root: str | Path) -> Path:
     state = _model(args)
     final, temporary = Path(root) / RELEASE, Path(root) / f"{RELEASE}.tmp"
     with WeightsReader(args.hf_checkpoint) as reader:
-        _require_whole(view(args, ModelView), reader)
-        source = HfSource(view(args, ModelView), state.model, reader)
+        config = filled(ModelConfig, args)
+        _require_whole(config, trained_mtp_layers(args), reader)
+        source = HfSource(config, state.model, reader)
         on_first_rank(lambda: fresh_directory(temporary))
         dist_checkpointing.save({"model": model_state(state)}, str(temporary), StreamedSave(source))
     on_first_rank(lambda: publish(temporary, final, RELEASE))
@@ -57,14 +59,14 @@ def write_hf(args: Namespace, source: str | Path, target: str | Path, shard_byte
     """
     state = _model(args)
     stored = without_foreign_head(model_state(state, layer_naming(source)), source)
-    weights = StoredHfWeights(view(args, ModelView), state.model, stored, source)
+    weights = StoredHfWeights(filled(ModelConfig, args), state.model, stored, source)
     save_hf_model_to_path(args, target, weights, shard_bytes)
 
 
-def _require_whole(args: ModelView, reader: WeightsReader) -> None:
+def _require_whole(config: ModelConfig, mtp_layers: int, reader: WeightsReader) -> None:
     """Raises ValueError before anything is written if tensors are missing, or left over."""
-    refuse_leftovers(args, reader)
-    wanted = family_of(args.model_type).weights.hf_names(args, trained_mtp_layers(args))
+    refuse_leftovers(config, reader)
+    wanted = family_of(config.model_type).weights.hf_names(config, mtp_layers)
     if missing := sorted(wanted - set(reader.names())):
         raise ValueError(f"{reader.path}: {len(missing)} tensors are missing, e.g. {missing[0]}")
 

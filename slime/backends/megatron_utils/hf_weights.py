@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.named_params import (
     is_expert,
     is_of_mtp,
@@ -20,6 +19,7 @@ from slime.backends.megatron_utils.named_params import (
     with_expert,
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
+from slime.config.model import ModelConfig
 from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.checkpoint.load_shard import ShardSpec, load_shard
 from slime.models.checkpoint.safetensors_dir import TensorReader
@@ -70,7 +70,7 @@ class HfWeights:
     write to them.
     """
 
-    def __init__(self, args: ModelView, model: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, args: ModelConfig, model: Sequence[torch.nn.Module]) -> None:
         self._args = args
         self.ranks = _ranks_of_a_copy()
         rules = family_of(args.model_type).weights
@@ -193,7 +193,7 @@ class Stacks:
     Layers come one after the other, so that those of one layer are in memory.
     """
 
-    def __init__(self, args: ModelView) -> None:
+    def __init__(self, args: ModelConfig) -> None:
         self._args = args
         self._open: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
@@ -250,7 +250,7 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 
 @torch.no_grad()
 def load_hf_weights(
-    args: ModelView, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
+    args: ModelConfig, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
 ) -> None:
     """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
 
@@ -270,7 +270,7 @@ def load_hf_weights(
 
 
 def fill_param(
-    args: ModelView, reader: TensorReader, name: str, target: torch.Tensor, like: torch.Tensor
+    args: ModelConfig, reader: TensorReader, name: str, target: torch.Tensor, like: torch.Tensor
 ) -> None:
     """Fills ``target`` with what this rank holds of a parameter; ``like`` is the parameter itself.
 
@@ -286,7 +286,7 @@ def fill_param(
     load_shard(target, weights.rule_for(name, args.num_layers), reader, args, shard, f"for {name}")
 
 
-def refuse_leftovers(args: ModelView, reader: TensorReader) -> None:
+def refuse_leftovers(args: ModelConfig, reader: TensorReader) -> None:
     """Raises ValueError for tensors that the model has no place for.
 
     A checkpoint with tensors that the model has no place for is another model than its config says."""

@@ -16,7 +16,6 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
-from slime.arguments.views import TrainingView, view
 from slime.backends.megatron_utils.data import get_batch
 from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
@@ -35,6 +34,8 @@ from slime.backends.megatron_utils.optimizer import (
     refuses_nan,
 )
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
+from slime.config.loss import LossConfig
+from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
@@ -229,7 +230,7 @@ def train_one_step(
     state.optimizer.zero_grad()
     before_step()
     restore_biases = kept_biases(state.model)
-    settings = view(args, TrainingView)
+    settings = filled(LossConfig, args)
 
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module

@@ -41,11 +41,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.futures import Future
 
 from slime.arguments.core.run_args import copied
-from slime.arguments.views import ModelView
 from slime.backends.megatron_utils.foreign_checkpoint import split_objects
 from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_param
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.named_params import named_weights
+from slime.config.model import ModelConfig
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.training.checkpoint_errors import explained
 
@@ -76,7 +76,7 @@ def _storage(tensor: torch.Tensor) -> int:
 class HfSource:
     """Values of a model's parameters, read from a Hugging Face directory when they are asked for."""
 
-    def __init__(self, args: ModelView, model: Sequence[torch.nn.Module], reader: WeightsReader) -> None:
+    def __init__(self, args: ModelConfig, model: Sequence[torch.nn.Module], reader: WeightsReader) -> None:
         self._args, self._reader = args, reader
         self._params = _by_storage(model)
         self._last: tuple[str, torch.Tensor] | None = None
@@ -171,7 +171,7 @@ class StoredHfWeights(HfWeights):
 
     def __init__(
         self,
-        args: ModelView,
+        args: ModelConfig,
         model: Sequence[torch.nn.Module],
         state: Mapping[str, Any],
         path: str | Path,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
     is_megatron_checkpoint,
@@ -27,6 +26,8 @@ from slime.backends.megatron_utils.step import (
     setup_model_and_optimizer,
     train_one_step,
 )
+from slime.config.model import ModelConfig
+from slime.config.run import filled
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
@@ -45,6 +46,7 @@ class MegatronBackend:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         self._args, self._role = args, role
+        self._model_config = filled(ModelConfig, args)
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
@@ -70,7 +72,7 @@ class MegatronBackend:
             return lambda chunks: None
         args = self._args
         given = [path for path in (args.load, args.ref_load) if path and is_hf_checkpoint(path)]
-        return lambda chunks: load_hf_weights(view(args, ModelView), chunks, [*given, args.hf_checkpoint][0])
+        return lambda chunks: load_hf_weights(self._model_config, chunks, [*given, args.hf_checkpoint][0])
 
     def _resume(self) -> Start:
         iteration, common = load_checkpoint(self._args, self.state, self._args.load)
@@ -91,7 +93,7 @@ class MegatronBackend:
         if is_megatron_checkpoint(path):
             load_model_only(self.state, find_checkpoint(path, step)[1])
         else:
-            load_hf_weights(view(self._args, ModelView), self.state.model, path, with_mtp=False)
+            load_hf_weights(self._model_config, self.state.model, path, with_mtp=False)
 
     def parallel_config(self) -> dict[str, int]:
         return {
@@ -154,7 +156,7 @@ class MegatronBackend:
 
     def weights(self, form: str = FULL) -> HfWeights:
         require_form(form, FULL)
-        return HfWeights(view(self._args, ModelView), self.state.model)
+        return HfWeights(self._model_config, self.state.model)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
         extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}

@@ -1,7 +1,7 @@
 """Engines that someone else runs: endpoints, and no process of ours.
 
 infos = discover_external_engines(["http://10.0.0.5:30000"], api_key="...")
-for line in differences(args, infos[0]): ...
+for line in differences(config, infos[0]): ...
 ExternalEngines(infos)
 """
 
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from slime.arguments.core.errors import UsageError
 from slime.arguments.validate.external_engines import external_addresses
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import parser_actions
 from slime.backends.sglang_utils.server_engine import (
@@ -24,6 +23,7 @@ from slime.backends.sglang_utils.server_engine import (
     EngineStartError,
 )
 from slime.backends.sglang_utils.servers import ENGINES
+from slime.config.fleet import FleetConfig
 from slime.utils.types import EngineEndpoint
 
 DISCOVERY_TIMEOUT_S = 30.0
@@ -135,20 +135,23 @@ def apply_external_engine_info_to_args(args: Any, logger: logging.Logger | None 
         logger.info("%d external engines on %d GPUs", len(infos), gpus)
 
 
-def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
+def differences(config: FleetConfig, info: ExternalEngineInfo) -> Iterator[str]:
     """Yields the options with which an engine was started and the run asks otherwise, one line each."""
     where = f"--rollout-external-engine-addrs {info.url}"
     if info.worker_type == "encoder":
         yield f"{where}: only encodes images (wanted: an engine that generates)"
-    if args.use_rollout_routing_replay and not info.server_info.get("enable_return_routed_experts", True):
+    if config.off_policy.use_rollout_routing_replay and not info.server_info.get(
+        "enable_return_routed_experts", True
+    ):
         yield f"{where}: was started without --enable-return-routed-experts (--use-rollout-routing-replay)"
     told = info.server_info.get("sampling_mask_max_tokens")
-    if args.replays_nucleus and told is not None and told < args.nucleus_top_k:
+    wanted = config.nucleus.nucleus_top_k
+    if config.nucleus.replays_nucleus and told is not None and told < wanted:
         yield (
-            f"{where}: was started with --sampling-mask-max-tokens {told} (wanted: {args.nucleus_top_k}, or "
+            f"{where}: was started with --sampling-mask-max-tokens {told} (wanted: {wanted}, or "
             "--rollout-top-k, or --sglang-sampling-mask-max-tokens)"
         )
-    for dest, wanted in _asked_for(args).items():
+    for dest, wanted in _asked_for(config).items():
         found = info.server_info.get(dest, wanted)
         # What was left to the engine cannot be told from here.
         if found not in (wanted, None, "auto"):
@@ -156,29 +159,29 @@ def differences(args: FleetView, info: ExternalEngineInfo) -> Iterator[str]:
             yield f"{where}: was started with {dest} {found} (wanted: {wanted}, see {option})"
 
 
-def _asked_for(args: FleetView) -> dict[str, Any]:
+def _asked_for(config: FleetConfig) -> dict[str, Any]:
     """Options of the server that the user has set, and those by which it computes as the trainer does."""
     nowhere = EnginePlacement(rank=0, host="127.0.0.1", port=1)
-    engine = ENGINES[args.rollout_engine](args, nowhere, "")
+    engine = ENGINES[config.engines.rollout_engine](config, nowhere, "")
     values = {key: value for key, value in engine.preferences().items() if key == "dtype"}
     for dest, action in parser_actions(engine.parser()).items():
-        value = getattr(args, f"sglang_{dest}", None)
+        value = getattr(config.flat, f"sglang_{dest}", None)
         if value is not None and value != action.default:
             values[dest] = value
     decided = {*engine.settings(), "model_path", *_THEIR_OWN}
     return {dest: value for dest, value in values.items() if dest not in decided}
 
 
-def external_engines(args: FleetView, timeout: float = DISCOVERY_TIMEOUT_S) -> list[ExternalEngineInfo]:
+def external_engines(config: FleetConfig, timeout: float = DISCOVERY_TIMEOUT_S) -> list[ExternalEngineInfo]:
     """The engines of a run, once each is known to be what the run needs.
 
     Raises:
         ExternalEngineError: one is not there, or differs; names it and the field.
     """
-    addresses = external_addresses(args.rollout_external_engine_addrs)
-    infos = discover_external_engines(addresses, timeout, args.sglang_api_key)
+    addresses = external_addresses(config.engines.rollout_external_engine_addrs)
+    infos = discover_external_engines(addresses, timeout, config.router.sglang_api_key)
     for info in infos:
-        for line in differences(args, info):
+        for line in differences(config, info):
             raise ExternalEngineError(line)
     kinds = {info.worker_type for info in infos}
     if len(kinds) > 1 and kinds != {"prefill", "decode"}:

@@ -1,6 +1,6 @@
 """What a run asks of a router, and sglang-router or slime's own as a managed process.
 
-    router = start_router(args, host="127.0.0.1", port=3000, prometheus_port=4000, log_path="router.log")
+    router = start_router(config, host="127.0.0.1", port=3000, prometheus_port=4000, log_path="router.log")
     router.register_worker(engine.endpoint.url)
     router.url  # POST {url}/generate
 
@@ -24,8 +24,8 @@ from urllib.parse import quote
 import httpx
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-from slime.arguments.views import FleetView
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.config.fleet import FleetConfig
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.addresses import http_url
@@ -176,7 +176,7 @@ class RouterProcess:
 
 
 def start_router(
-    args: FleetView,
+    config: FleetConfig,
     *,
     host: str,
     port: int,
@@ -192,11 +192,13 @@ def start_router(
     Raises:
         RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
-    if args.use_slime_router:
+    if config.slime_router.use_slime_router:
         args_path = Path(log_path).with_suffix(".args.json")
-        command = slime_router_command(args, host=host, port=port, api_key=api_key, args_path=args_path)
+        command = slime_router_command(config, host=host, port=port, api_key=api_key, args_path=args_path)
     else:
-        command = router_command(args, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key)
+        command = router_command(
+            config, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key
+        )
     argv, secrets = hide_options(command)
     process = ManagedProcess(
         argv,
@@ -206,7 +208,7 @@ def start_router(
     )
     router = RouterProcess(process, http_url(host, port), api_key)
     try:
-        router.wait_ready(args.engine_startup_timeout)
+        router.wait_ready(config.cluster.engine_startup_timeout)
     except RouterError:
         router.shutdown()
         raise
@@ -214,7 +216,7 @@ def start_router(
 
 
 def router_command(
-    args: FleetView, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
+    config: FleetConfig, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
 ) -> list[str]:
     """The command line: every ``args.router_*`` that differs from the router's default, and ours."""
     from sglang_router.router_args import RouterArgs
@@ -222,9 +224,11 @@ def router_command(
     parser = argparse.ArgumentParser("sglang_router.launch_router")
     RouterArgs.add_cli_args(parser)
     actions = parser_actions(parser)
-    values = {dest: value for dest in actions if (value := getattr(args, f"router_{dest}", None)) is not None}
+    values = {
+        dest: value for dest in actions if (value := getattr(config.flat, f"router_{dest}", None)) is not None
+    }
     changed = {dest for dest, value in values.items() if value != actions[dest].default}
-    values |= _defaults_for_training(args, changed)
+    values |= _defaults_for_training(config, changed)
     values = {"prometheus_port": prometheus_port, "prometheus_host": host} | values
     values |= {"host": host, "port": port}
     if api_key:
@@ -232,7 +236,7 @@ def router_command(
     return [sys.executable, "-m", "sglang_router.launch_router", *command_line(parser, values)]
 
 
-def _defaults_for_training(args: FleetView, changed: set[str]) -> dict[str, Any]:
+def _defaults_for_training(config: FleetConfig, changed: set[str]) -> dict[str, Any]:
     """Values for options that the user left alone.
 
     Health checks and circuit breakers are off, because an engine that is paused, updated or offloaded
@@ -245,14 +249,12 @@ def _defaults_for_training(args: FleetView, changed: set[str]) -> dict[str, Any]
     if not any(dest.startswith("cb_") for dest in changed):
         values["disable_circuit_breaker"] = True
     if "request_timeout_secs" not in changed:
-        values["request_timeout_secs"] = getattr(
-            args, "sglang_router_request_timeout_secs", STOCK_REQUEST_TIMEOUT_S
-        )
+        values["request_timeout_secs"] = config.router.sglang_router_request_timeout_secs
     return values
 
 
 def slime_router_command(
-    args: FleetView, *, host: str, port: int, api_key: str | None, args_path: Path
+    config: FleetConfig, *, host: str, port: int, api_key: str | None, args_path: Path
 ) -> list[str]:
     """Returns the command line of slime's own router: a file that only this user reads, and that it removes.
 
@@ -261,7 +263,7 @@ def slime_router_command(
 
     The file has all of ``args`` that JSON can say: middleware of users' may read any of it.
     """
-    values = {name: value for name, value in vars(args).items() if _is_plain(value)}
+    values = {name: value for name, value in vars(config.flat).items() if _is_plain(value)}
     place = {"sglang_router_ip": host, "sglang_router_port": port, "sglang_api_key": api_key}
     args_path.parent.mkdir(parents=True, exist_ok=True)
     args_path.unlink(missing_ok=True)

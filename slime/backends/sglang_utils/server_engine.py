@@ -23,7 +23,7 @@ from slime.utils.addresses import http_url, is_loopback
 from slime.utils.types import EngineEndpoint
 
 if TYPE_CHECKING:
-    from slime.arguments.views import FleetView
+    from slime.config.server import ServerConfig
 
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
@@ -82,12 +82,12 @@ class ServerEngine(ABC):
 
     def __init__(
         self,
-        args: "FleetView",
+        config: "ServerConfig",
         placement: EnginePlacement,
         log_dir: str | Path,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        self.args = args
+        self.config = config
         self.placement = placement
         self.overrides = dict(overrides or {})
         part = f"_node_{placement.node_rank}" if placement.num_nodes > 1 else ""
@@ -104,13 +104,13 @@ class ServerEngine(ABC):
 
     def settings(self) -> dict[str, Any]:
         """Option values that the run decides."""
-        args, placement = self.args, self.placement
+        config, placement = self.config, self.placement
         return {
-            "trust_remote_code": getattr(args, "trust_remote_code", False),
+            "trust_remote_code": config.hf_checkpoint.trust_remote_code,
             "host": placement.host,
             "port": placement.port,
             "api_key": placement.api_key,
-            "random_seed": args.seed + placement.rank * args.num_gpus_per_node,
+            "random_seed": config.trainer.seed + placement.rank * config.cluster.num_gpus_per_node,
             "tp_size": placement.num_gpus // self._pipeline_stages(),
             "enable_memory_saver": self.frees_memory,
             **({"enable_return_routed_experts": True} if self._tells_routes() else {}),
@@ -118,24 +118,27 @@ class ServerEngine(ABC):
 
     def _tells_routes(self) -> bool:
         """Whether it serves the model that is trained, and its routes are replayed."""
-        return bool(self.args.use_rollout_routing_replay and self.serves_trained_model)
+        return bool(self.config.off_policy.use_rollout_routing_replay and self.serves_trained_model)
 
     @property
     def serves_trained_model(self) -> bool:
         """Whether its weights are, or begin as, those of ``--hf-checkpoint``."""
-        return bool(self.overrides.get("model_path", self.args.hf_checkpoint) == self.args.hf_checkpoint)
+        return bool(
+            self.overrides.get("model_path", self.config.hf_checkpoint.hf_checkpoint)
+            == self.config.hf_checkpoint.hf_checkpoint
+        )
 
     def _pipeline_stages(self) -> int:
-        return self.overrides.get("pp_size") or getattr(self.args, "sglang_pp_size", None) or 1
+        return self.overrides.get("pp_size") or getattr(self.config.flat, "sglang_pp_size", None) or 1
 
     def preferences(self) -> dict[str, Any]:
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
-        dtype = "float16" if self.args.fp16 else "float32" if self.args.fp32 else None
-        nuclei = self.args.replays_nucleus and self.serves_trained_model
+        dtype = "float16" if self.config.precision.fp16 else "float32" if self.config.precision.fp32 else None
+        nuclei = self.config.nucleus.replays_nucleus and self.serves_trained_model
         return {
-            "model_path": self.args.hf_checkpoint,
+            "model_path": self.config.hf_checkpoint.hf_checkpoint,
             **({"dtype": dtype} if dtype else {}),
-            **({"sampling_mask_max_tokens": self.args.nucleus_size} if nuclei else {}),
+            **({"sampling_mask_max_tokens": self.config.nucleus.nucleus_size} if nuclei else {}),
         }
 
     def command(self) -> list[str]:
@@ -143,7 +146,7 @@ class ServerEngine(ABC):
         parser = self.parser()
         values = self.preferences()
         for dest, action in parser_actions(parser).items():
-            value = getattr(self.args, f"sglang_{dest}", None)
+            value = getattr(self.config.flat, f"sglang_{dest}", None)
             if value is not None and (value != action.default or dest not in values):
                 values[dest] = value
         values |= self.overrides | self.settings()
@@ -152,7 +155,7 @@ class ServerEngine(ABC):
     @property
     def frees_memory(self) -> bool:
         """Whether a trainer needs its GPUs in turns with it."""
-        return bool(self.args.offload_rollout and self.placement.gpu_offset is not None)
+        return bool(self.config.cluster.offload_rollout and self.placement.gpu_offset is not None)
 
     @property
     def serves_http(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rollout import RolloutConfig
 from slime.rollout.attempts import flatten
 from slime.rollout.base_types import blame
 from slime.rollout.ungraded import nothing_is_graded
@@ -43,7 +43,7 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
 
 
-def filtered(args: RolloutView, group: list[Any]) -> DynamicFilterOutput:
+def filtered(args: RolloutConfig, group: list[Any]) -> DynamicFilterOutput:
     """What ``--dynamic-sampling-filter-path`` says of a group; an error names function and samples."""
     path = args.dynamic_sampling_filter_path
     fn = load_function(path) if path else None

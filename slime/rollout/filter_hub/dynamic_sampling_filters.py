@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.utils.types import Sample
 
 
-def check_reward_nonzero_std(args: RolloutView, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
+def check_reward_nonzero_std(args: RewardConfig, samples: list[Any], **kwargs: Any) -> DynamicFilterOutput:
     """Keep a group whose rewards differ: equal rewards give zero advantages."""
     rewards = np.array([sample.get_reward_value(args) for sample in _flat(samples)], dtype=np.float64)
     keep = bool(rewards.std() > 1e-6)
@@ -19,7 +19,7 @@ def check_reward_nonzero_std(args: RolloutView, samples: list[Any], **kwargs: An
 
 
 def check_reward_nonzero_std_with_fallback(
-    args: RolloutView, samples: list[Any], **kwargs: Any
+    args: RewardConfig, samples: list[Any], **kwargs: Any
 ) -> DynamicFilterOutput:
     """Checks the spread of rewards, but rather takes a group of equal rewards than one more round of
     generation.

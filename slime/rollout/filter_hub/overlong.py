@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from slime.arguments.views import RolloutView
 from slime.utils.types import Sample
 
 
-def leave_out_truncated(args: RolloutView, groups: list[Any]) -> None:
+def leave_out_truncated(args: Any, groups: list[Any]) -> None:
     """A ``--rollout-sample-filter-path``: masks the loss of truncated samples (arXiv 2503.14476, sec. 3.4).
 
     Their rewards still count in the group's baseline.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from slime.arguments.groups.rewards import RM_TYPES, needs_no_grade
-from slime.arguments.views import RolloutView
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.base_types import GradingFailed, RolloutError, blame, describe, name_samples
 from slime.rollout.checks import check_reward
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 
-async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
+async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
     """The reward of a sample.
 
     In order of precedence: ``sample.custom_rm_path``, ``--custom-rm-path``, ``rm_type`` in the sample's
@@ -57,29 +58,29 @@ async def async_rm(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
         NotImplementedError: no reward function is named, or an unknown type.
     """
     try:
-        return await _reward(args, sample, **kwargs)
+        return await _reward(filled(GenerationConfig, args), sample, **kwargs)
     except GradingFailed as failure:
         logger.warning("%s could not be graded: %s", name_samples(sample), failure)
         mark_ungraded(sample, failure)
         return None
 
 
-async def _reward(args: RolloutView, sample: Sample, **kwargs: Any) -> Any:
-    path = sample.custom_rm_path or args.custom_rm_path
+async def _reward(config: GenerationConfig, sample: Sample, **kwargs: Any) -> Any:
+    path = sample.custom_rm_path or config.rewards.custom_rm_path
     if path:
         function = load_function(path)
         with blame(function, sample):
-            reward = await _call_off_loop(function, args, sample, **kwargs)
-        check_reward(args, describe(function), sample, reward)
+            reward = await _call_off_loop(function, config.flat, sample, **kwargs)
+        check_reward(config, describe(function), sample, reward)
         return reward
-    rm_type = sample.metadata.get("rm_type") or args.rm_type
+    rm_type = sample.metadata.get("rm_type") or config.rewards.rm_type
     with blame(score_by_type, sample):
-        reward = await score_by_type(args, sample, rm_type)
-    check_reward(args, f"--rm-type {rm_type}", sample, reward)
+        reward = await score_by_type(config.flat, sample, rm_type)
+    check_reward(config, f"--rm-type {rm_type}", sample, reward)
     return reward
 
 
-async def score_by_type(args: RolloutView, sample: Sample, rm_type: str | None) -> Any:
+async def score_by_type(args: Any, sample: Sample, rm_type: str | None) -> Any:
     """Score a sample by a named type; ``boxed_<type>`` scores the content of its last ``\\boxed{}``.
 
     Raises:
@@ -99,12 +100,12 @@ async def score_by_type(args: RolloutView, sample: Sample, rm_type: str | None) 
     return await load_function(RM_TYPES[name])(args, sample, response)
 
 
-async def score_at_random(args: RolloutView, sample: Sample, response: str) -> int:
+async def score_at_random(args: Any, sample: Sample, response: str) -> int:
     """Scores for ``--rm-type random``."""
     return random.randint(0, 1)
 
 
-async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: Any) -> list[Any]:
+async def batched_async_rm(args: Any, samples: list[Sample], **kwargs: Any) -> list[Any]:
     """One reward per sample; ``--custom-rm-path`` gets the whole list in one call.
 
     Raises:
@@ -112,9 +113,10 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
     """
     if not samples:
         return []
-    if not args.custom_rm_path or any(sample.custom_rm_path for sample in samples):
+    config = filled(GenerationConfig, args)
+    if not config.rewards.custom_rm_path or any(sample.custom_rm_path for sample in samples):
         return await gather_or_cancel(async_rm(args, sample, **kwargs) for sample in samples)
-    function = load_function(args.custom_rm_path)
+    function = load_function(config.rewards.custom_rm_path)
     rewards = await _rewards_at_once(function, args, samples, samples, **kwargs)
     if rewards is None:
         return [None] * len(samples)
@@ -124,11 +126,11 @@ async def batched_async_rm(args: RolloutView, samples: list[Sample], **kwargs: A
             f"expected {len(samples)} rewards"
         )
     for sample, reward in zip(samples, rewards, strict=True):
-        check_reward(args, describe(function), sample, reward)
+        check_reward(config, describe(function), sample, reward)
     return rewards
 
 
-async def grouped_async_rm(args: RolloutView, group: list[Sample | list[Sample]]) -> list[Any]:
+async def grouped_async_rm(args: Any, group: list[Sample | list[Sample]]) -> list[Any]:
     """One reward per sample of a group in order, by one call; for ``--group-rm``.
 
     ``--custom-rm-path`` gets the group as it is: a sample that was split is a list in it. What it returns for
@@ -138,10 +140,11 @@ async def grouped_async_rm(args: RolloutView, group: list[Sample | list[Sample]]
         RolloutError: as for ``batched_async_rm``.
     """
     samples = [sample for item in group for sample in (item if isinstance(item, list) else [item])]
+    config = filled(GenerationConfig, args)
     own = any(sample.custom_rm_path for sample in samples)
-    if own or not args.custom_rm_path or not any(isinstance(item, list) for item in group):
+    if own or not config.rewards.custom_rm_path or not any(isinstance(item, list) for item in group):
         return await batched_async_rm(args, samples)
-    function = load_function(args.custom_rm_path)
+    function = load_function(config.rewards.custom_rm_path)
     answer = await _rewards_at_once(function, args, group, samples)
     if answer is None:
         return [None] * len(samples)
@@ -152,12 +155,12 @@ async def grouped_async_rm(args: RolloutView, group: list[Sample | list[Sample]]
             f"{len(group)} rewards, a list or a number for each list in the group, or {len(samples)}"
         )
     for sample, reward in zip(samples, rewards, strict=True):
-        check_reward(args, describe(function), sample, reward)
+        check_reward(config, describe(function), sample, reward)
     return rewards
 
 
 async def _rewards_at_once(
-    function: Callable[..., Any], args: RolloutView, asked: list[Any], samples: list[Sample], **kwargs: Any
+    function: Callable[..., Any], args: Any, asked: list[Any], samples: list[Sample], **kwargs: Any
 ) -> list[Any] | None:
     """What a function answers for a list of samples; None, with all of them marked, if its grader failed."""
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.rollout.rm_hub.math_grader import grade_math, grade_math_by_strings
 from slime.rollout.rm_hub.math_utils import extract_answer, grade_answer_mathd, grade_answer_sympy
 from slime.utils.types import Sample
@@ -31,11 +31,11 @@ def get_deepscaler_rule_based_reward(response: str, label: Any) -> int:
     return int(grade_answer_mathd(answer, wanted) or grade_answer_sympy(answer, wanted))
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> float:
+async def score(args: RewardConfig, sample: Sample, response: str) -> float:
     solution = text_after_reasoning(response)
     return 0.0 if solution is None else await grade_math(solution, sample.label)
 
 
-async def score_compat(args: RolloutView, sample: Sample, response: str) -> float:
+async def score_compat(args: RewardConfig, sample: Sample, response: str) -> float:
     solution = text_after_reasoning(response)
     return 0.0 if solution is None else await grade_math_by_strings(solution, sample.label)

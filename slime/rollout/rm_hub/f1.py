@@ -4,7 +4,7 @@ import re
 import string
 from collections import Counter
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.utils.types import Sample
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,5 +31,5 @@ def f1_score(prediction: str | None, ground_truth: str) -> tuple[float, float, f
     return 2 * precision * recall / (precision + recall), precision, recall
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> float:
+async def score(args: RewardConfig, sample: Sample, response: str) -> float:
     return f1_score(response, sample.label)[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.utils.types import Sample
 
 # Possessive where blanks may end in two ways: a long row of them must not be tried in all of them.
@@ -116,5 +116,5 @@ def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> float:
+async def score(args: RewardConfig, sample: Sample, response: str) -> float:
     return compute_gpqa_reward(response, sample.label, sample.metadata)

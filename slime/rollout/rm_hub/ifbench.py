@@ -7,7 +7,7 @@ the rows of the public data set.
 from collections.abc import Mapping
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.rollout.rm_hub.grading_pool import GraderError, grade_and_wait, grade_in_process
 from slime.utils.types import Sample
 
@@ -38,5 +38,5 @@ def _arguments(response: str | None, metadata: Mapping[str, Any] | None) -> tupl
     return (response or "").rpartition("</think>")[2].strip(), names, arguments
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> float:
+async def score(args: RewardConfig, sample: Sample, response: str) -> float:
     return await grade_instructions(response, sample.metadata)

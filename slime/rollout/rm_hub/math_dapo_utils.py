@@ -7,7 +7,7 @@ depend on it.
 import re
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.utils.grading.boxes import boxed_answer
 from slime.utils.types import Sample
 
@@ -116,5 +116,5 @@ def compute_score(
     return {"score": 1.0 if correct else -1.0, "acc": correct, "pred": prediction}
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> dict[str, Any]:
+async def score(args: RewardConfig, sample: Sample, response: str) -> dict[str, Any]:
     return compute_score(response, sample.label)

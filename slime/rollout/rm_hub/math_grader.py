@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.rollout.rm_hub.grading_pool import GraderError, grade_in_process
 from slime.utils.grading.boxes import boxed_answer, extract_answer
 from slime.utils.types import Sample
@@ -61,9 +61,9 @@ def _label_text(label: Any) -> str:
     return str(label)
 
 
-async def score_math(args: RolloutView, sample: Sample, response: str) -> float:
+async def score_math(args: RewardConfig, sample: Sample, response: str) -> float:
     return await grade_math(response, sample.label)
 
 
-async def score_math_compat(args: RolloutView, sample: Sample, response: str) -> float:
+async def score_math_compat(args: RewardConfig, sample: Sample, response: str) -> float:
     return await grade_math_by_strings(response, sample.label)

@@ -6,7 +6,7 @@ import httpx
 import orjson
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
-from slime.arguments.views import RolloutView
+from slime.config.rewards import RewardConfig
 from slime.utils.redaction import without_secrets
 from slime.utils.types import Sample
 
@@ -15,7 +15,7 @@ _WAIT_AND_ASK_AGAIN = (408, 425, 429)  # request timeout, too early, too many re
 _BODY_CHARACTERS = 500
 
 
-async def remote_rm(args: RolloutView, sample: Sample, max_retries: int = 10) -> Any:
+async def remote_rm(args: RewardConfig, sample: Sample, max_retries: int = 10) -> Any:
     """The JSON that ``--rm-url`` answers to {prompt, response, label}; tried ``max_retries`` times.
 
     A request that the server calls wrong (4xx but 408, 425 and 429) is not sent again.
@@ -40,7 +40,7 @@ def _raise_for_status(answer: httpx.Response, url: str) -> None:
 
 
 async def post_to_reward_model(
-    args: RolloutView, sample: Sample, response: str, max_retries: int = 10
+    args: RewardConfig, sample: Sample, response: str, max_retries: int = 10
 ) -> Any:
     """Asks the reward model about a response that differs from the sample's, its boxed answer for
     instance.
@@ -71,5 +71,5 @@ async def post_json(url: str, payload: dict[str, Any], max_retries: int = 10) ->
     return await post()
 
 
-async def score(args: RolloutView, sample: Sample, response: str) -> Any:
+async def score(args: RewardConfig, sample: Sample, response: str) -> Any:
     return await post_to_reward_model(args, sample, response)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 from slime.utils.misc import load_function
 
 if TYPE_CHECKING:
-    from slime.arguments.views import WeightSyncView
+    from slime.config.weight_update import WeightUpdateConfig
     from slime.weight_sync.transports.transport import Transport
 
 TRANSPORTS = {
@@ -16,8 +16,8 @@ TRANSPORTS = {
 """Where each one is, in the order in which they are asked whether they reach an engine."""
 
 
-def transports_of(args: "WeightSyncView") -> "list[Transport]":
+def transports_of(config: "WeightUpdateConfig") -> "list[Transport]":
     """Returns those that the flags ask for, unconnected."""
     kinds = [cast("type[Transport]", load_function(path)) for path in TRANSPORTS.values()]
-    choice = args.update_weight_transport
-    return [kind(args) for kind in kinds if kind.choice == choice and kind.is_wanted(args)]
+    choice = config.weight_sync.update_weight_transport
+    return [kind(config) for kind in kinds if kind.choice == choice and kind.is_wanted(config)]

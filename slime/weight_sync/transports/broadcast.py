@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import torch
 import torch.distributed as dist
 
-from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient
+from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
 from slime.utils.distributed_utils import init_process_group
@@ -34,8 +34,8 @@ class BroadcastTransport(SessionTransport):
     Each bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP.
     """
 
-    def __init__(self, args: WeightSyncView) -> None:
-        super().__init__(args)
+    def __init__(self, config: WeightUpdateConfig) -> None:
+        super().__init__(config)
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
         self._buffer = FlatBuffer()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from slime.arguments.views import WeightSyncView
+from slime.config.weight_update import WeightUpdateConfig
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.checkpoint.safetensors_file import SafetensorFile
 from slime.models.checkpoint.safetensors_index import INDEX
@@ -32,11 +32,11 @@ class DiskTransport(SessionTransport):
 
     choice = "disk"
 
-    def __init__(self, args: WeightSyncView) -> None:
-        super().__init__(args)
-        self._root = Path(args.update_weight_disk_dir or "").absolute()
-        self._keeps_files = args.update_weight_disk_keep_files
-        self._assets = Path(args.synced_checkpoint)
+    def __init__(self, config: WeightUpdateConfig) -> None:
+        super().__init__(config)
+        self._root = Path(config.weight_sync.update_weight_disk_dir or "").absolute()
+        self._keeps_files = config.weight_sync.update_weight_disk_keep_files
+        self._assets = Path(config.engines.synced_checkpoint)
         self._staged: StagedVersion | None = None
 
     def open(self, version: str, plan: WeightPlan) -> None:

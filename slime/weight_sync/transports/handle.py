@@ -4,8 +4,8 @@ from functools import cache
 
 import torch.distributed as dist
 
-from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient
+from slime.config.weight_update import WeightUpdateConfig
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import collect_handles
@@ -21,8 +21,8 @@ class HandleTransport(SessionTransport):
     posts them, one per tensor-parallel rank of the engine.
     """
 
-    def __init__(self, args: WeightSyncView) -> None:
-        super().__init__(args)
+    def __init__(self, config: WeightUpdateConfig) -> None:
+        super().__init__(config)
         self._all_ranks: set[int] = set()
         self._engine: EngineClient | None = None
         self._ranks: list[int] = []
@@ -30,8 +30,8 @@ class HandleTransport(SessionTransport):
         self._buffer = FlatBuffer()
 
     @classmethod
-    def is_wanted(cls, args: WeightSyncView) -> bool:
-        return args.colocate
+    def is_wanted(cls, config: WeightUpdateConfig) -> bool:
+        return config.cluster.colocate
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         offset = endpoint.gpu_offset

@@ -7,8 +7,8 @@ from time import monotonic
 
 import torch.distributed as dist
 
-from slime.arguments.views import WeightSyncView
 from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.config.weight_update import WeightUpdateConfig
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.plan import WeightPlan
@@ -47,11 +47,11 @@ class SessionTransport(Transport):
     loaded.
     """
 
-    def __init__(self, args: WeightSyncView) -> None:
-        self._timeout = wait_limit(args)
+    def __init__(self, config: WeightUpdateConfig) -> None:
+        self._timeout = wait_limit(config.cluster)
         self._endpoints: list[EngineEndpoint] = []
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
-        self._check_pending = args.check_weight_update_equal
+        self._check_pending = config.weight_sync.check_weight_update_equal
         self._is_open = False
         self._stopped_at = 0.0
         self._version = ""

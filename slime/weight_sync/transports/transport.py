@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from slime.arguments.views import WeightSyncView
+from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.plan import WeightPlan
@@ -24,10 +24,10 @@ class Transport(ABC):
     pause = 0.0
 
     @abstractmethod
-    def __init__(self, args: WeightSyncView) -> None: ...
+    def __init__(self, config: WeightUpdateConfig) -> None: ...
 
     @classmethod
-    def is_wanted(cls, args: WeightSyncView) -> bool:
+    def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         """Whether a run with that choice uses it."""
         return True
 

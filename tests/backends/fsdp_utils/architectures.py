@@ -1,7 +1,7 @@
 """Tiny random models of several architectures, most of which no part of slime knows."""
 
+from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import transformers
@@ -9,6 +9,7 @@ import transformers
 from slime.training.inputs import PackedInputs
 from slime.training.parallel import ParallelContext
 from slime.utils.model_inputs import SequenceInputs
+from tests.run_args import with_groups
 
 _SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8}
@@ -42,7 +43,7 @@ def save(path: Path | str, architecture: str) -> str:
     return str(path)
 
 
-def model_args(path: str, **overrides) -> SimpleNamespace:
+def model_args(path: str, **overrides) -> Namespace:
     """What building and loading a model reads of ``args``."""
     defaults = dict(
         hf_checkpoint=path,
@@ -55,10 +56,10 @@ def model_args(path: str, **overrides) -> SimpleNamespace:
         freeze_params_name_list=None,
         freeze_indexer=False,
     )
-    return SimpleNamespace(**{**defaults, **overrides})
+    return with_groups({**defaults, **overrides})
 
 
-def load(args: SimpleNamespace):
+def load(args: Namespace):
     """In a rank: the model of ``args`` with its weights."""
     from slime.backends.fsdp_utils.initialize import init
     from slime.backends.fsdp_utils.loading import load_hf_weights

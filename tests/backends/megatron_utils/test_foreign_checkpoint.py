@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.arguments.views import ModelView, view
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.backends.megatron_utils.initialize import init
+from slime.config.model import ModelConfig
+from slime.config.run import filled
 from slime.models import family_of
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.ray.train_worker import TrainWorker
@@ -65,7 +66,7 @@ def _write(rank, args, hf, root, directory, numbered):
 
         def value(name):
             rule = rules.rule_for(name)
-            return rule.merge([reader.read(hf_name) for hf_name in rule.hf_names], view(args, ModelView))
+            return rule.merge([reader.read(hf_name) for hf_name in rule.hf_names], filled(ModelConfig, args))
 
         for name in (*WHOLE, *(["output_layer.weight"] if args.untie_embeddings_and_output_weights else [])):
             content[name] = ShardedTensor.from_rank_offsets(name, value(name))

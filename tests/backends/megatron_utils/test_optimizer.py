@@ -6,9 +6,9 @@ import torch
 from slime.arguments.groups.critic import of_critic
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.megatron_utils.optimizer import build_scheduler, ddp_config
+from slime.config.critic import trains_actor
 from slime.config.run import run_config
 from slime.training.optimizer_schedule import schedule_settings, total_optimizer_steps
-from slime.utils.misc import trains_actor
 from tests.run_args import with_groups
 
 
@@ -73,7 +73,7 @@ def _rates_of(role, args, backend, stop):
             scheduler = SCHEDULERS[backend](seen, optimizer)
             scheduler.load_state_dict(saved)
             scheduler.step(0)
-        if role == "actor" and not trains_actor(args, rollout_id):
+        if role == "actor" and not trains_actor(run_config(args).critic, rollout_id):
             continue
         for _ in range(2):
             own.append(optimizer.param_groups[0]["lr"])

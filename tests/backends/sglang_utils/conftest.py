@@ -1,5 +1,4 @@
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,10 +6,12 @@ import pytest
 
 from slime.backends.sglang_utils.server_engine import EnginePlacement, ServerEngine
 from slime.backends.sglang_utils.servers import ENGINES
+from slime.config.run import RunConfig
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
 from tests.engines.fake import FakeEngine
 from tests.engines.under_test import EngineUnderTest
+from tests.run_args import config_with
 
 CONFORMANCE_URL = "SLIME_CONFORMANCE_URL"
 
@@ -41,30 +42,17 @@ def tiny_checkpoint(tmp_path_factory) -> Path:
     return path
 
 
-def engine_args(checkpoint: Path) -> Namespace:
-    """What launching an engine and a router reads from ``args``."""
-    return Namespace(
-        hf_checkpoint=str(checkpoint),
-        seed=1234,
-        num_gpus_per_node=1,
-        rollout_num_gpus=1,
-        rollout_num_gpus_per_engine=1,
-        sglang_server_concurrency=64,
-        engine_startup_timeout=600.0,
-        offload_rollout=True,
-        fp16=False,
-        fp32=True,
-        rollout_engine="embedded",
-        use_slime_router=False,
-        use_rollout_routing_replay=False,
-        replays_nucleus=False,
+def engine_config(checkpoint: Path) -> RunConfig:
+    """Configures an engine and its router."""
+    return config_with(
+        hf_checkpoint=str(checkpoint), num_gpus_per_node=1, offload_rollout=True, fp32=True, bf16=False
     )
 
 
-def start_embedded(args: Namespace, log_dir: Path, api_key: str | None = None) -> ServerEngine:
+def start_embedded(config: RunConfig, log_dir: Path, api_key: str | None = None) -> ServerEngine:
     """Starts an embedded engine as an engine actor does."""
     placement = EnginePlacement(rank=0, host="127.0.0.1", port=free_port(), gpu_offset=0, api_key=api_key)
-    engine = ENGINES[args.rollout_engine](args, placement, log_dir)
+    engine = ENGINES["embedded"](config, placement, log_dir)
     engine.launch()
     return engine
 

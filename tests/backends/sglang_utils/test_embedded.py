@@ -13,7 +13,7 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import start_router
 from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.utils.http_utils import HttpStatusError, init_http_client, post, share_key_with
-from tests.backends.sglang_utils.conftest import engine_args, start_embedded
+from tests.backends.sglang_utils.conftest import engine_config, start_embedded
 from tests.engines import free_port
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ KEY = "a key of this run"
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint, tmp_path_factory):
     """An engine that asks for a key."""
-    engine = start_embedded(engine_args(tiny_checkpoint), tmp_path_factory.mktemp("keyed"), api_key=KEY)
+    engine = start_embedded(engine_config(tiny_checkpoint), tmp_path_factory.mktemp("keyed"), api_key=KEY)
     engine.wait_ready(600)
     yield engine
     engine.shutdown()
@@ -41,7 +41,7 @@ def command_lines() -> list[str]:
 
 def test_the_key_stands_in_no_command_line(engine, tmp_path):
     router = start_router(
-        engine.args,
+        engine.config,
         host="127.0.0.1",
         port=(port := free_port()),
         prometheus_port=free_port(),
@@ -59,7 +59,7 @@ def test_the_key_stands_in_no_command_line(engine, tmp_path):
 
 async def test_generation_through_the_router_with_a_key(engine, tmp_path):
     router = start_router(
-        engine.args,
+        engine.config,
         host="127.0.0.1",
         port=free_port(),
         prometheus_port=free_port(),
@@ -68,7 +68,7 @@ async def test_generation_through_the_router_with_a_key(engine, tmp_path):
     )
     try:
         router.register_worker(engine.endpoint.url)
-        init_http_client(engine.args, api_key=KEY)
+        init_http_client(engine.config.flat, api_key=KEY)
         share_key_with(router.url)
         sampling = {"max_new_tokens": 5, "temperature": 1.0, "ignore_eos": True}
         payload = {"input_ids": [40, 41, 42], "sampling_params": sampling, "return_logprob": True}
@@ -78,7 +78,7 @@ async def test_generation_through_the_router_with_a_key(engine, tmp_path):
         with pytest.raises(HttpStatusError, match="HTTP 401"):
             await post(f"{engine.endpoint.url}/generate", payload, 0, headers={"Authorization": "Bearer x"})
     finally:
-        init_http_client(engine.args)
+        init_http_client(engine.config.flat)
         router.shutdown()
 
 
@@ -91,7 +91,7 @@ def test_the_control_plane_asks_for_the_key(engine):
 
 
 def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path):
-    engine = start_embedded(engine_args(tiny_checkpoint), tmp_path)
+    engine = start_embedded(engine_config(tiny_checkpoint), tmp_path)
     engine.wait_ready(600)
     (server,) = psutil.Process(engine.process.pid).children()
     os.kill(server.pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_killed_engine_is_noticed_and_leaves_nothing(tiny_checkpoint, tmp_path
 
 
 def test_a_missing_checkpoint_fails_the_start_with_its_name(tmp_path):
-    engine = start_embedded(engine_args(tmp_path / "no_such_model"), tmp_path)
+    engine = start_embedded(engine_config(tmp_path / "no_such_model"), tmp_path)
     with pytest.raises(EngineStartError, match=r"(?s)engine 0 .*exit status.*no_such_model"):
         engine.wait_ready(600)
     engine.shutdown()

@@ -14,7 +14,7 @@ from slime.backends.sglang_utils.external import (
     external_engines,
 )
 from slime.utils.types import EngineEndpoint
-from tests.backends.sglang_utils.test_server_engine import make_args
+from tests.backends.sglang_utils.test_server_engine import make_config
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
 
@@ -30,9 +30,9 @@ def tells(engine: FakeEngine, **info: Any) -> None:
     engine.answers["server_info"] = {"tp_size": 1, "pp_size": 1, **info}
 
 
-def args_of(*engines: FakeEngine, **changes: Any) -> Any:
+def config_of(*engines: FakeEngine, **changes: Any) -> Any:
     addresses = [f"127.0.0.1:{engine.port}" for engine in engines]
-    return make_args(**{"rollout_external_engine_addrs": addresses, "sglang_api_key": None} | changes)
+    return make_config(**{"rollout_external_engine_addrs": addresses, "sglang_api_key": None} | changes)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def info_of(**server_info: Any) -> ExternalEngineInfo:
     ],
 )
 def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> None:
-    (line,) = differences(make_args(**flags), info_of(**info))
+    (line,) = differences(make_config(**flags), info_of(**info))
     assert line.startswith("--rollout-external-engine-addrs http://e:1: was ") and said in line
 
 
@@ -123,7 +123,7 @@ def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> 
     ],
 )
 def test_what_an_engine_may_decide_for_itself_is_no_difference(flags, info) -> None:
-    assert list(differences(make_args(**flags), info_of(**info))) == []
+    assert list(differences(make_config(**flags), info_of(**info))) == []
 
 
 def test_kinds_have_to_go_together(engine) -> None:
@@ -132,11 +132,11 @@ def test_kinds_have_to_go_together(engine) -> None:
         tells(engine, disaggregation_mode="prefill")
         tells(other)
         with pytest.raises(ExternalEngineError, match="there are prefill and regular engines"):
-            external_engines(args_of(engine, other))
+            external_engines(config_of(engine, other))
         with pytest.raises(ExternalEngineError, match="all engines prefill"):
-            external_engines(args_of(engine))
+            external_engines(config_of(engine))
         tells(other, disaggregation_mode="decode")
-        assert [info.worker_type for info in external_engines(args_of(engine, other))] == [
+        assert [info.worker_type for info in external_engines(config_of(engine, other))] == [
             "prefill",
             "decode",
         ]
@@ -147,7 +147,7 @@ def test_kinds_have_to_go_together(engine) -> None:
 def test_one_that_differs_ends_the_run_before_it_starts(engine) -> None:
     tells(engine, dtype="bfloat16")
     with pytest.raises(ExternalEngineError, match="dtype bfloat16"):
-        external_engines(args_of(engine, fp32=True))
+        external_engines(config_of(engine, fp32=True))
 
 
 def test_one_that_was_restarted_with_old_weights_is_found_by_their_version(engine) -> None:

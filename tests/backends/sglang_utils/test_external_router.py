@@ -1,7 +1,5 @@
 """A router of somebody else's, and one in front of two halves: real routers, fake engines."""
 
-from argparse import Namespace
-
 import pytest
 
 from slime.backends.sglang_utils.external_router import ExternalRouter
@@ -9,6 +7,7 @@ from slime.backends.sglang_utils.router import RouterError, RouterProcess, start
 from slime.utils.http_utils import post
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
+from tests.run_args import config_with
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +18,7 @@ def start(tmp_path):
 
     def start_one(**options) -> RouterProcess:
         router = start_router(
-            Namespace(engine_startup_timeout=600.0, use_slime_router=False, **options),
+            config_with(**options),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),

@@ -1,6 +1,6 @@
 import asyncio
 import sys
-from argparse import Namespace
+from typing import Any
 
 import pytest
 from sglang_router.launch_router import parse_router_args
@@ -18,11 +18,11 @@ from slime.utils.http_utils import (
     share_key_with,
 )
 from tests.engines import free_port
+from tests.run_args import config_with, run_args
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {"engine_startup_timeout": 600.0, "use_slime_router": False}
-CONCURRENCY = Namespace(sglang_server_concurrency=8, rollout_num_gpus=1, rollout_num_gpus_per_engine=1)
+CONCURRENCY = run_args(sglang_server_concurrency=8)
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def start(tmp_path):
     """Starts routers that end with the test."""
     routers = []
 
-    def start_one(args=None, api_key=None):
+    def start_one(api_key=None, **flags):
         router = start_router(
-            Namespace(**{**SETTINGS, **vars(args or Namespace())}),
+            config_with(**flags),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),
@@ -48,22 +48,22 @@ def start(tmp_path):
         assert not router.is_alive()
 
 
-def parsed(args: Namespace, **options):
-    command = router_command(args, host="127.0.0.1", port=1, prometheus_port=2, **options)
+def parsed(**flags):
+    command = router_command(config_with(**flags), host="127.0.0.1", port=1, prometheus_port=2)
     assert command[:3] == [sys.executable, "-m", "sglang_router.launch_router"]
     return parse_router_args(command[3:])
 
 
-def given(*words: str) -> Namespace:
+def given(*words: str) -> dict[str, Any]:
     """What the parser of a run makes of a command line, defaults included."""
     parser, _ = build_parser("embedded")
     for action in parser._actions:
         action.required = False
-    return parser.parse_args(words)
+    return vars(parser.parse_args(words))
 
 
 def test_the_router_stays_on_loopback_with_its_metrics():
-    router_args = parsed(given())
+    router_args = parsed(**given())
     assert (router_args.host, router_args.port) == ("127.0.0.1", 1)
     assert (router_args.prometheus_host, router_args.prometheus_port) == ("127.0.0.1", 2)
 
@@ -71,33 +71,32 @@ def test_the_router_stays_on_loopback_with_its_metrics():
 @pytest.mark.parametrize("place", [("10.0.0.1", 3), ("0.0.0.0", 29000)])
 def test_the_router_shows_its_metrics_where_it_is_told(place):
     words = f"--router-prometheus-host {place[0]} --router-prometheus-port {place[1]}"
-    router_args = parsed(given(*words.split()))
+    router_args = parsed(**given(*words.split()))
     assert (router_args.prometheus_host, router_args.prometheus_port) == place
 
 
 def test_two_runs_have_a_router_each_on_one_machine(start):
-    routers = [start(given()), start(given())]
+    routers = [start(**given()), start(**given())]
     assert all(router.is_alive() for router in routers)
 
 
 def test_router_flags_are_passed_on():
-    args = Namespace(
+    router_args = parsed(
         router_policy="round_robin", router_balance_abs_threshold=10, sglang_router_request_timeout_secs=14400
     )
-    router_args = parsed(args)
     assert router_args.policy == "round_robin"
     assert router_args.balance_abs_threshold == 10
     assert router_args.request_timeout_secs == 14400
-    assert parsed(Namespace(router_request_timeout_secs=77)).request_timeout_secs == 77
+    assert parsed(router_request_timeout_secs=77).request_timeout_secs == 77
 
 
 def test_health_checks_and_breakers_are_off_until_one_of_their_options_is_set():
-    untouched = parsed(Namespace(router_health_check_interval_secs=60, router_cb_failure_threshold=10))
+    untouched = parsed(router_health_check_interval_secs=60, router_cb_failure_threshold=10)
     assert untouched.disable_health_check and untouched.disable_circuit_breaker
-    checked = parsed(Namespace(router_health_check_interval_secs=2))
+    checked = parsed(router_health_check_interval_secs=2)
     assert not checked.disable_health_check and checked.disable_circuit_breaker
     assert checked.health_check_interval_secs == 2
-    assert not parsed(Namespace(router_cb_failure_threshold=3)).disable_circuit_breaker
+    assert not parsed(router_cb_failure_threshold=3).disable_circuit_breaker
 
 
 async def test_a_registered_engine_generates_until_it_is_removed(start, fake_engine):
@@ -121,7 +120,7 @@ async def test_requests_to_a_killed_engine_end_up_at_the_other(
 ):
     monkeypatch.setattr(http_utils, "RETRY_PAUSE_S", 0.05)
     dead = start_fake_engine()
-    router = start(Namespace(router_policy="round_robin"))
+    router = start(router_policy="round_robin")
     for engine in (fake_engine, dead):
         router.register_worker(engine.url)
     dead.stop()
@@ -139,7 +138,9 @@ def test_no_password_stands_in_the_command_line_of_a_server():
         "--router-redis-url=redis://:K@db",
         "--router-control-plane-api-keys=id:name:admin:K",
     ]
-    command = router_command(given(*words), host="127.0.0.1", port=1, prometheus_port=2, api_key="K")
+    command = router_command(
+        config_with(**given(*words)), host="127.0.0.1", port=1, prometheus_port=2, api_key="K"
+    )
     argv, environment = hide_options([*command, "--ssl-keyfile-password=K"])  # of SGLang
     assert not any("K" in word for word in argv)
     (hidden,) = environment.values()
@@ -184,7 +185,7 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
     taken = fake_engine.port
     with pytest.raises(RouterError, match=r"exit status|killed") as caught:
         start_router(
-            Namespace(**SETTINGS),
+            config_with(),
             host="127.0.0.1",
             port=taken,
             prometheus_port=free_port(),
@@ -196,7 +197,7 @@ def test_a_router_that_cannot_start_says_why(tmp_path, fake_engine):
 def test_the_start_of_the_router_has_the_limit_of_the_startup_flag(tmp_path):
     with pytest.raises(RouterError, match=r"waited 0\.01 s .*\(--engine-startup-timeout\)"):
         start_router(
-            Namespace(**SETTINGS | {"engine_startup_timeout": 0.01}),
+            config_with(engine_startup_timeout=0.01),
             host="127.0.0.1",
             port=free_port(),
             prometheus_port=free_port(),

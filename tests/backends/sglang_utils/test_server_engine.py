@@ -8,23 +8,19 @@ import pytest
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineStartError
 from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
+from slime.config.run import RunConfig
 from slime.utils.types import EngineEndpoint
 from tests.engines import fake, free_port
+from tests.run_args import config_with
 
 
-def make_args(**changes) -> Namespace:
+def make_config(**changes) -> RunConfig:
     defaults = {
         "hf_checkpoint": "/models/tiny",
         "seed": 1234,
         "num_gpus_per_node": 8,
-        "offload_rollout": False,
-        "fp16": False,
-        "fp32": False,
-        "rollout_engine": "embedded",
-        "use_rollout_routing_replay": False,
-        "replays_nucleus": False,
     }
-    return Namespace(**{**defaults, **changes})
+    return config_with(**{**defaults, **changes})
 
 
 def place(**changes) -> EnginePlacement:
@@ -60,23 +56,23 @@ class StandInSGLang(SGLangEngine):
         return parser
 
 
-def sglang_options(args: Namespace, placement: EnginePlacement) -> Namespace:
-    engine = StandInSGLang(args, placement, "/tmp")
+def sglang_options(config: RunConfig, placement: EnginePlacement) -> Namespace:
+    engine = StandInSGLang(config, placement, "/tmp")
     command = engine.command()
     assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
     return engine.parser().parse_args(command[3:])
 
 
-def embedded_options(args: Namespace, placement: EnginePlacement) -> EmbeddedServerArgs:
-    command = EmbeddedEngine(args, placement, "/tmp").command()
+def embedded_options(config: RunConfig, placement: EnginePlacement) -> EmbeddedServerArgs:
+    command = EmbeddedEngine(config, placement, "/tmp").command()
     assert command[:3] == [sys.executable, "-m", "slime.backends.embedded_engine"]
     return EmbeddedServerArgs.from_cli(command[3:])
 
 
 def test_the_run_decides_model_address_seed_and_size():
-    args = make_args(sglang_pp_size=2, sglang_host="0.0.0.0", sglang_mem_fraction_static=0.7)
+    config = make_config(sglang_pp_size=2, sglang_host="0.0.0.0", sglang_mem_fraction_static=0.7)
     placement = place(rank=3, num_gpus=8, base_gpu_id=4, nccl_port=15001, dist_init_addr="10.0.0.1:15002")
-    options = sglang_options(args, placement)
+    options = sglang_options(config, placement)
     assert options.model_path == "/models/tiny"
     assert (options.host, options.port) == ("127.0.0.1", 15000)
     assert options.random_seed == 1234 + 3 * 8
@@ -89,36 +85,36 @@ def test_the_run_decides_model_address_seed_and_size():
 
 
 def test_without_a_tensor_parallel_flag_an_engine_uses_all_its_gpus():
-    assert sglang_options(make_args(), place(num_gpus=2)).tp_size == 2
+    assert sglang_options(make_config(), place(num_gpus=2)).tp_size == 2
 
 
 @pytest.mark.parametrize(("gpu_offset", "saves"), [(0, True), (None, False)])
 def test_only_engines_that_share_gpus_free_their_memory(gpu_offset, saves):
-    options = sglang_options(make_args(offload_rollout=True), place(gpu_offset=gpu_offset))
+    options = sglang_options(make_config(offload_rollout=True), place(gpu_offset=gpu_offset))
     assert options.enable_memory_saver is saves
     assert options.cuda_graph_backend_prefill == ("disabled" if saves else None)
 
 
 def test_only_engines_of_the_trained_model_tell_routes_and_only_for_replay():
-    assert not sglang_options(make_args(), place()).enable_return_routed_experts
-    args = make_args(use_rollout_routing_replay=True)
-    assert sglang_options(args, place()).enable_return_routed_experts
-    judge = SGLangEngine(args, place(), "", {"model_path": "/models/judge"})
+    assert not sglang_options(make_config(), place()).enable_return_routed_experts
+    config = make_config(use_rollout_routing_replay=True)
+    assert sglang_options(config, place()).enable_return_routed_experts
+    judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
     assert "enable_return_routed_experts" not in judge.settings()
 
 
 def test_engines_of_the_trained_model_tell_as_many_ids_as_nuclei_need():
-    args = make_args(replays_nucleus=True, nucleus_size=151936)
-    assert sglang_options(args, place()).sampling_mask_max_tokens == 151936
-    assert embedded_options(args, place()).sampling_mask_max_tokens == 151936
-    assert sglang_options(make_args(), place()).sampling_mask_max_tokens == 4096
-    judge = SGLangEngine(args, place(), "", {"model_path": "/models/judge"})
+    config = make_config(replays_nucleus=True, nucleus_size=151936)
+    assert sglang_options(config, place()).sampling_mask_max_tokens == 151936
+    assert embedded_options(config, place()).sampling_mask_max_tokens == 151936
+    assert sglang_options(make_config(), place()).sampling_mask_max_tokens == 4096
+    judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
     assert "sampling_mask_max_tokens" not in judge.preferences()
 
 
 def test_a_chosen_prefill_graph_backend_stays():
-    args = make_args(offload_rollout=True, sglang_cuda_graph_backend_prefill="full")
-    assert sglang_options(args, place(gpu_offset=0)).cuda_graph_backend_prefill == "full"
+    config = make_config(offload_rollout=True, sglang_cuda_graph_backend_prefill="full")
+    assert sglang_options(config, place(gpu_offset=0)).cuda_graph_backend_prefill == "full"
 
 
 @pytest.mark.parametrize(
@@ -131,28 +127,28 @@ def test_a_chosen_prefill_graph_backend_stays():
     ],
 )
 def test_engines_compute_in_the_trainers_dtype_unless_told(changes, dtype):
-    assert sglang_options(make_args(**changes), place()).dtype == dtype
-    assert embedded_options(make_args(**changes), place()).dtype == dtype
+    assert sglang_options(make_config(**changes), place()).dtype == dtype
+    assert embedded_options(make_config(**changes), place()).dtype == dtype
 
 
 def test_beside_a_bfloat16_trainer_sglang_does_not_choose_float16():
-    assert sglang_options(make_args(), place()).dtype == "bfloat16"
-    assert sglang_options(make_args(sglang_dtype="float32"), place()).dtype == "float32"
-    judge = StandInSGLang(make_args(), place(), "/tmp", {"model_path": "/models/judge"})
+    assert sglang_options(make_config(), place()).dtype == "bfloat16"
+    assert sglang_options(make_config(sglang_dtype="float32"), place()).dtype == "float32"
+    judge = StandInSGLang(make_config(), place(), "/tmp", {"model_path": "/models/judge"})
     assert "dtype" not in judge.preferences()
-    assert embedded_options(make_args(), place()).dtype == "auto"
+    assert embedded_options(make_config(), place()).dtype == "auto"
 
 
 def test_an_embedded_engine_computes_on_the_gpu_of_its_place():
-    assert embedded_options(make_args(), place(base_gpu_id=3)).base_gpu_id == 3
-    options = embedded_options(make_args(sglang_device="cuda"), place())
+    assert embedded_options(make_config(), place(base_gpu_id=3)).base_gpu_id == 3
+    options = embedded_options(make_config(sglang_device="cuda"), place())
     assert (options.device, options.base_gpu_id) == ("cuda", 0)
 
 
 def test_each_part_of_an_engine_over_nodes_knows_its_number_and_where_they_meet():
     parts = [
         sglang_options(
-            make_args(),
+            make_config(),
             place(rank=2, num_gpus=16, num_nodes=2, node_rank=part, dist_init_addr="10.0.0.1:15020"),
         )
         for part in range(2)
@@ -166,30 +162,32 @@ def test_each_part_of_an_engine_over_nodes_knows_its_number_and_where_they_meet(
 
 def test_parts_on_one_machine_have_logs_of_their_own(tmp_path):
     placements = [place(num_nodes=2, node_rank=part) for part in range(2)]
-    logs = {EmbeddedEngine(make_args(), placement, tmp_path).log_path.name for placement in placements}
+    logs = {EmbeddedEngine(make_config(), placement, tmp_path).log_path.name for placement in placements}
     assert logs == {"engine_0_node_0.log", "engine_0_node_1.log"}
 
 
 def test_halves_of_an_engine_know_what_they_do():
-    args = make_args(sglang_enable_hierarchical_cache=True)
-    prefill = sglang_options(args, place(worker_type="prefill", bootstrap_port=15005))
+    config = make_config(sglang_enable_hierarchical_cache=True)
+    prefill = sglang_options(config, place(worker_type="prefill", bootstrap_port=15005))
     assert (prefill.disaggregation_mode, prefill.disaggregation_bootstrap_port) == ("prefill", 15005)
     assert prefill.load_balance_method == "follow_bootstrap_room" and prefill.enable_hierarchical_cache
-    decode = sglang_options(args, place(worker_type="decode"))
+    decode = sglang_options(config, place(worker_type="decode"))
     assert (decode.disaggregation_mode, decode.disaggregation_bootstrap_port) == ("decode", None)
     assert not decode.enable_hierarchical_cache
-    whole = sglang_options(args, place())
+    whole = sglang_options(config, place())
     assert whole.disaggregation_mode == "null"
 
 
 def test_the_pipeline_of_a_group_wins_over_that_of_the_run():
-    engine = StandInSGLang(make_args(sglang_pp_size=2), place(num_gpus=8), "/tmp", {"pp_size": 4})
+    engine = StandInSGLang(make_config(sglang_pp_size=2), place(num_gpus=8), "/tmp", {"pp_size": 4})
     assert engine.parser().parse_args(engine.command()[3:]).tp_size == 2
 
 
 def test_the_embedded_engine_gets_the_flags_it_has():
-    args = make_args(sglang_context_length=512, sglang_enable_deterministic_inference=True, sglang_ep_size=2)
-    options = embedded_options(args, place(rank=1, port=15003))
+    config = make_config(
+        sglang_context_length=512, sglang_enable_deterministic_inference=True, sglang_ep_size=2
+    )
+    options = embedded_options(config, place(rank=1, port=15003))
     assert options.model_path == "/models/tiny"
     assert options.port == 15003
     assert options.context_length == 512
@@ -198,9 +196,9 @@ def test_the_embedded_engine_gets_the_flags_it_has():
 
 
 def test_overrides_win_over_flags_but_not_over_the_placement():
-    args = make_args(sglang_context_length=512, sglang_mem_fraction_static=0.7)
+    config = make_config(sglang_context_length=512, sglang_mem_fraction_static=0.7)
     overrides = {"model_path": "/models/judge", "dtype": "bfloat16", "port": 1, "mem_fraction_static": 0.5}
-    engine = StandInSGLang(args, place(), "/tmp", overrides)
+    engine = StandInSGLang(config, place(), "/tmp", overrides)
     options = engine.parser().parse_args(engine.command()[3:])
     assert (options.model_path, options.dtype) == ("/models/judge", "bfloat16")
     assert (options.port, options.mem_fraction_static) == (15000, 0.5)
@@ -208,7 +206,7 @@ def test_overrides_win_over_flags_but_not_over_the_placement():
 
 def test_the_embedded_engine_keeps_to_one_passive_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    environment = EmbeddedEngine(make_args(), place(), "/tmp").environment()
+    environment = EmbeddedEngine(make_config(), place(), "/tmp").environment()
     assert environment == {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -218,7 +216,7 @@ def test_the_embedded_engine_keeps_to_one_passive_thread(monkeypatch):
 
 def test_sglang_runs_without_expandable_segments(monkeypatch):
     monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "false")
-    environment = SGLangEngine(make_args(), place(), "/tmp").environment()
+    environment = SGLangEngine(make_config(), place(), "/tmp").environment()
     assert environment["PYTORCH_CUDA_ALLOC_CONF"] is None
     assert environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "false"
     assert environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
@@ -228,7 +226,7 @@ def test_sglang_runs_without_expandable_segments(monkeypatch):
 def test_beyond_loopback_a_key_is_required():
     with pytest.raises(ValueError, match=r"engine on 10\.0\.0\.1: an API key is required beyond loopback"):
         place(host="10.0.0.1")
-    engine = EmbeddedEngine(make_args(), place(host="10.0.0.1", port=1, api_key="k"), "/tmp")
+    engine = EmbeddedEngine(make_config(), place(host="10.0.0.1", port=1, api_key="k"), "/tmp")
     assert engine.endpoint == EngineEndpoint("http://10.0.0.1:1", "k", 1, None)
 
 
@@ -245,7 +243,7 @@ class FakeServerEngine(EmbeddedEngine):
 
 @pytest.fixture
 def engine(tmp_path):
-    engine = FakeServerEngine(make_args(), place(port=free_port()), tmp_path)
+    engine = FakeServerEngine(make_config(), place(port=free_port()), tmp_path)
     yield engine
     engine.shutdown()
 
@@ -281,7 +279,7 @@ def test_an_engine_that_never_serves_is_given_up(engine):
 
 def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_path):
     placement = place(port=free_port(), num_nodes=2, node_rank=1)
-    engine = FakeServerEngine(make_args(), placement, tmp_path)
+    engine = FakeServerEngine(make_config(), placement, tmp_path)
     engine.code = "import time; time.sleep(600)"
     engine.launch()
     engine.wait_ready(600)

@@ -1,0 +1,43 @@
+"""The engines: which server generates, how many there are, and what they start with."""
+
+from dataclasses import dataclass
+
+from slime.config.flag import flag
+from slime.config.served_models import ServedModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The engines as a whole.
+
+    Attributes:
+        rollout_engine: "sglang" or "embedded".
+        rollout_external: whether the engines were started elsewhere.
+        router_external: whether the first model's router was.
+        served_models: of engines that we start; empty if they are external, or if there are none.
+        rollout_num_engines: those that answer the prompts.
+        sglang_tp_size: GPUs of one pipeline stage of an engine.
+        synced_checkpoint: the directory that the engines which get the trainer's weights start with; they are
+            given them in its format.
+    """
+
+    rollout_engine: str = flag(
+        "auto",
+        choices=("auto", "sglang", "embedded"),
+        help="engine server; auto is sglang where it is installed and a GPU is present, else embedded",
+    )
+    sglang_config: str | None = flag(place=True, help="YAML file of models, each with groups of engines")
+    rollout_external: bool = flag(
+        False, help="the engines are somebody else's, those of --rollout-external-engine-addrs"
+    )
+    rollout_external_engine_addrs: list[str] | None = flag(
+        help="host:port of engines started elsewhere; implies --rollout-external"
+    )
+    prefill_num_servers: int | None = flag(
+        at_least=0, same_as_default=(0,), help="engines that only prefill; the others decode"
+    )
+    router_external: bool
+    served_models: list[ServedModelConfig]
+    rollout_num_engines: int
+    sglang_tp_size: int
+    synced_checkpoint: str

@@ -1,0 +1,30 @@
+"""The slice of one engine's server."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.cluster import ClusterConfig
+from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.nucleus import NucleusConfig
+from slime.config.off_policy import OffPolicyConfig
+from slime.config.precision import PrecisionConfig
+from slime.config.router import RouterConfig
+from slime.config.trainer import TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What says how an engine's server is started.
+
+    Attributes:
+        flat: ``args``, for options of the servers' own parsers.
+    """
+
+    cluster: ClusterConfig
+    hf_checkpoint: HfCheckpointConfig
+    precision: PrecisionConfig
+    nucleus: NucleusConfig
+    off_policy: OffPolicyConfig
+    trainer: TrainerConfig
+    router: RouterConfig
+    flat: Any

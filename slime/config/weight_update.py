@@ -1,0 +1,16 @@
+"""The slice of weights on their way from the trainer to the engines."""
+
+from dataclasses import dataclass
+
+from slime.config.cluster import ClusterConfig
+from slime.config.engines import EngineConfig
+from slime.config.weight_sync import WeightSyncConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUpdateConfig:
+    """What weight updates and their transports read."""
+
+    weight_sync: WeightSyncConfig
+    cluster: ClusterConfig
+    engines: EngineConfig
