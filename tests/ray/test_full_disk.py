@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.config.run import run_config
 from slime.observability.jsonl import JsonlWriter
 from slime.ray import session
 from slime.ray.ending import full_disks
@@ -17,7 +18,7 @@ Usage = namedtuple("Usage", "total used free")
 def last_line(fail, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Returns that of a run which ``fail`` ends."""
     monkeypatch.setattr(session, "_session", lambda *arguments: fail())
-    assert session._run(run_args(), lambda: None, lambda: None) == 1
+    assert session._run(run_config(run_args()), lambda: None, lambda: None) == 1
     return capsys.readouterr().err.splitlines()[-1]
 
 
