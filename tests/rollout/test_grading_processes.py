@@ -55,7 +55,7 @@ def test_answers_are_compared_as_mathematics(process, gold, answer, equal):
 
 
 def test_a_label_that_is_no_mathematics_is_an_error(process):
-    with pytest.raises(GraderError, match="no mathematical expression"):
+    with pytest.raises(GraderError, match="not a mathematical expression"):
         process.call(EQUAL, "", "1")
 
 
@@ -243,7 +243,7 @@ async def test_a_group_whose_grader_fails_as_a_whole_has_no_rewards(make_args):
 
 async def test_a_bad_label_still_ends_the_run(make_args):
     args = make_args(custom_rm_path=None, rm_type="math")
-    with pytest.raises(RolloutError, match=r"GraderError: .*no mathematical expression"):
+    with pytest.raises(RolloutError, match=r"GraderError: .*not a mathematical expression"):
         await async_rm(args, Sample(response="\\boxed{1}", label="\\text{}"))
 
 
