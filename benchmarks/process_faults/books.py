@@ -85,7 +85,7 @@ _OF_BOOKS: dict[str, Fault] = {
     ),
     "an aborted group is lost": Fault(
         "slime/rollout/sglang_rollout.py",
-        "            elif not self.args.partial_rollout:\n",
+        "            elif not self.config.rollout.partial_rollout:\n",
         "            elif not is_finished(group):\n",
         _ROLLOUT,
         "test_partial_rollout_goes_on_where_it_was_aborted",

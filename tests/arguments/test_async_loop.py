@@ -6,10 +6,11 @@ from unittest.mock import MagicMock
 import pytest
 
 import train_async
+from tests.run_args import config_with
 
 
 def flags(interval):
-    return Namespace(
+    return config_with(
         num_rollout=5,
         update_weights_interval=interval,
         eval_interval=None,

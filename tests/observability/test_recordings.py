@@ -16,6 +16,7 @@ from slime.observability.rollout_data_utils import (
 )
 from slime.rollout.forge_load import generate_rollout as replay
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_a_recording_of_another_version_is_named(tmp_path, content, why):
     with pytest.raises(ValueError, match=f"--load-debug-rollout-data {said}"):
         load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)
     with pytest.raises(ValueError, match=f"--load-forge-rollout-data {said}"):
-        replay(Namespace(load_forge_rollout_data=template), 0, None)
+        replay(run_args(load_forge_rollout_data=template), 0, None)
 
 
 def test_plain_metadata_and_tensors_come_back(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_halves_of_engines_are_left_out_with_a_warning(fleet, caplog):
 def test_engines_that_gave_their_memory_away_are_asked_when_they_have_it_back(monkeypatch, shares):
     calls: list[str] = []
     group = RolloutGroup.__new__(RolloutGroup)
-    group._needs_offload, group._to_check = shares, None
+    group._needs_offload, group._to_check, group._log = shares, None, MagicMock()
     monkeypatch.setattr(
         rollout_group.RolloutGroup, "_call", lambda self, method, *arguments: calls.append(method)
     )

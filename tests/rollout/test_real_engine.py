@@ -12,7 +12,7 @@ from slime.rollout.sglang_streaming_rollout import generate_streaming
 from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import run
 from slime.utils.types import EngineEndpoint, Sample
-from tests.engines.embedded import Server, make_checkpoint
+from tests.engines.embedded import SHAPE, Server, make_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +43,9 @@ def client(server):
 
 @pytest.fixture
 def real_args(make_args, server):
-    return lambda **overrides: make_args(
-        sglang_router_port=int(server.url.rpartition(":")[2]), n_samples_per_prompt=2, **overrides
-    )
+    own = {"n_samples_per_prompt": 2, "vocab_size": SHAPE["vocab_size"]}
+    own["sglang_router_port"] = int(server.url.rpartition(":")[2])
+    return lambda **overrides: make_args(**{**own, **overrides})
 
 
 def update(client, version):

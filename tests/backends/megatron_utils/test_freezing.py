@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory):
 def _outcome(args, flags):
     """What trains under these flags on this rank, or the complaint about them."""
     try:
-        chunks = get_model(Namespace(**vars(args), **flags))
+        chunks = get_model(Namespace(**{**vars(args), **flags}))
     except ValueError as error:
         return str(error)
     return sorted(name for name, param in named_params(chunks) if param.requires_grad)
