@@ -12,6 +12,8 @@ import pytest
 from slime.arguments import validated_args
 from slime.cli import api
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebooks/run_from_python.ipynb"
 
 

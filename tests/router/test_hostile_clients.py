@@ -217,6 +217,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_more_clients_than_descriptors_stop_nothing_and_fill_no_log(tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = stack.enter_context((tmp_path / "log").open("w+"))

@@ -18,6 +18,8 @@ from slime.utils.distributed_utils import distributed_masked_whiten
 from slime.utils.types import Sample
 from tests.training.cases import flags, make_case, random_case, train
 
+pytestmark = pytest.mark.slow
+
 EXTREMES = [1e4, -1e4, math.inf, -math.inf, math.nan]
 
 

@@ -22,6 +22,8 @@ from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     # Sizes that are no multiple of a block, and scales that are powers of two.
     "fp8": (to_fp8, ["--block-size", "40", "24", "--scale-fmt", "ue8m0"]),

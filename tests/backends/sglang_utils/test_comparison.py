@@ -21,6 +21,7 @@ from tools.make_tiny_model import make_tokenizer
 REQUESTS, NOTES = read_list()
 
 
+@pytest.mark.slow
 def test_each_request_is_answered_as_sglang_does_but_for_what_is_listed(engine_under_test) -> None:
     """The embedded engine differs from the recorded answers as listed; an SGLang at hand in nothing."""
     if engine_under_test.tokenizer.get_vocab() != make_tokenizer().get_vocab():

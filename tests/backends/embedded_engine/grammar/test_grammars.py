@@ -19,6 +19,8 @@ from slime.backends.embedded_engine.grammar.wanted import wanted_grammar
 from tests.each import hold_each
 from tools.make_tiny_model import make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 EOS = 258
 LOWEST = torch.finfo(torch.float32).min
 VOCABULARY = 320
@@ -242,7 +244,6 @@ def test_a_bomb_costs_its_own_request_only(shared_server):
     assert generate(shared_server, regex="yes|no")[0]["text"] in ("yes", "no")
 
 
-@pytest.mark.slow
 async def test_a_grammar_that_compiles_for_ever_is_given_up():
     compiler = GrammarCompiler(make_tokenizer(), VOCABULARY, [EOS], seconds=1)
     endless = " | ".join(f'"{number}"' for number in range(60_000))

@@ -15,6 +15,8 @@ from tests.each import hold_each
 from tests.engines.embedded import Server
 from tools.make_tiny_model import make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 PARAMETERS = {
     "type": "object",
     "properties": {
