@@ -1,19 +1,14 @@
 """Writes sft.jsonl, rl.jsonl and eval.jsonl: ``python make_data.py --output data``."""
 
-import argparse
-import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from agent import TOOL
+
+from slime.cli.task_data import Row, write_files
 
 SHELVES = "abcdefghijklmnop"
 TOOL_SHARE = 0.4
 """The part of the demonstrations that asks the tool; the others guess, and so does the model at first."""
-
-Row = dict[str, Any]
 
 
 def problem(rng: random.Random) -> Row:
@@ -40,22 +35,15 @@ def demonstration(rng: random.Random) -> Row:
     return {"messages": messages, "tools": [TOOL]}
 
 
-def write(path: Path, count: int, make: Callable[[random.Random], Row], seed: int) -> None:
-    """``count`` rows, which depend on the seed alone."""
-    rng = random.Random(seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(make(rng)) + "\n" for _ in range(count)))
-
-
 def main() -> None:
-    """Writes the three files."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--output", type=Path, default=Path("data"))
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    write(args.output / "sft.jsonl", 4800, demonstration, args.seed)
-    write(args.output / "rl.jsonl", 1000, problem, args.seed + 1)
-    write(args.output / "eval.jsonl", 64, problem, args.seed + 2)
+    """Writes the three files: how many rows, and what makes one."""
+    write_files(
+        {
+            "sft": (4800, demonstration),
+            "rl": (1000, problem),
+            "eval": (64, problem),
+        }
+    )
 
 
 if __name__ == "__main__":
