@@ -1,30 +1,49 @@
-"""The wheel of this checkout, built from a copy, so that nothing is left in it."""
+"""The wheel and the sdist of this checkout, built from a copy, so that nothing is left in it."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from tools.release_check import BESIDE, PACKAGES
+
 ROOT = Path(__file__).parents[1]
-_PARTS = ("slime", "slime_plugins", "pyproject.toml", "README.md", "LICENSE")
-_BUILD = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+_BUILD = "import sys; from setuptools.build_meta import build_{kind} as build; print(build(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A copy of what an sdist is built from, without git's data."""
+
+    directory: Path
+
+    @classmethod
+    def copied_to(cls, directory: Path) -> "Source":
+        directory.mkdir()
+        for package in PACKAGES:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, directory / package, ignore=ignored)
+        for name in BESIDE:
+            shutil.copy(ROOT / name, directory / name)
+        return cls(directory)
+
+    def build(self, kind: str, output: Path) -> Path:
+        """Builds the ``wheel`` or the ``sdist``, with the build backend of our own environment."""
+        command = [sys.executable, "-c", _BUILD.format(kind=kind), str(output)]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return output / done.stdout.splitlines()[-1]
 
 
 def build_wheel(directory: Path) -> Path:
     """Builds it in ``directory`` and returns its file."""
-    source = directory / "source"
-    source.mkdir()
-    for part in _PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, source / part)
-    command = [sys.executable, "-c", _BUILD, str(directory)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return directory / done.stdout.splitlines()[-1]
+    source = Source.copied_to(directory / "source")
+    wheel = source.build("wheel", directory)
+    shutil.rmtree(source.directory)
+    return wheel
 
 
 def installed(directory: Path) -> dict[str, str]:
@@ -33,7 +52,6 @@ def installed(directory: Path) -> dict[str, str]:
     scripts.mkdir()
     with zipfile.ZipFile(build_wheel(directory)) as wheel:
         wheel.extractall(site)
-    shutil.rmtree(directory / "source")
     command = scripts / "slime"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m slime.cli "$@"\n')
     command.chmod(0o755)
