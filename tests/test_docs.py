@@ -26,7 +26,7 @@ PAGES = [
     *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.name != "flags.md"),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
-TREES = ("slime", "tests", "tools", "scripts", "benchmarks", "examples", "docs", "constraints")
+TREES = ("slime", "tests", "tools", "docker", "scripts", "benchmarks", "examples", "docs", "constraints")
 LAUNCH_SCRIPTS = ROOT / "tests/arguments/launch_scripts"
 _FILE = re.compile(rf"\b(?:{'|'.join(TREES)})/[\w./-]+\.(?:sh|py|md|txt|json)\b")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -217,3 +217,12 @@ def test_what_people_search_for_stands_in_a_heading() -> None:
     headings = " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE)).lower()
     assert [word for word in words if word.lower() not in headings] == []
     assert "## Talking to a model: chat" in (ROOT / "docs/command.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("**/*.md")), ids=name)
+def test_a_page_says_its_point_in_its_first_three_lines(page: Path) -> None:
+    """Its first paragraph is prose, and short; a decision begins with its context."""
+    title, point = page.read_text(encoding="utf-8").split("\n\n")[:2]
+    assert title.startswith("# ") and "\n" not in title
+    assert re.match(r"[\w*`]", point) and not point.startswith("```")
+    assert len(point.splitlines()) <= (4 if "decisions" in page.parts else 3)

@@ -9,8 +9,9 @@ ELSEWHERE = {
     *("--async", "--form", "--json", "--key-variable", "--max-tokens", "--system", "--temperature"),
     *("--config", "--run-dir", "--write-config", "--nodes", "--node-ip-address", "--secret", "--shm-size"),
     *("--sglang-mem-fraction-static", "--sglang-enable-lora"),
+    *("--build-arg", "--gpus", "--rm", "--user"),
 }
-"""Flags of commands beside ``slime train``, and of SGLang's own parser."""
+"""Flags of commands beside ``slime train``, of SGLang's own parser, and of Docker."""
 
 
 def test_flag_page_is_fresh():
@@ -25,8 +26,9 @@ def test_every_option_of_the_parser_is_on_the_page():
 
 
 def test_page_has_a_table_row_of_four_cells_for_each_honoured_flag():
-    row = next(line for line in flag_page().splitlines() if line.startswith("| `--rollout-batch-size`"))
-    assert row == "| `--rollout-batch-size` | int, more than 0 | **required** | prompts of one rollout |"
+    row = next(line for line in flag_page().splitlines() if line.startswith('| <a id="--rollout-batch-size"'))
+    cell = '<a id="--rollout-batch-size"></a>`--rollout-batch-size`'
+    assert row == f"| {cell} | int, more than 0 | **required** | prompts of one rollout |"
 
 
 def test_flags_that_pages_for_newcomers_name_exist():

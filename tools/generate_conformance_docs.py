@@ -19,9 +19,10 @@ PAGE = ROOT / "docs" / "conformance.md"
 HEADER = ("where", "SGLang", "embedded engine", "why")
 INTRODUCTION = """# The embedded engine beside SGLang
 
-<!-- Made by tools/generate_conformance_docs.py of tests/backends/sglang_utils/conformance.yaml. -->
+The embedded engine speaks the HTTP protocol of SGLang 0.5.23: where the two differ, and why. One suite of tests runs against
+both.
 
-The embedded engine speaks the HTTP protocol of SGLang 0.5.23. One suite of tests runs against both:
+<!-- Made by tools/generate_conformance_docs.py of tests/backends/sglang_utils/conformance.yaml. -->
 
 ```bash
 bash scripts/conformance.sh                          # the embedded engine

@@ -7,6 +7,7 @@
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -109,9 +110,17 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def anchored(text: str) -> str:
+    """A cell of flags, where links to `flags.md#--lr` lead."""
+    return re.sub(r"`(--[\w-]+)`", r'<a id="\1"></a>`\1`', text)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(header), *([cell(text) for text in row] for row in rows)]
+    cells = [[cell(text) for text in row] for row in rows]
+    if header[0] in ("flag", "options"):
+        cells = [[anchored(first), *rest] for first, *rest in cells]
+    lines = [header, ["---"] * len(header), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -155,8 +164,11 @@ def router_rows(actions: Sequence[argparse.Action]) -> Iterator[tuple[str, str, 
 
 def foreign_rows() -> Iterator[tuple[str, str, str]]:
     """Options, what becomes of them, and why: a row for each reason."""
+    ours = {name for group in documented_groups() for spec in group.flags for name in spec.names}
     rows: dict[tuple[bool, str], list[str]] = {}
     for entry in foreign_flags():
+        if ours & set(entry.names):
+            continue
         text = ", ".join(f"`{name}`" for name in entry.names)
         default = f" ({value_text(entry.default)})" if entry.default else ""
         rows.setdefault((entry.refused, entry.reason), []).append(text + default)
