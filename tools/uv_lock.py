@@ -3,9 +3,9 @@
     pip install uv
     python tools/uv_lock.py
 
-uv asks the package index for each version. Of its files the lock has those that Linux needs with Python 3.11
-and 3.12, or the sources of what has none. torch is not in it: its build for CPUs comes from another index, with
-another hash.
+uv asks the package index for each version. Of its files the lock has those that Linux needs with Python
+3.11 and 3.12, or the sources of what has none. torch is not in it: its build for CPUs comes from another
+index, with another hash.
 """
 
 import argparse
