@@ -98,7 +98,7 @@ def blocks(page: Path, language: str = "bash") -> list[str]:
 
 
 def commands_of(page: Path) -> Iterator[Command]:
-    """Those of its blocks, and those in the text that begin with the name of a program."""
+    """Yields those of its blocks, and those in the text that begin with the name of a program."""
     name = str(page.relative_to(ROOT))
     for code in blocks(page):
         for line in code.replace("\\\n", " ").splitlines():
