@@ -13,6 +13,8 @@ _THOUGHT = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 # By the names that SGLang has for them.
 TOOL_PARSERS = ("hermes", "qwen", "qwen25")
+CALL_ENDS = "</tool_call>"
+"""Ends a call in the format of each of them."""
 REASONING_PARSERS = ("deepseek-r1", "qwen3")
 
 

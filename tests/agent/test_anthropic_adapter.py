@@ -114,6 +114,17 @@ async def test_a_call_that_must_come_is_a_grammar_for_the_engine(served, engine)
         assert tag["at_least_one"] and TOOLS[0]["name"] in tag["structures"][0]["begin"]
 
 
+async def test_an_answer_that_may_call_once_ends_with_its_call(served, engine):
+    _, client = served
+    engine.answer = lambda conversation: f"<think>hm</think>{CALL}{CALL}"
+    for once in (False, True):
+        choice = {"type": "auto", "disable_parallel_tool_use": once}
+        answer = (await ask(client, [USER], tools=TOOLS, tool_choice=choice)).json()
+        kinds = [block["type"] for block in answer["content"]]
+        assert kinds == ["thinking", *["tool_use"] * (1 if once else 2)]
+        assert answer["stop_reason"] == "tool_use"
+
+
 async def test_a_limit_of_tokens_is_told(served, engine):
     _, client = served
     engine.answer = lambda conversation: "a long answer"
@@ -132,6 +143,7 @@ async def test_brackets_without_end_are_no_request(served):
         *({}, [], {"messages": []}, {"messages": ["x"]}, {"messages": [{"role": "tool", "content": "x"}]}),
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [USER], "tool_choice": {"type": "any"}},
+        {"messages": [USER], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
         *(
             {"messages": [USER], "max_tokens": most, "stream": stream}
             for most in (0, 1.5, True)

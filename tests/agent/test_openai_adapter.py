@@ -298,6 +298,32 @@ async def test_a_call_that_must_come_is_a_grammar_for_the_engine(serve, engine):
         assert "require_reasoning" not in engine.seen("generate")[-1]
 
 
+async def test_an_answer_that_may_call_once_ends_with_its_call(serve, engine, tokenizer):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "done" if "42" in conversation else f"I ask. {CALL}{CALL}"
+    both = (await ask(client, [USER], tools=TOOLS))["choices"][0]["message"]
+    assert len(both["tool_calls"]) == 2
+    adapter.open_session("once", sampling_defaults=PARAMS)
+    client.headers["Authorization"] = "Bearer once"
+    once = {"tools": TOOLS, "parallel_tool_calls": False, "stop": "never"}
+    message = (await ask(client, [USER], **once))["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "42"}
+    second = await ask(client, [USER, message, answer], **once)
+    assert second["choices"][0]["message"]["content"] == "done"
+    _, one, two = engine.seen("generate")
+    assert one["sampling_params"]["stop"] == ["never", "</tool_call>"]
+    made = tokenizer(f"I ask. {CALL}", add_special_tokens=False)["input_ids"]
+    assert two["input_ids"][: len(one["input_ids"]) + len(made)] == one["input_ids"] + made
+    assert tokenizer.decode(two["input_ids"]).count(CALL) == 1
+    (sample,) = await adapter.finish_session("once", base_sample=Sample())
+    last = tokenizer("done" + EOS, add_special_tokens=False)["input_ids"]
+    assert sum(sample.loss_mask) == len(made) + len(last)
+    client.headers["Authorization"] = "Bearer s"
+    await ask(client, [USER], parallel_tool_calls=False)
+    assert "stop" not in engine.seen("generate")[-1]["sampling_params"]
+
+
 async def test_a_grammar_waits_for_the_end_of_the_reasoning(serve, engine):
     _, client = serve(reasoning_parser="qwen3")
     await ask(client, [USER], response_format={"type": "json_object"})
@@ -348,6 +374,7 @@ async def test_brackets_without_end_are_no_request(serve, engine):
         ({"messages": [USER], "top_logprobs": 3}, 400),
         ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, 400),
         ({"messages": [USER], "n": 2}, 400),
+        ({"messages": [USER], "tools": TOOLS, "parallel_tool_calls": "no"}, 400),
         ({"messages": []}, 400),
         ({}, 400),
         ({"messages": ["x"]}, 400),
@@ -450,13 +477,24 @@ async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine, ended):
     assert not adapter.trajectories.has_session("s")
 
 
-async def test_an_engine_that_refuses_is_no_fault_of_the_agent(serve, engine):
+async def test_what_an_engine_refuses_is_refused_in_its_words_and_what_it_fails_at_is_not(serve, engine):
     from fastapi.responses import JSONResponse
 
     _, client = serve()
-    engine.answers["generate"] = JSONResponse({"error": "too long"}, status_code=400)
+    for told in (
+        {"error": {"message": "too long"}},
+        {"error": "too long"},
+        {"message": "too long"},
+        "too long",
+    ):
+        engine.answers["generate"] = JSONResponse(told, status_code=400)
+        for stream in (False, True):
+            response = await client.post(PATH, json={"messages": [USER], "stream": stream})
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["message"] == "the engine does not take the request: too long"
+    engine.answers["generate"] = JSONResponse({"error": "unknown"}, status_code=404)
     response = await client.post(PATH, json={"messages": [USER]})
-    assert response.status_code == 502 and "too long" in response.text
+    assert response.status_code == 502 and "unknown" in response.text
 
 
 def test_a_port_that_is_taken_is_told(serve):

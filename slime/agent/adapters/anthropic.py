@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
-from slime.agent.adapters.forced import forced_call
+from slime.agent.adapters.forced import forced_call, is_set
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import TurnRequest
 
@@ -42,7 +42,8 @@ class AnthropicAdapter(BaseAdapter):
             sid = _session_of(request)
             self.open_session_of(sid)
             body = await request.json()
-            asked = TurnRequest(sid, *_read(body, self._tool_parser))
+            single = is_set(body.get("tool_choice") or {}, "disable_parallel_tool_use", default=False)
+            asked = TurnRequest(sid, *_read(body, self._tool_parser), single)
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)

@@ -12,7 +12,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
-from slime.agent.adapters.growing import Follow, GrowingAnswer, call_sglang_generate, engine_answer
+from slime.agent.adapters.forced import ended_by_call
+from slime.agent.adapters.growing import (
+    Follow,
+    GrowingAnswer,
+    call_sglang_generate,
+    engine_answer,
+    refused_by,
+)
 from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
@@ -30,7 +37,6 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 BODY_LIMIT = 64 * 2**20
 _FORK_THRESHOLD = 1024
 _ENDED_KEPT = 10_000
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _POLL_S = 0.02
 
 
@@ -156,17 +162,14 @@ class BaseAdapter:
 
         Raises:
             Refused: nobody knows the session or it is closed, it has had its turns or has no room left, the
-                engine gave up or does not know what was asked for.
+                engine gave up or does not take what was asked for.
         """
         session = self.open_session_of(asked.sid)
         session.running += 1
         try:
             return await self._take_turn(session, asked, follow, top_log_probs)
         except (HttpStatusError, httpx.TransportError) as error:
-            grammars = [name for name in _GRAMMARS if name in asked.params]
-            if isinstance(error, HttpStatusError) and error.status == 400 and grammars:
-                raise Refused(400, f"the engine does not take {grammars[0]}: {error.body}") from error
-            raise Refused(502, str(error)) from error
+            raise refused_by(error, asked.params) from error
         finally:
             session.running -= 1
 
@@ -189,9 +192,11 @@ class BaseAdapter:
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        sid, messages, tools, params = asked
+        sid, messages, tools, params, single_call = asked
         prompt = self._prompt_ids(sid, messages, tools)
         sampling = sampling_of_turn(session, params, len(prompt))
+        if single_call and tools and self._tool_parser:
+            sampling = ended_by_call(sampling)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         body |= asks_for_nuclei(sampling)
         if top_log_probs:

@@ -1,9 +1,10 @@
-"""Calls of tools that a request demands: the engine holds the answer to a grammar."""
+"""What requests demand of calls of tools, as parameters of the engine: that there is one, or no second."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.agent.adapters.session import Refused
+from slime.agent.parsing import CALL_ENDS
 from slime.backends.embedded_engine.tool_calls.forced import forcing_params
 
 
@@ -23,3 +24,25 @@ def forced_call(
     if not functions:
         raise Refused(400, f"tool_choice: no tool {name!r}" if name else "tool_choice: wanted tools")
     return forcing_params(tool_parser, functions, parallel=True, forced=True)
+
+
+def is_set(holder: Mapping[str, Any], field: str, default: bool) -> bool:
+    """Whether a request has set this field.
+
+    Raises:
+        Refused: to something else than true or false.
+    """
+    value = holder.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise Refused(400, f"{field} {value!r} (wanted: true or false)")
+    return default if value is None else value
+
+
+def ended_by_call(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns sampling parameters under which an answer ends with its first call of a tool.
+
+    So there is no second one to be left out of what the agent is told, and every token that was sampled is
+    trained on and is there in the next turn.
+    """
+    stop = sampling.get("stop") or []
+    return {**sampling, "stop": [*([stop] if isinstance(stop, str) else stop), CALL_ENDS]}

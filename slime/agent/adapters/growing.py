@@ -1,12 +1,14 @@
-"""An answer that the agent is told while the engine writes it."""
+"""An answer that the agent is told while the engine writes it, or why there is none."""
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
+import httpx
 from aiohttp import web
 
-from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
+from slime.agent.adapters.session import OPENAI_PARAMS, Refused, Session, sampling_of_turn
 from slime.agent.parsing import ParsedModelOutput
 from slime.agent.trajectory import TurnRecord
 from slime.utils.http_utils import HttpStatusError, post, stream
@@ -17,6 +19,7 @@ Follow = Callable[[str, str], Awaitable[None]]
 _RETRIES = 20
 _CALL, _THOUGHT_OPENS, _THOUGHT_CLOSES = "<tool_call>", "<think>", "</think>"
 _HALF_A_CHARACTER = "\ufffd"
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class GrowingAnswer:
@@ -75,12 +78,31 @@ async def engine_answer(
     async with aclosing(stream(url, {**body, "stream": True}, _RETRIES)) as chunks:
         async for answer in chunks:
             if error := answer.get("error"):
-                message = error.get("message", error) if isinstance(error, dict) else error
-                raise HttpStatusError("POST", url, int(dict(error).get("code") or 500), str(message))
+                told = error if isinstance(error, dict) else {"message": error}
+                message = str(told.get("message", told))
+                raise HttpStatusError("POST", url, int(told.get("code") or 500), message)
             await follow(answer["meta_info"].get("output_token_logprobs") or [])
     if answer is None or not answer["meta_info"].get("finish_reason"):
         raise HttpStatusError("POST", url, 502, "the answer broke off")
     return answer
+
+
+def refused_by(error: HttpStatusError | httpx.TransportError, params: Mapping[str, Any]) -> Refused:
+    """Returns what the agent is told of an engine that does not take its request, or of one that fails."""
+    if not isinstance(error, HttpStatusError) or error.status != 400:
+        return Refused(502, str(error))
+    what = next((name for name in _GRAMMARS if name in params), "the request")
+    return Refused(400, f"the engine does not take {what}: {_message_of(error.body)}")
+
+
+def _message_of(body: str) -> str:
+    """Returns what an engine says of an error: text, or an object that has it under one or two names."""
+    said: Any = body
+    with suppress(ValueError):
+        said = json.loads(body)
+    for key in ("error", "message"):
+        said = said.get(key, said) if isinstance(said, dict) else said
+    return said if isinstance(said, str) else body
 
 
 class HasEngine(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
-from slime.agent.adapters.forced import forced_call
+from slime.agent.adapters.forced import forced_call, is_set
 from slime.agent.adapters.growing import EventStream
 from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
@@ -35,7 +35,8 @@ class OpenAIAdapter(BaseAdapter):
                 self.open_session_of(named)
             body = await request.json()
             messages, tools, params = _read(body, self._tool_parser)
-            asked = TurnRequest(session_of(request, body), messages, tools, params)
+            single = not is_set(body, "parallel_tool_calls", default=True)
+            asked = TurnRequest(session_of(request, body), messages, tools, params, single)
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked, top_log_probs=_top_log_probs(body))

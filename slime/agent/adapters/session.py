@@ -46,12 +46,17 @@ class Session:
 
 
 class TurnRequest(NamedTuple):
-    """Whose turn it is, and what the request says."""
+    """Whose turn it is, and what the request says.
+
+    Attributes:
+        single_call: the answer may call one tool at most.
+    """
 
     sid: str
     messages: Messages
     tools: Sequence[Mapping[str, Any]] | None
     params: Mapping[str, Any]
+    single_call: bool = False
 
 
 @dataclass

@@ -251,11 +251,15 @@ def test_an_agent_behind_an_adapter_gets_the_call_that_it_demands(server):
     served = run_app_in_thread(adapter.app)
     try:
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key="s", max_retries=0) as client:
-            answer = client.chat.completions.create(
-                model="m", messages=ASK, tools=TOOLS, tool_choice="required", seed=5
-            )
+            asked = {"model": "m", "messages": ASK, "tools": TOOLS, "seed": 5}
+            answer = client.chat.completions.create(**asked, tool_choice="required")
+            once = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False)
+            with pytest.raises(openai.BadRequestError, match=r"the engine does not take .*temperature"):
+                client.chat.completions.create(**asked, temperature=-1)
     finally:
         served.stop()
+    (call,) = once.choices[0].message.tool_calls
+    assert call.function == answer.choices[0].message.tool_calls[0].function
     assert answer.choices[0].finish_reason == "tool_calls"
     for call in answer.choices[0].message.tool_calls:
         schema = next(
