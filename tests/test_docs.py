@@ -168,7 +168,7 @@ def test_the_code_in_pages_imports_what_exists() -> None:
     for page, code in blocks:
         for module, attribute in imported_names(code):
             if module.split(".")[0] in ("slime", "examples"):
-                assert hasattr(import_module(module), attribute), f"{page}: {module}.{attribute}"
+                assert _resolves(f"{module}.{attribute}"), f"{page}: {module}.{attribute}"
 
 
 def test_rewards_in_pages_and_examples_that_compare_take_what_stands_around_an_answer() -> None:
