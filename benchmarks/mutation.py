@@ -18,12 +18,13 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -72,7 +73,6 @@ _OTHER_NAMES = {"min": "max", "minimum": "maximum", "any": "all", "mean": "sum",
 _OTHER_NAMES |= {other: name for name, other in _OTHER_NAMES.items() if name != "fmean"} | {"detach": "clone"}
 _SAME_EITHER_WAY = ("zip", "isinstance", "minimum", "maximum", "min", "max")
 _LEFT_ALONE = (ast.JoinedStr, ast.arg, ast.Import, ast.ImportFrom, ast.Raise, ast.Assert)
-Change = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,44 @@ class Mutant:
     source: str
 
 
-def mutants(path: str, source: str) -> Iterator[Mutant]:
-    """Every mutant of a module."""
-    for number in range(len(_Places().of(source)[1])):
-        tree, places = _Places().of(source)
-        node, change = places[number]
-        before = _shown(node)
-        change()
-        line = node.target.lineno if isinstance(node, ast.comprehension) else node.lineno
-        yield Mutant(path, line, f"{before}  =>  {_shown(node)}", ast.unparse(tree))
+class _Place(NamedTuple):
+    """What can be changed: attributes of a node, in a node that shows the change."""
+
+    shown: Any
+    node: ast.AST
+    values: dict[str, Any]
+
+    @contextmanager
+    def changed(self) -> Iterator[str]:
+        """Gives the change as text, which holds inside the block."""
+        before = _shown(self.shown)
+        kept = {name: getattr(self.node, name) for name in self.values}
+        vars(self.node).update(self.values)
+        try:
+            yield f"{before}  =>  {_shown(self.shown)}"
+        finally:
+            vars(self.node).update(kept)
+
+    @property
+    def line(self) -> int:
+        node = self.shown.target if isinstance(self.shown, ast.comprehension) else self.shown
+        return int(node.lineno)
+
+
+def mutants(path: str, source: str, numbers: Collection[int] | None = None) -> Iterator[Mutant]:
+    """Yields every mutant of a module, or those of some numbers."""
+    tree, places = _Places().of(source)
+    for number, place in enumerate(places):
+        if numbers is None or number in numbers:
+            with place.changed() as change:
+                yield Mutant(path, place.line, change, ast.unparse(tree))
+
+
+def changes(source: str) -> Iterator[tuple[int, str]]:
+    """Yields line and change of each mutant of a module, without making its source."""
+    for place in _Places().of(source)[1]:
+        with place.changed() as change:
+            yield place.line, change
 
 
 def _shown(node: Any) -> str:
@@ -108,8 +137,8 @@ def _is_turned(test: ast.expr) -> bool:
 class _Places(ast.NodeVisitor):
     """What can be changed in a module, and how."""
 
-    def of(self, source: str) -> tuple[ast.Module, list[tuple[Any, Change]]]:
-        self._found: list[tuple[Any, Change]] = []
+    def of(self, source: str) -> tuple[ast.Module, list[_Place]]:
+        self._found: list[_Place] = []
         tree = ast.parse(source)
         self.visit(tree)
         return tree, self._found
@@ -119,7 +148,7 @@ class _Places(ast.NodeVisitor):
             super().visit(node)
 
     def _set(self, node: ast.AST, **values: Any) -> None:
-        self._found.append((node, lambda: vars(node).update(values)))
+        self._found.append(_Place(node, node, values))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         for part in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body):
@@ -163,7 +192,7 @@ class _Places(ast.NodeVisitor):
         for i, test in enumerate(node.ifs):
             ifs = [*node.ifs[:i], ast.UnaryOp(ast.Not(), test), *node.ifs[i + 1 :]]
             if not _is_turned(test):
-                self._found.append((node, lambda ifs=ifs: vars(node).update(ifs=ifs)))
+                self._set(node, ifs=ifs)
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -182,7 +211,7 @@ class _Places(ast.NodeVisitor):
         key = "attr" if isinstance(function, ast.Attribute) else "id"
         name = getattr(function, key, None)
         if other := _OTHER_NAMES.get(name or ""):
-            self._found.append((node, lambda: vars(function).update({key: other})))
+            self._found.append(_Place(node, function, {key: other}))
         if len(node.args) > 1 and name not in _SAME_EITHER_WAY:
             first, second, *rest = node.args
             if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):

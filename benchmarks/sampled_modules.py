@@ -4,10 +4,12 @@ _FORMATS = ("models/test_number_formats", "models/test_stored_scale", "models/te
 _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
 _SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
-    "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_update"),
-    "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast", "weight_sync/test_update"),
+    "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_agreement"),
+    "slime/weight_sync/update.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
+    "slime/weight_sync/report.py": ("weight_sync/test_disk",),
+    "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast",),
     "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),
-    "slime/weight_sync/transports/session.py": ("weight_sync/test_update", "weight_sync/test_handle"),
+    "slime/weight_sync/transports/session.py": ("weight_sync/test_session", "weight_sync/test_disk"),
     "slime/weight_sync/transports/handle.py": ("weight_sync/test_handle", "processes/test_reaper"),
     "slime/models/checkpoint/int4.py": _FORMATS,
     "slime/models/checkpoint/fp8.py": _FORMATS,

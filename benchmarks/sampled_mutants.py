@@ -1,24 +1,27 @@
 """Faults put into weight sync, models, rollout and backends, drawn at random, and whether the tests see them.
 
-    python benchmarks/sampled_mutants.py [--count 10] [--seed 1] [--only backends] [--list]
+    python benchmarks/sampled_mutants.py [--count 10] [--seed 1] [--only backends] [--list | --again]
 
-A mutant of ``mutation.py`` changes one file of a copy of the tracked files, and the tests of that module run
-there: ranks, engines and whatever else they start import the changed file too. A module's tests are those of
-``sampled_modules.py``, else the file under ``tests/`` of its name and the cheapest that import from it. They
-run without any mutant first, as a test that fails anyway sees nothing.
+A mutant of ``mutation.py`` changes one file of a copy of the tracked files, and tests run there: ranks,
+engines and whatever else they start import the changed file too. First run those of ``sampled_modules.py``,
+else the file under ``tests/`` of the module's name and the cheapest that import from it. If they see nothing,
+others run that reach the module, nearest first, for a minute: the suite would run all of them. A test that
+fails counts if it passes without the mutant.
 
-Prints a line per mutant and writes JSON after each: by seed, commit, date and what became of each mutant.
-``EQUIVALENT`` of ``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
+Not drawn are numbers of seconds, retries and cache entries, of which one more is no fault, and lines of a log
+that tell no trouble. Prints a line per mutant and writes JSON after each: by seed, commit, date and what
+became of it, as it was drawn and since tests were added (``--again`` judges those that live). ``EQUIVALENT``
+of ``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
 """
 
 import argparse
-import ast
 import json
 import os
 import random
+import re
 import sys
 import tempfile
-import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,74 +31,92 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.mutation import Mutant, mutants  # noqa: E402
+from benchmarks.mutation import Mutant, changes, mutants  # noqa: E402
 from benchmarks.pytest_in_copy import commit, copy_tree, preload, run_pytest  # noqa: E402
+from benchmarks.reaching_tests import importing, reaching, seconds  # noqa: E402
 from benchmarks.sampled_modules import EQUIVALENT, SAMPLED  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sampled_mutants.json"
-TIMES = RESULTS.with_name("suite_times.json")
 PACKAGES = ("weight_sync", "models", "rollout", "backends")
 KILLED, SURVIVES, NOT_JUDGED = "killed", "survives", "not judged"
 _MAX_FILES, _MAX_SECONDS = 2, 10.0  # of tests beside the file of a module's name
+_FURTHER_SECONDS = 60.0
+_TEST_LIMIT_S = 150
 _LEAST_S = 300.0
 _SLOWER = 10.0
-"""So many times what the tests need without a fault; a busy machine is no mutant's fault."""
+"""So many times what the tests need on an idle machine; a busy one is no mutant's fault."""
+_TESTS = "not cluster and not e2e and not gpu and not nightly"
+_FAILED = re.compile(r"(?:FAILED|ERROR) (tests/[\w/]+\.py(?:::\w+)?)")
+_NUMBER = re.compile(r"[\d.e-]+")
+_NO_FAULT = r"_S|_s|SECONDS|RETRIES|retries|REMEMBERED|_KEPT|[Tt]imeout(_\w+)?"
+_NO_TROUBLE = re.compile(r"logger\.(info|debug)\(.*=>  None")
 
 
+@cache
 def test_files(path: str) -> tuple[str, ...]:
     """Returns the tests that have to see what is wrong with a module; none if nobody says which."""
     if path in SAMPLED:
         return tuple(f"tests/{name}.py" for name in SAMPLED[path])
     parts = Path(path).parts
     mirror = str(Path("tests", *parts[1:-1], f"test_{parts[-1]}"))
-    module = path.removesuffix(".py").replace("/", ".")
-    others = [name for name, imported in _imports().items() if module in imported and name != mirror]
-    times = {name: _seconds().get(name, 0.0) for name in others}
-    cheap = sorted((name for name in others if times[name] <= _MAX_SECONDS), key=lambda name: times[name])
+    others = [name for name in importing(path) if name != mirror and seconds(name) <= _MAX_SECONDS]
+    cheap = sorted(others, key=lambda name: (seconds(name), name))
     return (*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MAX_FILES])
 
 
 @cache
-def _seconds() -> dict[str, float]:
-    """Returns what each file of tests takes on an idle machine, as was measured."""
-    files = json.loads(TIMES.read_text())["files"]
-    return {name: seconds for name, (seconds, _) in files.items()}
-
-
-@cache
-def _imports() -> dict[str, set[str]]:
-    """Returns, by file of tests, the modules that it imports from, whole runs left out."""
-    found = {}
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        name = str(file.relative_to(ROOT))
-        if not name.startswith(("tests/e2e/", "tests/gpu/", "tests/sglang_cpu/")):
-            nodes = ast.walk(ast.parse(file.read_text()))
-            found[name] = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    return found
+def further_files(path: str) -> tuple[str, ...]:
+    """Returns other tests that reach a module, the nearest ones, for about a minute."""
+    chosen, left = [], _FURTHER_SECONDS
+    for name in reaching(path):
+        if name not in test_files(path) and seconds(name) <= left:
+            chosen.append(name)
+            left -= seconds(name)
+    return tuple(chosen)
 
 
 def modules(package: str) -> Iterator[str]:
     """Yields the modules of a package that have tests."""
     for file in sorted((ROOT / "slime" / package).rglob("*.py")):
         path = str(file.relative_to(ROOT))
-        if test_files(path):
+        if test_files(path) or further_files(path):
             yield path
 
 
-def drawn(package: str, count: int, seed: int) -> list[Mutant]:
-    """Draws so many mutants of a package, module by module."""
-    found = [mutant for path in modules(package) for mutant in mutants(path, (ROOT / path).read_text())]
+def drawn(package: str, count: int, seed: int) -> dict[str, Mutant]:
+    """Draws so many mutants of a package, module by module, by their labels."""
+    found = [entry for path in modules(package) for entry in _labelled(path)]
     sample = random.Random(f"{package} {seed}").sample(found, min(count, len(found)))
-    return sorted(sample, key=lambda mutant: (mutant.path, mutant.line))
+    made = {label: next(mutants(path, (ROOT / path).read_text(), {at})) for label, path, at in sample}
+    return dict(sorted(made.items(), key=lambda pair: (pair[1].path, pair[1].line)))
+
+
+def _labelled(path: str) -> Iterator[tuple[str, str, int]]:
+    """Yields label, path and number of what may be drawn; equal changes are counted in labels."""
+    source = (ROOT / path).read_text()
+    lines, seen = source.splitlines(), Counter[str]()
+    for at, (line, change) in enumerate(changes(source)):
+        seen[change] += 1
+        if not _tells_nothing(change, lines[line - 1]):
+            yield f"{path}: {change}" + (f" ({seen[change]})" if seen[change] > 1 else ""), path, at
+
+
+def _tells_nothing(change: str, line: str) -> bool:
+    """Whether it changes a number of which one more is no fault, or what a log says where all is well."""
+    before = change.partition("  =>  ")[0]
+    if _NUMBER.fullmatch(before):
+        named = rf"({_NO_FAULT})\b(: \w+)? ?= ?{re.escape(before)}(?![\d.])"
+        return re.search(named, line) is not None
+    return _NO_TROUBLE.match(change) is not None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run of tests: whether all passed, why not, and the seconds."""
+    """The outcome of a run of tests: whether all passed, else the test that did not, and why."""
 
     passed: bool
+    test: str
     why: str
-    seconds: float
 
 
 class Copy:
@@ -108,52 +129,61 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> tuple[str, str]:
         """Tells what becomes of a mutant, and why."""
-        files = test_files(mutant.path)
-        if files not in self._clean:
-            self._clean[files] = self._run(files, 6 * _LEAST_S)
-        clean = self._clean[files]
-        if not clean.passed:
-            return NOT_JUDGED, f"without any fault: {clean.why}"
+        why = "no test reaches it"
+        for files in filter(None, (test_files(mutant.path), further_files(mutant.path))):
+            found = self._run_changed(mutant, files)
+            why = found.why
+            if not found.passed:
+                return self._confirmed(found, files)
+        return SURVIVES, why
+
+    def _run_changed(self, mutant: Mutant, files: tuple[str, ...]) -> Outcome:
         file = self._tree / mutant.path
         source, times = file.read_text(), file.stat()
         file.write_text(mutant.source)
         self._changes += 1  # what is compiled of it is told from others by size and second
         os.utime(file, (times.st_mtime, int(times.st_mtime) + self._changes))
         try:
-            found = self._run(files, max(_LEAST_S, _SLOWER * clean.seconds))
+            return self._run(files)
         finally:
             file.write_text(source)
             os.utime(file, (times.st_atime, times.st_mtime))
-        return (SURVIVES if found.passed else KILLED), found.why
 
-    def _run(self, files: tuple[str, ...], limit: float) -> Outcome:
+    def _confirmed(self, found: Outcome, files: tuple[str, ...]) -> tuple[str, str]:
+        """A mutant is killed by a test that passes without it."""
+        tests = (found.test,) if found.test else files
+        if tests not in self._clean:
+            self._clean[tests] = self._run(tests)
+        clean = self._clean[tests]
+        return (KILLED, found.why) if clean.passed else (NOT_JUDGED, f"without any fault: {clean.why}")
+
+    def _run(self, tests: tuple[str, ...]) -> Outcome:
+        limit = max(_LEAST_S, _SLOWER * sum(seconds(test.partition("::")[0]) for test in tests))
         with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
-            log, start = Path(scratch) / "log", time.monotonic()
-            words = ["-qx", "-p", "no:cacheprovider", "--rootdir", str(self._tree)]
-            status = run_pytest([*words, "--basetemp", f"{scratch}/t", *files], self._tree, log, limit)
+            log = Path(scratch) / "log"
+            words = ["-qx", "-p", "no:cacheprovider", "--rootdir", str(self._tree), "-m", _TESTS]
+            words += [f"--timeout={_TEST_LIMIT_S}", "--basetemp", f"{scratch}/t", *tests]
+            status = run_pytest(words, self._tree, log, limit)
             lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            failures = [line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))]
-            why = f"no end within {limit:.0f} s" if status is None else (failures or lines or ["?"])[-1][:200]
-            return Outcome(status == 0, why, time.monotonic() - start)
-
-
-def label(mutant: Mutant) -> str:
-    """Names a mutant; lines move, so that they do not count."""
-    return f"{mutant.path}: {mutant.change}"
+        failures = [line for line in lines if _FAILED.match(line)]
+        why = f"no end within {limit:.0f} s" if status is None else (failures or lines or ["?"])[-1][:200]
+        failed = _FAILED.match(why)
+        # 5: all that was there is of another tier.
+        return Outcome(status in (0, 5), failed[1] if failed else "", why)
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Counts, by package, those that were judged, killed, and are equivalent to the source."""
+    """Counts, by package, those judged, killed as they were drawn and since, and equal to the source."""
     found = {}
     for package in PACKAGES:
         of_it = {name: row for name, row in rows.items() if name.startswith(f"slime/{package}/")}
         judged = {name: row for name, row in of_it.items() if row["outcome"] != NOT_JUDGED}
+        alive = [name for name, row in judged.items() if row["outcome"] == SURVIVES]
         found[package] = {
             "judged": len(judged),
-            "killed": sum(row["outcome"] == KILLED for row in judged.values()),
-            "equivalent": sum(
-                row["outcome"] == SURVIVES and name in EQUIVALENT for name, row in judged.items()
-            ),
+            "killed_as_drawn": sum(row["as_drawn"] == KILLED for row in judged.values()),
+            "killed": len(judged) - len(alive),
+            "equivalent": sum(name in EQUIVALENT for name in alive),
         }
     return found
 
@@ -164,31 +194,41 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
     parser.add_argument("--only", choices=PACKAGES, nargs="+", default=[*PACKAGES])
     parser.add_argument("--list", action="store_true", help="what would be drawn")
+    parser.add_argument("--again", action="store_true", help="only those of the seed that live")
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
-    # Of all packages in turn, so that a run that is cut short says something of each.
     samples = [drawn(package, args.count, args.seed) for package in args.only]
+    # Of all packages in turn, so that a run that is cut short says something of each.
+    chosen = [pair for number in range(args.count) for pair in _at(samples, number)]
     if args.list:
-        for sample in samples:
-            print(
-                *(f"{mutant.line:4} {label(mutant)}  {test_files(mutant.path)}" for mutant in sample),
-                sep="\n",
-            )
+        for label, mutant in chosen:
+            print(f"{mutant.line:4} {label}", test_files(mutant.path), further_files(mutant.path))
         return
     preload()
     results = json.loads(args.output.read_text()) if args.output.exists() else {"seeds": {}}
-    rows = results["seeds"].setdefault(str(args.seed), {"mutants": {}})["mutants"]
+    seed = results["seeds"].setdefault(str(args.seed), {"mutants": {}})
+    rows = seed["mutants"]
+    if args.again:
+        chosen = [(label, mutant) for label, mutant in chosen if _is_alive(rows.get(label))]
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory) / "tree")
-        for number in range(args.count):
-            for mutant in (sample[number] for sample in samples if number < len(sample)):
-                outcome, why = copy.judge(mutant)
-                now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-                told = {"outcome": outcome, "why": why, "line": mutant.line, "commit": commit(), "date": now}
-                rows[label(mutant)] = told
-                print(f"{outcome:11}{label(mutant)}: {why}", flush=True)
-                results["seeds"][str(args.seed)]["packages"] = summary(rows)
-                args.output.write_text(json.dumps(results, indent=2) + "\n")
+        for label, mutant in chosen:
+            outcome, why = copy.judge(mutant)
+            now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+            as_drawn = rows.get(label, {}).get("as_drawn", outcome)
+            told = {"as_drawn": as_drawn, "outcome": outcome, "why": why, "line": mutant.line}
+            rows[label] = told | {"commit": commit(), "date": now}
+            print(f"{outcome:11}{label}: {why}", flush=True)
+            seed["packages"] = summary(rows)
+            args.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _at(samples: list[dict[str, Mutant]], number: int) -> list[tuple[str, Mutant]]:
+    return [[*sample.items()][number] for sample in samples if number < len(sample)]
+
+
+def _is_alive(row: dict[str, Any] | None) -> bool:
+    return row is not None and row["outcome"] == SURVIVES
 
 
 if __name__ == "__main__":

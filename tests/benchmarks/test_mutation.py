@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import sampled_mutants
 from benchmarks.mutation import RESULTS, ROOT, TESTS, mutants, named
+from benchmarks.reaching_tests import reaching
 from benchmarks.sampled_modules import EQUIVALENT, SAMPLED
 
 
@@ -60,10 +61,31 @@ def test_what_is_drawn_is_the_same_each_time_and_has_tests_that_are_there():
     assert len(sample) == 5
     assert sample == sampled_mutants.drawn("weight_sync", 5, seed=1)
     assert sample != sampled_mutants.drawn("weight_sync", 5, seed=2)
-    for path in {*SAMPLED, *(mutant.path for mutant in sample)}:
+    for path in {*SAMPLED, *(mutant.path for mutant in sample.values())}:
         files = sampled_mutants.test_files(path)
         assert (ROOT / path).is_file() and files
         assert all((ROOT / file).is_file() for file in files), files
+
+
+def test_seconds_and_logs_of_no_trouble_are_not_drawn():
+    held = {
+        ("5.0  =>  6.0", "GRACE_S = 5.0"): True,
+        ("5.0  =>  6.0", "GRACE_S: float = 5.0"): True,
+        ("60  =>  61", "    def __init__(self, timeout=60, size=6):"): True,
+        ("6  =>  7", "    def __init__(self, timeout=60, size=6):"): False,
+        ("5  =>  6", "PLACES = 5"): False,
+        ("logger.info('a', b)  =>  None", "logger.info('a', b)"): True,
+        ("logger.warning('a')  =>  None", "logger.warning('a')"): False,
+    }
+    assert {case: sampled_mutants._tells_nothing(*case) for case in held} == held
+
+
+def test_tests_of_a_module_s_name_come_first_and_those_that_reach_it_through_others_come_too():
+    files = reaching("slime/weight_sync/transports/broadcast.py")
+    assert files[0] == "tests/weight_sync/test_broadcast.py"
+    assert {"tests/weight_sync/test_update.py", "tests/weight_sync/test_disk.py"} <= {*files}
+    assert "tests/agent/test_parsing.py" not in files
+    assert not any("e2e" in name for name in files)
 
 
 def test_nine_in_ten_of_the_mutants_that_were_drawn_are_killed():
