@@ -1,6 +1,10 @@
 """What engines are told of a bucket that is broadcast; nothing is sent."""
 
 import importlib
+import threading
+from concurrent.futures import Future
+from datetime import timedelta
+from threading import Event
 from unittest.mock import MagicMock
 
 import pytest
@@ -53,3 +57,46 @@ def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_eng
         transport._join()
         names.add(client.init_weights_update_group.call_args.args[4])
     assert len(names) == 2
+
+
+def test_who_gives_no_answer_in_time_ends_the_wait(transport):
+    transport._timeout = timedelta(seconds=0.01)
+    answered, silent = [Future(), Future()], Future()
+    for answer in answered:
+        answer.set_result(None)
+    transport._await_answers(answered)
+    with pytest.raises(TimeoutError, match="1 of 2 members gave no answer"):
+        transport._await_answers([answered[0], silent])
+
+
+def test_engines_are_told_once_that_their_group_is_given_up(transport, monkeypatch):
+    group, given_up = transport._group, []
+    monkeypatch.setattr("torch.distributed.destroy_process_group", given_up.append)
+    transport._leave()
+    transport._leave()
+    assert given_up == [group] and transport.send([("a", torch.ones(2))], is_last=True) == 0
+    (call,) = transport._engines.each.call_args_list
+    client = MagicMock()
+    call.args[0](client)
+    client.destroy_weights_update_group.assert_called_once_with("weights")
+
+
+def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
+    """Others may wait in it for minutes, and the run ends without it."""
+    transport, group, begun, may_end = BroadcastTransport(CONFIG), MagicMock(), Event(), Event()
+    work, given_up = MagicMock(), Event()
+    work.wait.side_effect = lambda: (begun.set(), may_end.wait(300))
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: work)
+    monkeypatch.setattr(
+        "torch.distributed.destroy_process_group", lambda left: left is group and given_up.set()
+    )
+    refused = Future()
+    refused.set_exception(OSError("refused"))
+    transport._group = group
+    with pytest.raises(OSError, match="refused"):
+        transport._broadcast(torch.ones(2), [refused])
+    assert begun.wait(300) and transport._group is None and not given_up.is_set()
+    (thread,) = [one for one in threading.enumerate() if one.name == "abandon-group"]
+    group.abort.assert_called_once_with()
+    may_end.set()
+    assert thread.daemon and given_up.wait(300)

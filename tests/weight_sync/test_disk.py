@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from fastapi.responses import JSONResponse
 from safetensors.torch import load_file
 
 from slime.config.run import run_config
+from slime.models.checkpoint.safetensors_index import INDEX
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
-from slime.weight_sync.report import SyncReport
+from slime.weight_sync.report import SyncReport, of_all_ranks
 from slime.weight_sync.transports import disk, session, transports_of
 from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
 from slime.weight_sync.update import WeightUpdate
@@ -69,7 +71,7 @@ def group():
 
 @pytest.fixture
 def root(tmp_path):
-    return tmp_path / "versions"
+    return tmp_path / "runs" / "versions"
 
 
 @pytest.fixture
@@ -130,12 +132,14 @@ def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connecte
     assert manifest["version"] == "2" and [*manifest["tensors"]] == [*NAMES]
     assert (entry["shape"], entry["dtype"], entry["file"]) == ([4, 2], "float32", "model-00002.safetensors")
     assert (root / "weight_v000002" / "config.json").read_text() == "{}"
+    index = json.loads((root / "weight_v000002" / INDEX).read_bytes())
+    assert index["metadata"] == {"total_size": 3 * 32} and [*index["weight_map"]] == [*NAMES]
 
 
 class Clock:
     """Time that passes only where a test says so."""
 
-    now = 0.0
+    now = 50.0
 
     def __call__(self):
         return self.now
@@ -157,6 +161,29 @@ def test_a_slow_disk_stops_engines_no_longer_than_they_load(connected, engine, m
     engine.answers["update_weights_from_disk"] = clock.passes(1.0, engine.load)
     update, _ = connected()
     assert update.run(1) == SyncReport(sent=3 * 32, transfer=300.0, pause=1.0)
+
+
+def test_a_directory_that_somebody_has_removed_is_made_again(connected, root):
+    update, _ = connected()
+    update.run(1)
+    shutil.rmtree(root.parent)
+    update.run(2)
+    assert versions(root) == ["weight_v000002"]
+
+
+def test_without_an_engine_nothing_is_gathered_and_nothing_stands_still(args, root, monkeypatch):
+    source = Source()
+    update = WeightUpdate(run_config(args), source)
+    update.connect([])
+    monkeypatch.delattr(Source, "buckets")
+    report = update.run(1)
+    assert (report.sent, report.pause) == (0, 0.0) and not root.exists()
+
+
+def test_ranks_send_side_by_side_and_the_slowest_counts():
+    reports = [SyncReport(3, 1.0, 0.5), SyncReport(4, 3.0, 0.25)]
+    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5)
+    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0)
 
 
 def test_versions_are_kept_if_they_are_wanted(connected, args, root):

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import distributed_c10d
 from slime.config.run import run_config
 from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports import handle
 from slime.weight_sync.transports.handle import HandleTransport
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.fake import FakeEngine
@@ -97,6 +99,10 @@ def _sync(rank, args, endpoint, then=lambda update: None):
             raise RuntimeError(f"left behind: {left or 'a process group'}")
 
 
+def _pause(update):
+    return update.run(5).pause
+
+
 def _endpoint(engine):
     return EngineEndpoint(engine.url, None, 2, 0)
 
@@ -109,6 +115,8 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
     for tensors in engine.weights.values():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    told_so, other = run_ranks(_sync, 2, args, _endpoint(engine), _pause)
+    assert told_so > 0 and other == 0
 
 
 def test_tensors_that_an_engine_joins_come_in_one_request(engine, tmp_path):
@@ -159,3 +167,32 @@ def test_only_engines_whose_ranks_all_share_a_trainers_gpu_are_accepted(monkeypa
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
     transport = HandleTransport(run_config(run_args()))
     assert transport.accepts(EngineEndpoint("http://127.0.0.1:1", None, gpus, offset)) == accepted
+
+
+def test_no_two_engines_share_a_trainer_rank(monkeypatch):
+    groups = []
+    monkeypatch.setattr("torch.distributed.new_group", lambda ranks, **_: groups.append(ranks))
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 9)
+    transport = HandleTransport(run_config(run_args()))
+    beside = [EngineEndpoint(f"http://127.0.0.1:{port}", None, size, port) for port, size in ((0, 2), (2, 1))]
+    transport._endpoints = beside
+    transport._join()
+    assert transport.source_ranks() == {0, 1, 2} and groups == [[0, 1]]
+    transport._endpoints = [EngineEndpoint("http://127.0.0.1:7", None, 2, 1)]
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:7: another engine has one"):
+        transport._join()
+
+
+def test_handles_are_collected_once_the_engine_has_answered(monkeypatch):
+    done = []
+    monkeypatch.setattr(handle, "serialize_bucket", lambda bucket: "payload")
+    monkeypatch.setattr(handle, "collect_handles", lambda: done.append("collected"))
+    transport = HandleTransport(run_config(run_args()))
+    assert transport.send([("a", torch.ones(2))], is_last=True) == 0 and done == []
+    transport._version, transport._engine = "7", MagicMock()
+    client, post = transport._engine, transport._engine.update_weights_from_tensor
+    post.side_effect = lambda *_, **options: done.append(options["weight_version"])
+    assert [transport.send([("a", torch.ones(2))], is_last) for is_last in (False, True)] == [8, 8]
+    assert done == [None, "collected", "7", "collected"] and post.call_args.args == (["payload"],)
+    transport._leave()
+    client.close.assert_called_once_with()

@@ -48,6 +48,7 @@ def test_filters_say_what_they_make_of_the_manifest():
     assert [*plan.manifest.tensors] == ["a1", "a2", "b1", "b2", "c1", "c2"]
     assert plan.manifest.nbytes == 24
     assert plan.needs_session and not WeightPlan(Source(), [], 1).needs_session
+    assert WeightPlan(Source(), [], 1).sent is None and WeightPlan(Source(), [], 1, True).sent is not None
     sent = []
     assert plan.carry(lambda bucket, is_last: sent.append(([*dict(bucket)], is_last)) or 8) == 24
     assert sent == [(["a1", "a2"], False), (["b1", "b2"], False), (["c1", "c2"], True)]
@@ -57,6 +58,7 @@ def test_filters_say_what_they_make_of_the_manifest():
     ("source", "said"),
     [
         (Source(("a", "b")), "'c': sent twice, or not in the manifest"),
+        (Source((*NAMES, "d")), "'d': not sent"),
         (Source((*NAMES, "d", "e")), "'d' and 1 others: not sent"),
         (Source(dtype=torch.bfloat16), r"'a': float32 \[2\] \(wanted: bfloat16 \[2\]\)"),
     ],

@@ -94,6 +94,22 @@ def test_noise_is_uniform_and_differs_by_seed_and_step():
     assert np.array_equal(uniforms(seeds[:3], steps[:3]), drawn[:3])
 
 
+def splitmix64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+    return state ^ (state >> 31)
+
+
+def test_noise_is_that_of_splitmix64():
+    """A run that is resumed by another version goes on with the same tokens."""
+    assert splitmix64(0) == 0xE220A8397B1DCDAF  # as published
+    pairs = [(0, 0), (1000, 1), (1000, 2), (2**64 - 1, 2**40)]
+    expected = [(splitmix64((splitmix64(seed) + step) % 2**64) >> 11) * 2.0**-53 for seed, step in pairs]
+    seeds, steps = np.array(pairs, dtype=np.uint64).T
+    assert uniforms(seeds, steps).tolist() == expected
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.5}])
 def test_logits_that_are_no_numbers_break_their_row_alone(value, params):

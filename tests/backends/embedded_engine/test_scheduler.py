@@ -3,11 +3,14 @@
 import asyncio
 import random
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
+from slime.backends.embedded_engine import engine
 from slime.backends.embedded_engine.build import build_server
+from slime.backends.embedded_engine.http.info_routes import load_of
 from slime.backends.embedded_engine.http.responses import ResponseBuilder
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.kv_cache import KVCache
@@ -55,6 +58,42 @@ def test_the_cache_never_holds_more_than_its_limits(checkpoint):
 
     run_all(scheduler, check)
     assert [len(s.output_ids) for s in sequences] == [3 + i for i in range(12)]
+
+
+def test_the_load_is_what_runs_what_waits_and_what_is_held(checkpoint, monkeypatch):
+    state = make_state(
+        checkpoint, max_running_requests=2, max_total_tokens=200, chunked_prefill_size=16, context_length=200
+    )
+    scheduler, clock = state.engine.scheduler, iter([10.0, 10.5])
+    monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    scheduler.waiting.extend(sequence(str(i), [i] * 5, max_new_tokens=9) for i in range(3))
+    state.engine._step()
+    load = load_of(state)
+    # Each of the two has its first token and another one.
+    assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"]) == (2, 1, 14)
+    assert (load["token_usage"], load["gen_throughput"], scheduler.generated_tokens) == (14 / 200, 8.0, 4)
+    run_all(scheduler)
+    scheduler.waiting.append(sequence("long", [1] * 40))
+    scheduler.step(admit=True)
+    assert scheduler.partial and (load_of(state)["num_running_reqs"], load_of(state)["num_used_tokens"]) == (
+        1,
+        0,
+    )
+
+
+def test_an_answer_tells_what_it_took(checkpoint):
+    scheduler, one = make_state(checkpoint).engine.scheduler, sequence("a", [1, 2, 3])
+    builder = ResponseBuilder(one, None, prompt_ids=True)
+    scheduler.waiting.append(one)
+    run_all(scheduler)
+    answer = builder.build(None, "7")
+    meta = answer["meta_info"]
+    assert answer["prompt_token_ids"] == [1, 2, 3] and answer["output_ids"] == one.output_ids
+    assert 0 <= meta["e2e_latency"] < 3600 and meta["weight_version"] == "7"
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["reasoning_tokens"]) == (3, 4, 0)
+    assert meta["cached_tokens_details"] == {"device": 0, "host": 0}
+    plain = ResponseBuilder(one, None).build("text", "7")
+    assert "prompt_token_ids" not in plain and plain["text"] == "text"
 
 
 def test_a_request_without_a_seed_has_that_of_sglang_where_results_must_repeat(checkpoint):

@@ -74,3 +74,43 @@ def test_type_names_equal_their_cuda_spelling():
     assert name in ["torch.cuda.FloatTensor"]
     assert name != "torch.cuda.HalfTensor"
     assert str(name) == "torch.FloatTensor"
+
+
+def test_what_stands_in_for_a_gpu_has_done_its_work_and_holds_nothing():
+    from slime.backends.megatron_utils import cpu_support
+
+    cpu_support.prepare()
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    assert stream.query() and event.query() and event.elapsed_time(event) == 0
+    assert stream.record_event(event) is event and stream.record_event().query()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() == stream != event
+    assert len({stream, torch.cuda.Stream()}) == 1
+    held = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+    held += [torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()]
+    assert held == [0] * 4
+    tensor = torch.zeros(1)
+    assert tensor.cuda() is tensor.pin_memory() is tensor and torch.cuda.current_device().type == "cpu"
+
+
+def test_random_numbers_of_the_gpu_are_those_of_the_cpu():
+    from slime.backends.megatron_utils import cpu_support
+
+    cpu_support.prepare()
+    torch.cuda.manual_seed(3)
+    state = torch.cuda.get_rng_state()
+    drawn = torch.rand(4)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(4), drawn)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(4), drawn)
+
+
+def test_factories_of_megatron_make_tensors_on_the_cpu():
+    from slime.backends.megatron_utils import cpu_support
+
+    proxy = cpu_support._torch_proxy()
+    for device in (0, "cuda", "cuda:1", torch.device("cuda", 0), "cpu", None):
+        assert proxy.zeros(2, device=device, pin_memory=True).device.type == "cpu"
+    assert proxy.empty(2, device="meta").device.type == "meta"
+    assert (proxy.autocast("cuda").device, proxy.autocast("cpu").device) == ("cpu", "cpu")
+    assert proxy.Tensor is torch.Tensor

@@ -1,0 +1,51 @@
+"""A step that fails on one rank fails on all, and a rank that does not come is not waited for for ever."""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from slime.weight_sync.agreement import RankAgreement
+from tests.megatron_harness import run_ranks
+
+
+def _three_steps(rank):
+    """What the second one, which fails on rank 1, raises here."""
+    dist.init_process_group("gloo")
+    agreement, told = RankAgreement(timedelta(seconds=300)), ""
+    with agreement.step("first"):
+        pass
+    try:
+        with agreement.step("second"):
+            if rank == 1:
+                raise ValueError("broken")
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    with agreement.step("third"):
+        pass
+    return told
+
+
+def test_a_step_that_fails_on_one_rank_fails_on_all_and_they_go_on_together():
+    assert run_ranks(_three_steps, 2) == [
+        "RuntimeError: weight sync, step 'second': rank 1 failed: ValueError: broken",
+        "ValueError: broken",
+    ]
+
+
+def _step_of_one(rank):
+    dist.init_process_group("gloo")
+    agreement = RankAgreement(timedelta(seconds=1))
+    if rank == 0:
+        try:
+            with agreement.step("send"):
+                pass
+        except TimeoutError as error:
+            return str(error)
+    return ""
+
+
+def test_a_rank_that_does_not_come_is_named_by_the_step():
+    told, _ = run_ranks(_step_of_one, 2)
+    assert told.startswith(
+        "weight sync, step 'send': rank 0 waited for the other trainer ranks, at most 1 s ("
+    )

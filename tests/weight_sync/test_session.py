@@ -1,0 +1,142 @@
+"""What engines are asked before the first bucket of an update and after the last."""
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from fastapi.responses import JSONResponse
+
+from slime.backends.sglang_utils.client import EngineError
+from slime.config.run import run_config
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports import session as sessions
+from slime.weight_sync.transports.session import SessionTransport
+from tests.engines import free_port
+from tests.run_args import run_args
+from tests.weight_sync.test_handle import Recorder
+
+PLAN = SimpleNamespace(needs_session=False, sent=None)
+WHOLE = [
+    *("pause_generation", "flush_cache", "begin_weight_update"),
+    *("end_weight_update", "continue_generation"),
+]
+
+
+class Session(SessionTransport):
+    """Carries nothing."""
+
+    def __init__(self, **flags):
+        super().__init__(run_config(run_args(distributed_timeout_minutes=1, **flags)))
+        self.steps = []
+
+    def _join(self):
+        self.steps.append("join")
+
+    def _leave(self):
+        self.steps.append("leave")
+
+    def send(self, bucket, is_last):
+        return 0
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    engine = Recorder().start()
+    engine.answers["weights_checker"] = {"success": True}
+    yield engine
+    engine.stop()
+
+
+def endpoint(url):
+    return EngineEndpoint(url, None, 1, None)
+
+
+def update(session, plan=PLAN):
+    session.open("1", plan)
+    session.commit()
+    session.resume()
+
+
+def checks(engine):
+    return [body["action"] for body in engine.seen("weights_checker")]
+
+
+def test_engines_stand_still_around_the_buckets_for_as_long_as_is_told(engine, monkeypatch):
+    times = iter([100.0, 103.5])
+    monkeypatch.setattr(sessions, "monotonic", lambda: next(times))
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    update(session)
+    assert engine.paths == WHOLE and session.pause == 3.5 and session.steps == ["leave", "join"]
+
+
+def test_only_the_first_rank_speaks_to_them(engine, monkeypatch):
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    update(session)
+    assert engine.paths == [] and session.pause == 0
+
+
+def test_the_first_update_is_compared_and_no_other(engine):
+    session = Session(check_weight_update_equal=True)
+    for _ in range(2):
+        session.connect([endpoint(engine.url)])
+    for _ in range(2):
+        update(session)
+    assert checks(engine) == ["reset_tensors", "compare"]
+
+
+def test_an_update_that_was_left_open_is_ended_and_has_nothing_to_be_compared_with(engine):
+    session = Session(check_weight_update_equal=True)
+    session.connect([endpoint(engine.url)])
+    session.open("1", PLAN)
+    before = len(engine.calls)
+    session.connect([endpoint(engine.url)])
+    assert engine.paths[before:] == ["end_weight_update"]
+    session.connect([endpoint(engine.url)])
+    assert len(engine.calls) == before + 1
+    update(session)
+    assert checks(engine) == ["reset_tensors"]
+
+
+def test_who_takes_over_ends_what_may_be_open(engine):
+    """An engine that was started since then has nothing to end; one that is gone cannot be taken over."""
+    engine.answers["end_weight_update"] = JSONResponse({"success": False}, status_code=400)
+    session = Session(check_weight_update_equal=True)
+    session.take_over()
+    session.connect([endpoint(engine.url)])
+    assert engine.paths == ["end_weight_update"]
+    engine.answers["end_weight_update"] = {"success": True}
+    update(session)
+    assert checks(engine) == []
+    lost = Session()
+    lost.take_over()
+    with pytest.raises(EngineError, match="no answer"):
+        lost.connect([endpoint(f"http://127.0.0.1:{free_port()}")])
+
+
+def test_checksums_are_asked_for_where_some_were_taken(engine):
+    sent = MagicMock()
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    update(session, SimpleNamespace(needs_session=False, sent=sent, weights=lambda: ["a"]))
+    sent.require_held.assert_called_once_with(session._engines.clients, ["a"])
+
+
+def test_an_engine_without_sessions_is_refused_where_one_is_needed(engine):
+    del engine.answers["begin_weight_update"]
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    session.open("1", PLAN)
+    with pytest.raises(RuntimeError, match="has no /begin_weight_update"):
+        session.open("1", SimpleNamespace(needs_session=True, sent=None))
+
+
+def test_connections_are_given_up_with_the_engines(engine):
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    (client,) = session._engines.clients
+    session.disconnect()
+    assert client._http.is_closed and not session._engines.clients

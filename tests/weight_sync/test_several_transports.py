@@ -1,0 +1,128 @@
+"""An update over several transports at once: each engine by the first that reaches it."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slime.config.run import run_config
+from slime.training.weights import TensorInfo
+from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports.transport import Transport
+from slime.weight_sync.update import WeightUpdate
+from tests.run_args import run_args
+
+
+class Source:
+    """Two tensors, a bucket each."""
+
+    ranks = frozenset({0})
+
+    def manifest(self):
+        return [TensorInfo(name, (2,), torch.float32) for name in "ab"]
+
+    def buckets(self, max_bytes):
+        for name in "ab":
+            yield [(name, torch.ones(2))]
+
+
+class Pretended(Transport):
+    """Notes what is asked of it, and says that it has sent so many bytes of each bucket."""
+
+    def __init__(self, name, reaches, nbytes, pause, log):
+        self.name, self.reaches, self.nbytes, self.pause, self.log = name, reaches, nbytes, pause, log
+
+    def _note(self, *what):
+        self.log.append((self.name, *what))
+
+    def accepts(self, endpoint):
+        return endpoint.url in self.reaches
+
+    def take_over(self):
+        self._note("take over")
+
+    def connect(self, endpoints):
+        self._note("connect", *(each.url for each in endpoints))
+
+    def open(self, version, plan):
+        self._note("open", version)
+
+    def send(self, bucket, is_last):
+        self._note("send", bucket[0][0], is_last)
+        return self.nbytes
+
+    def commit(self):
+        self._note("commit")
+
+    def resume(self):
+        self._note("resume")
+
+    def disconnect(self):
+        self._note("disconnect")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def endpoints(*urls):
+    return [EngineEndpoint(url, None, 1, None) for url in urls]
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def update(log):
+    first = Pretended("first", {"one", "two"}, 3, 0.5, log)
+    second = Pretended("second", {"two", "three"}, 4, 2.5, log)
+    config = run_config(run_args(distributed_timeout_minutes=1, update_weight_buffer_size=1))
+    return WeightUpdate(config, Source(), [first, second])
+
+
+def test_no_engine_goes_on_before_all_have_the_weights(update, log):
+    update.connect(endpoints("one", "two", "three"))
+    assert log == [("first", "connect", "one", "two"), ("second", "connect", "three")]
+    log.clear()
+    report = update.run(5)
+    assert (report.sent, report.pause) == (2 * (3 + 4), 2.5)
+    both = ("first", "second")
+    assert log == [
+        *((name, "open", "5") for name in both),
+        *((name, "send", tensor, tensor == "b") for tensor in "ab" for name in both),
+        *((name, "commit") for name in both),
+        *((name, "resume") for name in both),
+    ]
+
+
+def test_one_that_serves_no_engine_rests(update, log):
+    update.connect(endpoints("three"))
+    log.clear()
+    assert update.run(1).sent == 2 * 4
+    assert {name for name, *_ in log} == {"second"}
+
+
+def test_an_engine_that_none_reaches_is_named(update):
+    with pytest.raises(ValueError, match=r"no transport reaches the engines \['four'\]"):
+        update.connect(endpoints("one", "four"))
+
+
+def test_all_take_over_and_all_leave(update, log):
+    update.take_over()
+    update.disconnect()
+    names = ("first", "second")
+    assert log == [*((name, "take over") for name in names), *((name, "disconnect") for name in names)]
+
+
+def test_what_cannot_be_sent_is_known_before_an_engine_stops(update, log, monkeypatch):
+    update.connect(endpoints("one"))
+    log.clear()
+    same = [TensorInfo("a", (2,), torch.float32)] * 2
+    monkeypatch.setattr(Source, "manifest", lambda source: same)
+    with pytest.raises(ValueError, match="'a': is in the update twice"):
+        update.run(1)
+    assert log == []
