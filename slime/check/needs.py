@@ -7,6 +7,7 @@ from functools import cached_property
 
 from slime.arguments.groups.critic import of_critic
 from slime.check.activations import Activations, activations, micro_batch_tokens, not_estimated
+from slime.check.host import NodeHost, RankHost, fullest_node, rank_host, ranks_of_a_node
 from slime.check.layout import Layout, layout_of
 from slime.check.parameters import (
     Kind,
@@ -19,6 +20,8 @@ from slime.check.parameters import (
     whole_parameters,
 )
 from slime.check.states import States, rank_states, sharded_states
+from slime.config.host import HostConfig
+from slime.config.run import filled
 from slime.config.trainers import trainer_of
 
 _RESERVE = 0.06
@@ -38,6 +41,7 @@ class StageNeeds:
     parameters: dict[Kind, int]
     states: States
     activations: Activations | None
+    host: RankHost
 
     @property
     def total(self) -> int:
@@ -53,6 +57,7 @@ class RoleNeeds:
     Attributes:
         whole: its parameters as published.
         tokens: of a micro-batch on a rank; None where no flag limits them.
+        per_node: ranks of a node.
     """
 
     role: str
@@ -60,11 +65,17 @@ class RoleNeeds:
     layout: Layout
     tokens: int | None
     stages: Sequence[StageNeeds]
+    per_node: int
 
     @cached_property
     def fullest(self) -> int:
         """The stage whose ranks need most."""
         return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
+
+    @property
+    def node(self) -> NodeHost:
+        """The node whose host needs most."""
+        return fullest_node(self.layout, self.per_node, [stage.host for stage in self.stages])
 
 
 def trained_roles(args: Namespace) -> list[RoleNeeds]:
@@ -79,14 +90,16 @@ def trained_roles(args: Namespace) -> list[RoleNeeds]:
 
 def _role(args: Namespace, role: str) -> RoleNeeds:
     layout = layout_of(args)
+    tokens = micro_batch_tokens(args, layout)
+    per_node = ranks_of_a_node(filled(HostConfig, args), role == "critic")
     if trainer_of(args).splits_weights_evenly:
         whole = total_of_any(args, role)
-        stage = StageNeeds(whole, sharded_states(args, sum(whole.values()), layout.world), None)
-        return RoleNeeds(role, whole, layout, micro_batch_tokens(args, layout), [stage])
-    tokens = micro_batch_tokens(args, layout)
+        states = sharded_states(args, sum(whole.values()), layout.world)
+        stage = StageNeeds(whole, states, None, _host(args, states, role))
+        return RoleNeeds(role, whole, layout, tokens, [stage], per_node)
     every = whole_parameters(args, role)
     stages = [_stage(args, layout, stage, tokens, every, role) for stage in range(layout.pp)]
-    return RoleNeeds(role, whole_model(args, role, every), layout, tokens, stages)
+    return RoleNeeds(role, whole_model(args, role, every), layout, tokens, stages, per_node)
 
 
 def _stage(
@@ -102,4 +115,9 @@ def _stage(
     kept = None
     if tokens is not None and not not_estimated(args):
         kept = activations(args, layout, stage, tokens, role)
-    return StageNeeds(counted(every), rank_states(args, layout, chunks), kept)
+    states = rank_states(args, layout, chunks)
+    return StageNeeds(counted(every), states, kept, _host(args, states, role))
+
+
+def _host(args: Namespace, states: States, role: str) -> RankHost:
+    return rank_host(filled(HostConfig, args), states, critic=role == "critic")

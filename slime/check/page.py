@@ -1,12 +1,16 @@
 """The page that ``--check`` prints."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 
 from slime.check.activations import longest_sample, micro_batches, not_estimated
 from slime.check.engines import EngineNeeds
+from slime.check.host import sample_bytes
 from slime.check.layout import Layout, Stage
 from slime.check.needs import RoleNeeds, StageNeeds, reserve
 from slime.check.report import GIB, Report
+from slime.config.host import HostConfig
+from slime.config.run import filled
 from slime.config.trainers import trainer_of
 
 
@@ -22,6 +26,7 @@ def page(report: Report) -> str:
     for role in report.roles:
         title = f"Memory of a GPU while the {role.role} trains, in GiB of {report.gpu / GIB:.1f}"
         lines += _section(title, _memory(report, role))
+    lines += _section("Memory of the fullest node's host, in GiB", _host(report))
     lines += _section("Engines", _engines(report.engines))
     lines += _section("Will not fit", report.misfits)
     return "\n".join(lines)
@@ -139,9 +144,6 @@ def _memory(report: Report, role: RoleNeeds) -> Iterator[str]:
     for number, stage in enumerate(role.stages):
         ranks = role.layout.ranks(number)
         yield f"{f'{ranks[0]}-{ranks[-1]}':>12}" + "".join(_cell(value) for value in _row(report, stage))
-    away = max(stage.states.host for stage in role.stages)
-    if away:
-        yield f"on the host, for each of these ranks: {away / GIB:.2f} of optimizer state"
 
 
 def _row(report: Report, stage: StageNeeds) -> list[float]:
@@ -154,6 +156,23 @@ def _row(report: Report, stage: StageNeeds) -> list[float]:
     states, spare = stage.states, reserve(report.gpu)
     parts = [states.weights, states.gradients, states.optimizer, *activations, spare]
     return [*parts, stage.total + spare]
+
+
+_HOST_COLUMNS = ("optimizer", "asleep", "versions", "saving", "sum")
+
+
+def _host(report: Report) -> Iterator[str]:
+    if report.roles:
+        yield f"{'ranks':>20}" + "".join(f"{name:>12}" for name in _HOST_COLUMNS)
+    for role in report.roles:
+        node = role.node
+        ranks = f"{role.role} {node.ranks[0]}-{node.ranks[-1]}"
+        sizes = [*astuple(node.needs), node.needs.total]
+        yield f"{ranks:>20}" + "".join(_cell(size) for size in sizes)
+    longest, size = longest_sample(report.args), "not counted where no flag limits their length"
+    if longest is not None:
+        size = f"up to {sample_bytes(filled(HostConfig, report.args), longest) / GIB:.2f}"
+    yield f"samples of a rollout, on the node of the rollout manager: {size}"
 
 
 def _cell(size: float) -> str:

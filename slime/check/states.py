@@ -4,7 +4,7 @@ import math
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
@@ -20,19 +20,20 @@ _BUSBW = 2**16
 
 @dataclass(frozen=True)
 class States:
-    """Bytes on one GPU; ``host`` is what ``--optimizer-cpu-offload`` keeps beside it."""
+    """Bytes on one GPU; ``host`` is what ``--optimizer-cpu-offload`` keeps beside it.
+
+    Attributes:
+        trained: elements that the optimizer changes.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     host: int = 0
+    trained: int = 0
 
     def __add__(self, other: "States") -> "States":
-        return States(*(mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True)))
-
-
-def _values(states: States) -> tuple[int, int, int, int]:
-    return states.weights, states.gradients, states.optimizer, states.host
+        return States(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,17 @@ def sharded_states(args: Namespace, parameters: int, ranks: int) -> States:
 def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int) -> States:
     kinds = formats(args)
     trained = [p for p in parameters if _trains(args, p.name)]
-    frozen = sum(p.elements * p.count for p in parameters) - sum(p.elements * p.count for p in trained)
+    count = sum(p.elements * p.count for p in trained)
+    frozen = sum(p.elements * p.count for p in parameters) - count
     padded = _padded(trained, ranks, args.pad_buckets_for_high_nccl_busbw)
-    mine = -(-sum(p.elements * p.count for p in trained) // ranks)
+    mine = -(-count // ranks)
     away = round(mine * (args.optimizer_offload_fraction if args.optimizer_cpu_offload else 0))
     return States(
         weights=(padded + frozen) * kinds.weight,
         gradients=padded * kinds.gradient,
         optimizer=mine * kinds.main + (mine - away) * kinds.moments,
         host=away * (kinds.moments + 8),  # weights and gradients pass through buffers of float32
+        trained=count,
     )
 
 

@@ -198,3 +198,28 @@ def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
         "loss_masks": [torch.ones(length - 1, dtype=torch.int) for length in lengths],
         "packed_seq_params": _packed_seq_params(lengths, tokens.device),
     }
+
+
+def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
+    """Bytes that a rank moves to the host to sleep, and those that it gathers of its optimizer for a save."""
+    from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.memory import trainer_memory
+    from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
+    from slime.backends.megatron_utils.step import setup_model_and_optimizer
+
+    init(args)
+    state = setup_model_and_optimizer(args, lambda chunks: None)
+    ensure_optimizer_states(state.optimizer)
+    gathered = [
+        part.get_parameter_state_dp_zero(use_gloo_comm=False, return_on_all_ranks=True)
+        for part in _parts(state.optimizer)
+    ]
+    memory = trainer_memory(state.model, state.optimizer)
+    memory.offload()
+    return sum(copy.nbytes for _, copy in memory._on_host), sum(_tensor_bytes(found) for found in gathered)
+
+
+def _tensor_bytes(found: Any) -> int:
+    if isinstance(found, dict):
+        return sum(map(_tensor_bytes, found.values()))
+    return int(found.nbytes) if isinstance(found, torch.Tensor) else 0

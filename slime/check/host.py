@@ -1,0 +1,109 @@
+"""The memory of a node's host: what trainer ranks keep beside their GPUs, and the samples of a rollout."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from slime.check.layout import Layout
+from slime.check.states import States
+from slime.config.host import HostConfig
+from slime.config.trainers import trainer_of
+
+_GATHERED = 12
+"""megatron-core gathers weight and both moments of every trained element in float32 for a checkpoint, on each
+data-parallel rank."""
+_IN_LISTS = 40 + 32 + 8
+"""Bytes of a token in lists of Python: an id and its place, a log-prob and its place, a place of the mask."""
+_STORED = 16
+"""Bytes of a token as Ray keeps it for the trainers, pickled."""
+
+
+@dataclass(frozen=True)
+class RankHost:
+    """Bytes of a rank.
+
+    Attributes:
+        optimizer: what ``--optimizer-cpu-offload`` or ``--fsdp-cpu-offload`` keeps there.
+        asleep: copies of what leaves the GPU while engines generate on it.
+        versions: of weights beside the trained ones, and a copy of those for when another is in their place.
+        saving: what is gathered for a checkpoint, while it is written.
+    """
+
+    optimizer: int = 0
+    asleep: int = 0
+    versions: int = 0
+    saving: int = 0
+
+    def __add__(self, other: "RankHost") -> "RankHost":
+        return RankHost(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def total(self) -> int:
+        """All of it at once: memory that was pinned stays so until it is needed again."""
+        return sum(astuple(self))
+
+
+def rank_host(config: HostConfig, states: States, critic: bool = False) -> RankHost:
+    """What a rank with these states on its GPU keeps on the host.
+
+    Args:
+        config: as its role sees it.
+    """
+    cluster, saves = config.cluster, config.checkpoints
+    sleeps = cluster.offload_train and not (critic and config.critic.critic_num_gpus)
+    return RankHost(
+        optimizer=states.host,
+        asleep=states.weights + states.optimizer if sleeps else 0,
+        versions=_versions(config) * states.weights,
+        saving=_saving(config, states) if None not in (saves.save, saves.save_interval) else 0,
+    )
+
+
+def _versions(config: HostConfig) -> int:
+    beside = int(config.kl.kl_coef != 0 or config.kl.use_kl_loss)
+    beside += config.distillation.use_opd and config.distillation.opd_type == "megatron"
+    beside += 2 * config.off_policy.keep_old_actor
+    return beside + 1 if beside else 0
+
+
+def _saving(config: HostConfig, states: States) -> int:
+    if config.checkpoints.no_save_optim:
+        return states.weights
+    if trainer_of(config.trainer).splits_weights_evenly:
+        return states.weights + states.optimizer
+    return states.weights + _GATHERED * states.trained
+
+
+def ranks_of_a_node(config: HostConfig, critic: bool) -> int:
+    """Counts the ranks of a role on each node."""
+    own = config.critic.critic_num_gpus_per_node if critic else None
+    return own or config.cluster.actor_num_gpus_per_node
+
+
+@dataclass(frozen=True)
+class NodeHost:
+    """The node whose ranks of a role need most.
+
+    Attributes:
+        needs: of all these ranks together.
+    """
+
+    ranks: range
+    needs: RankHost
+
+
+def fullest_node(layout: Layout, per_node: int, stages: Sequence[RankHost]) -> NodeHost:
+    """Finds that node: ranks are placed on nodes in their order.
+
+    Args:
+        stages: needs of a rank of each pipeline stage.
+    """
+    size = layout.world // layout.pp
+    nodes = [range(first, min(first + per_node, layout.world)) for first in range(0, layout.world, per_node)]
+    found = [NodeHost(ranks, sum((stages[rank // size] for rank in ranks), RankHost())) for ranks in nodes]
+    return max(found, key=lambda node: node.needs.total)
+
+
+def sample_bytes(config: HostConfig, longest: int) -> int:
+    """Bytes of a rollout's samples where they are made, all of them as long as the longest."""
+    samples = config.batches.rollout_batch_size * config.batches.n_samples_per_prompt
+    return samples * longest * (_IN_LISTS + _STORED)

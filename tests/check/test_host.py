@@ -1,0 +1,66 @@
+"""The memory of a host: what ranks really move there and gather, and how nodes add up."""
+
+import pickle
+import sys
+
+import pytest
+
+from slime.check.host import _IN_LISTS, _STORED, RankHost, fullest_node, sample_bytes
+from slime.check.layout import Layout
+from slime.check.needs import trained_roles
+from slime.config.host import HostConfig
+from slime.config.run import filled
+from tests.check.harness import checked_args, host_of_trainers, write_config
+from tests.megatron_harness import run_ranks
+
+
+@pytest.mark.parametrize("flags", [{}, {"fp32": True}, {"freeze_params_name_list": ["mlp"]}], ids=str)
+def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
+    """Two data-parallel ranks, each of which gathers the state of both for a checkpoint.
+
+    Up to the padding of the parts that ranks have of a buffer.
+    """
+    save = {"save": tmp_path / "save", "save_interval": 1}
+    args = checked_args(write_config("qwen3", tmp_path / "hf"), 2, **save, **flags)
+    args.offload_train = True  # as --colocate has it, which wants engines
+    (role,) = trained_roles(args)
+    host = role.stages[0].host
+    for asleep, gathered in run_ranks(host_of_trainers, 2, args):
+        assert asleep == pytest.approx(host.asleep, rel=0.01)
+        wanted = host.saving - role.stages[0].states.weights
+        assert gathered == pytest.approx(wanted, rel=0.01)
+    assert role.node.needs.total == 2 * (host.asleep + host.saving)
+
+
+def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
+    path = write_config("qwen3", tmp_path)
+    weights = trained_roles(checked_args(path))[0].stages[0].states.weights
+    for copies, changes in (
+        (0, {}),
+        (2, {"use_kl_loss": True}),
+        (3, {"keep_old_actor": True}),
+        (4, {"keep_old_actor": True, "kl_coef": 0.1}),
+    ):
+        args = checked_args(path)
+        vars(args).update(changes)
+        assert trained_roles(args)[0].stages[0].host.versions == copies * weights, changes
+
+
+def test_the_fullest_node_is_found_where_a_node_has_parts_of_two_stages() -> None:
+    layout = Layout(6, 1, 2, 1, 3, 1, 1, 3, ((range(2),), (range(2, 4),)))
+    node = fullest_node(layout, 4, [RankHost(asleep=10), RankHost(asleep=1, saving=5)])
+    assert (node.ranks, node.needs) == (range(4), RankHost(asleep=31, saving=5))
+    node = fullest_node(layout, 2, [RankHost(asleep=1), RankHost(asleep=10)])
+    assert (node.ranks, node.needs.total) == (range(4, 6), 20)
+
+
+def test_a_token_takes_as_much_as_is_counted() -> None:
+    tokens, log_probs, mask = [100_000 + i for i in range(1000)], [-0.1 * i for i in range(1000)], [1] * 1000
+    lists = sum(map(sys.getsizeof, (tokens, log_probs, mask, *tokens, *log_probs)))
+    assert lists / 1000 == pytest.approx(_IN_LISTS, rel=0.1)
+    assert len(pickle.dumps([tokens, log_probs, mask])) / 1000 == pytest.approx(_STORED, rel=0.1)
+
+
+def test_samples_are_counted_with_their_store(tmp_path) -> None:
+    config = filled(HostConfig, checked_args(write_config("qwen3", tmp_path), n_samples_per_prompt=2))
+    assert sample_bytes(config, longest=100) == 8 * 2 * 100 * (_IN_LISTS + _STORED)
