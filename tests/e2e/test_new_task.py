@@ -10,7 +10,7 @@ import pytest
 from slime.cli.new_task import FORMS, write_task
 from slime.cli.run_dir import read_record
 from slime.observability.jsonl import read_metrics
-from tests.metric_table import undescribed
+from slime.observability.metric_table import undescribed
 from tests.wheel import installed
 
 pytestmark = [pytest.mark.e2e]

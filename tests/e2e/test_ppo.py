@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime.observability.metric_table import undescribed
 from tests.e2e.test_resume import WAITING, numbers
-from tests.metric_table import undescribed
 
 pytestmark = pytest.mark.e2e
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from slime.observability.metric_table import undescribed
 from slime.rollout.data_state import read_state, state_path
 from slime.utils.types import Sample
 from tests.e2e.conftest import ROOT
 from tests.e2e.plugins import token_parity_reward
 from tests.e2e.test_recovery import VICTIM, _engines
 from tests.engines import free_port
-from tests.metric_table import undescribed
 
 pytestmark = pytest.mark.e2e
 
