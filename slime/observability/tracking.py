@@ -21,6 +21,9 @@ from slime.utils.misc import plain_number
 
 Axis = Literal["train", "rollout", "eval"]
 
+KEPT_RUN = "wandb_run.json"
+"""The file beside that of the metrics by which a job that goes on continues its wandb run."""
+
 
 class Sink(Protocol):
     """A destination of metrics."""
@@ -73,10 +76,11 @@ def init_tracking(config: MetricsConfig) -> Tracker:
 
     Call it in the driver only: two writers would mix their rows.
     """
-    sinks: list[Sink] = [JsonlWriter(metrics_path(config))]
+    path = metrics_path(config)
+    sinks: list[Sink] = [JsonlWriter(path)]
     context: dict[str, str | None] = {}
     if config.tracking.use_wandb:
-        wandb = WandbSink(config)
+        wandb = WandbSink(config, path.with_name(KEPT_RUN))
         sinks.append(wandb)
         context["wandb_run_id"] = wandb.run_id
     if config.tracking.use_tensorboard:

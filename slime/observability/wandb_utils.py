@@ -1,10 +1,12 @@
 """Metrics in Weights & Biases, online or in a local directory (``--wandb-mode offline``)."""
 
+import json
 import os
 import secrets
 from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from slime.config.metrics import MetricsConfig
@@ -23,13 +25,19 @@ AXIS_OF_FAMILY = {
 
 
 class WandbSink:
-    """One wandb run for the whole job.
+    """One wandb run for the whole job, which a job continues that goes on from a checkpoint.
+
+    Args:
+        kept: file in which the job leaves the names of its run for the next one.
 
     Attributes:
-        run_id: by which a resumed job can continue it.
+        run_id: of the wandb run.
+
+    Raises:
+        RuntimeError: what is kept there are no names of a run.
     """
 
-    def __init__(self, config: MetricsConfig) -> None:
+    def __init__(self, config: MetricsConfig, kept: Path) -> None:
         self._config = config
         # Importing wandb takes seconds and starts nothing we want in a run that does not use it.
         import wandb
@@ -37,19 +45,23 @@ class WandbSink:
         mode: Any = config.tracking.wandb_mode or os.environ.get("WANDB_MODE") or "online"
         if config.tracking.wandb_key and mode == "online":
             wandb.login(key=config.tracking.wandb_key, host=config.tracking.wandb_host)
-        group = _group_name(config)
+        earlier = {} if config.checkpoints.finetune else _read(kept)
+        run_id = config.tracking.wandb_run_id or os.environ.get("WANDB_RUN_ID") or earlier.get("id")
+        group = _group_name(config, earlier.get("group"))
         self._run = wandb.init(
             entity=config.tracking.wandb_team,
             project=config.tracking.wandb_project,
             group=group,
             name=config.tracking.run_name or group,
             dir=config.tracking.wandb_dir,
-            id=config.tracking.wandb_run_id,
-            resume="allow" if config.tracking.wandb_run_id else None,
+            id=run_id,
+            resume="allow" if run_id else None,
             mode=mode,
             config=loggable_args(config.flat),
         )
         self.run_id = self._run.id
+        if mode != "disabled":
+            _write(kept, {"id": self.run_id, "group": group})
         for axis in sorted(set(AXIS_OF_FAMILY.values())):
             self._run.define_metric(axis)
         for family, axis in AXIS_OF_FAMILY.items():
@@ -64,10 +76,31 @@ class WandbSink:
         self._run.finish()
 
 
-def _group_name(config: MetricsConfig) -> str | None:
-    if not config.tracking.wandb_group or not config.tracking.wandb_random_suffix:
-        return config.tracking.wandb_group
-    return f"{config.tracking.wandb_group}_{secrets.token_hex(3)}"
+def _read(kept: Path) -> dict[str, str | None]:
+    if not kept.is_file():
+        return {}
+    try:
+        names = json.loads(kept.read_text(encoding="utf-8"))
+        return {"id": names["id"], "group": names["group"]}
+    except (ValueError, TypeError, KeyError) as error:
+        wanted = "wanted: --wandb-run-id, or the file removed, for a run of its own"
+        raise RuntimeError(f"{kept}: does not hold the names of a wandb run ({wanted})") from error
+
+
+def _write(kept: Path, names: Mapping[str, str | None]) -> None:
+    new = kept.with_suffix(".new")
+    new.write_text(json.dumps(names), encoding="utf-8")
+    new.replace(kept)
+
+
+def _group_name(config: MetricsConfig, earlier: str | None) -> str | None:
+    """The group with a suffix of its own, that of the run before if it is the same group."""
+    group = config.tracking.wandb_group
+    if not group or not config.tracking.wandb_random_suffix:
+        return group
+    if earlier is not None and earlier.rpartition("_")[0] == group:
+        return earlier
+    return f"{group}_{secrets.token_hex(3)}"
 
 
 def loggable_args(args: Namespace) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import subprocess
 import sys
@@ -185,18 +186,42 @@ def test_tensorboard_gets_the_numbers(tmp_path, monkeypatch):
     assert events.Tags()["scalars"] == ["train/loss"]
 
 
-def test_offline_wandb_leaves_a_run_on_disk(tmp_path):
+_JOBS = """
+import json, sys
+from pathlib import Path
+from slime.config.run import run_config
+from tests.observability.test_tracking import init_tracking, make_args
+
+place = Path(sys.argv[1])
+
+def job(**flags):
+    args = make_args(place, use_wandb=True, **flags)
+    tracker = init_tracking(run_config(args))
+    tracker.log({"train/loss": 0.25}, axis="train", step=3)
+    tracker.finish()
+    assert args.wandb_run_id is None
+    return [tracker.context["wandb_run_id"], json.loads((place / "wandb_run.json").read_text())["group"]]
+
+first, resumed = job(), job(finetune=False)
+anew = job(wandb_group="other")
+(place / "wandb_run.json").write_text("{")
+try:
+    job(finetune=False)
+except RuntimeError as error:
+    print(json.dumps([first, resumed, anew, str(error)]))
+"""
+
+
+def test_offline_wandb_leaves_a_run_on_disk_and_a_job_that_goes_on_continues_it(tmp_path):
     """In a process of its own: wandb starts a service that would outlive the test."""
-    code = (
-        "import sys; from pathlib import Path; from slime.config.run import run_config;"
-        "from tests.observability.test_tracking import init_tracking, make_args;"
-        "args = make_args(Path(sys.argv[1]), use_wandb=True); tracker = init_tracking(run_config(args));"
-        "tracker.log({'train/loss': 0.25}, axis='train', step=3); tracker.finish();"
-        "assert tracker.context['wandb_run_id'] and args.wandb_run_id is None"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", _JOBS, str(tmp_path)]
     env, root = os.environ | {"WANDB_SILENT": "true"}, Path(__file__).parents[2]
+    env.pop("WANDB_RUN_ID", None)
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
-    (record,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert b"train/loss" in record.read_bytes()
+    first, resumed, anew, error = json.loads(done.stdout.splitlines()[-1])
+    assert first[1].startswith("group_") and resumed == first
+    assert anew[0] != first[0] and anew[1].startswith("other_")
+    assert error.startswith(f"{tmp_path / 'wandb_run.json'}: does not hold the names of a wandb run")
+    records = [*tmp_path.glob(f"wandb/offline-run-*-{first[0]}/*.wandb")]
+    assert records and all(b"train/loss" in record.read_bytes() for record in records)
