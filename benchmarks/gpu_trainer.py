@@ -40,22 +40,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "gpu" / "trainer.json"
 PROMPT = 64
-# TFLOP/s of dense bfloat16 matrix products, by the name that CUDA gives.
-PEAKS = {
-    "NVIDIA A100-PCIE-40GB": 312.0,
-    "NVIDIA A100-SXM4-40GB": 312.0,
-    "NVIDIA A100-SXM4-80GB": 312.0,
-    "NVIDIA A100 80GB PCIe": 312.0,
-    "NVIDIA B200": 2250.0,
-    "NVIDIA GH200 480GB": 989.4,
-    "NVIDIA H100 80GB HBM3": 989.4,
-    "NVIDIA H100 NVL": 835.5,
-    "NVIDIA H100 PCIe": 756.0,
-    "NVIDIA H200": 989.4,
-    "NVIDIA H200 NVL": 835.5,
-    "NVIDIA L4": 121.0,
-    "NVIDIA L40S": 362.0,
-}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 Step = Callable[[], None]
 
@@ -68,12 +52,15 @@ def peak_flops(device: str, dtype: str, given_tflops: float | None) -> float:
     """
     if given_tflops is not None:
         return given_tflops * 1e12
-    if dtype != "bfloat16" or device not in PEAKS:
-        known = ", ".join(PEAKS)
+    from slime.observability.gpu_use import PEAK_TFLOPS, peak_tflops
+
+    peak = peak_tflops(device) if dtype == "bfloat16" else None
+    if peak is None:
+        known = ", ".join(PEAK_TFLOPS)
         raise ValueError(
             f"no peak is known for {dtype} on {device} (wanted: --peak-tflops, or one of {known})"
         )
-    return PEAKS[device] * 1e12
+    return peak * 1e12
 
 
 def make_batch(vocabulary: int, samples: int, length: int) -> dict[str, Any]:

@@ -51,7 +51,8 @@ export -f check pytests trainer loop  # for the shell that timeout starts
 for name in "$@"; do
     case $name in
     check) piece check 120 check ;;
-    tests) TAIL=40 piece tests 560 pytests tests/gpu/test_trainer.py tests/gpu/test_optimizer_offload.py ;;
+    tests) TAIL=40 piece tests 560 pytests tests/gpu/test_trainer.py tests/gpu/test_optimizer_offload.py \
+        tests/gpu/test_profiling.py ;;
     engine) TAIL=40 piece engine 300 pytests tests/gpu/test_embedded_engine.py -k "not rollouts" ;;
     loop-test) TAIL=60 piece loop-test 560 pytests tests/gpu/test_embedded_engine.py -k rollouts ;;
     trainer) piece trainer 300 trainer --size 0.6B ;;

@@ -1,7 +1,6 @@
 """One half of the loop alone, what passes between the halves, and the self-checks of a run."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from slime.config.flag import flag, refused
 
@@ -30,13 +29,6 @@ class DebugConfig:
     )
     load_forge_rollout_data: str | None = flag(
         place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
-    )
-    memory_snapshot_dir: str = refused(".", help="directory of memory snapshots")
-    memory_snapshot_num_steps: int | None = refused(help="steps to record memory for", same_as_default=(0,))
-    memory_recorder: Literal["torch", "memray"] = refused("torch", help="what records memory")
-    record_memory_history: bool = refused(False, help="record allocations")
-    profile_target: list[Literal["train_overall", "train_actor", "train_log_probs"]] = refused(
-        ["train_overall"], help="what the profiler records"
     )
 
 

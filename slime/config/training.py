@@ -9,6 +9,7 @@ from slime.config.distillation import DistillationConfig
 from slime.config.hooks import HookConfig
 from slime.config.model import ModelConfig
 from slime.config.policy import PolicyConfig
+from slime.config.profiling import ProfilingConfig
 from slime.config.rewards import RewardConfig
 from slime.config.rollout import RolloutConfig
 
@@ -25,4 +26,5 @@ class TrainingConfig(PolicyConfig):
     rewards: RewardConfig
     hooks: HookConfig
     debug: DebugConfig
+    profiling: ProfilingConfig
     ci: CiConfig

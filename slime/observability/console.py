@@ -54,6 +54,11 @@ TIME_COLUMNS: tuple[Column, ...] = (
     ("save", ("perf/save_model_time",), _seconds),
     ("step", ("perf/step_time",), _seconds),
 )
+# Of runs on GPUs.
+DEVICE_COLUMNS: tuple[Column, ...] = (
+    ("mem", ("perf/memory_allocated_gib",), lambda value: f"{value:.1f}GiB"),
+    ("mfu", ("perf/actor_train_mfu",), lambda value: f"{value:.0%}"),
+)
 
 _SYNC_TOTALS = ("wire_bytes", "transfer_time", "pause_time")
 
@@ -134,8 +139,8 @@ def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapp
     total = f"/{num_rollout}" if num_rollout else ""
     heading = "train" if step is None else f"rollout {step + 1:>3}{total}"
     parts = [heading, _format_columns(RESULT_COLUMNS, metrics)]
-    times = _format_columns(TIME_COLUMNS, metrics)
-    return "  ".join(part for part in parts if part) + (f"  | {times}" if times else "")
+    further = (_format_columns(columns, metrics) for columns in (TIME_COLUMNS, DEVICE_COLUMNS))
+    return "".join(["  ".join(filter(None, parts)), *(f"  | {cells}" for cells in further if cells)])
 
 
 def format_eval_line(step: int, metrics: Mapping[str, Any]) -> str:

@@ -70,13 +70,18 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 def perf_metrics(
-    seconds: Mapping[str, float], forward_flops: float, tokens: int, world_size: int
+    seconds: Mapping[str, float],
+    forward_flops: float,
+    tokens: int,
+    world_size: int,
+    peak_tflops: float | None = None,
 ) -> dict[str, float]:
     """``perf/<phase>_time`` in seconds, and the model's throughput per GPU in the phases that compute.
 
     Args:
         forward_flops: of one forward pass over the whole batch; a training pass counts three times that.
         tokens: of the whole batch.
+        peak_tflops: of a GPU, against which the products of the optimizer steps are held.
     """
     metrics = {f"perf/{name}_time": value for name, value in seconds.items()}
     for phase, passes in (("log_probs", 1), ("ref_log_probs", 1), ("actor_train", 3)):
@@ -85,4 +90,6 @@ def perf_metrics(
             metrics[f"perf/{phase}_tflops"] = rate / 1e12
     if seconds.get("actor_train"):
         metrics["perf/actor_train_tok_per_s"] = tokens / seconds["actor_train"]
+        if peak_tflops:
+            metrics["perf/actor_train_mfu"] = metrics["perf/actor_train_tflops"] / peak_tflops
     return metrics

@@ -111,14 +111,14 @@ def _run(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> int:
         if was_terminated():  # whatever fails now, that is why
             leave()
         traceback.print_exc()
-        print(f"\nerror: {cause(error)}{full_disks(_written_to(config.checkpoints))}", file=sys.stderr)
+        print(f"\nerror: {cause(error)}{full_disks(_written_to(config))}", file=sys.stderr)
         return 1
     return 0
 
 
-def _written_to(config: CheckpointConfig) -> list[str | None]:
-    """Where a run leaves much: checkpoints, and what its processes say."""
-    return [config.save, tempfile.gettempdir(), "/dev/shm"]
+def _written_to(config: RunConfig) -> list[str | None]:
+    """Where a run leaves much: checkpoints, profiles, and what its processes say."""
+    return [config.checkpoints.save, config.profiling.tensorboard_dir, tempfile.gettempdir(), "/dev/shm"]
 
 
 def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> None:

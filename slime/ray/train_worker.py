@@ -12,7 +12,10 @@ from slime.arguments.core.runtime_context import with_context
 from slime.config.run import run_config
 from slime.config.trainers import trainer_of
 from slime.models import calculate_fwd_flops
+from slime.observability.gpu_use import device_peak, memory_metrics
 from slime.observability.logging_utils import take_logged
+from slime.observability.memory_history import MemoryHistory
+from slime.observability.profiling import profiled
 from slime.observability.spans import Span
 from slime.observability.startup import reached
 from slime.observability.timer import Timer
@@ -62,6 +65,8 @@ class TrainWorker:
             self._config.flat, self._role.name
         )
         start = self.backend.load()
+        name = f"memory_{self._role.name}_rank_{self._config.cluster.rank}"
+        self._history = MemoryHistory(self._config.profiling, name)
         self._weight_version = int(start.common.get("weight_version", 0))
         self._trained_steps = start.common.get("trained_steps")
         self._load_versions()
@@ -103,13 +108,16 @@ class TrainWorker:
         self.backend.poll()
         version = self._version_of_weights()
         self._trained_since_update = True
-        with self._timer.measure("train"):
+        overall = profiled(self._config.profiling, "train_overall", rollout_id, self._role.prefix)
+        with overall, self._timer.measure("train"):
             with self._timer.measure("data_preprocess"):
                 batch = tensorize(shard, self.backend.device)
             trained = self._trainer.train(rollout_id, batch, inputs)
         seconds = self._timer.take()
         context = self.backend.context
         rollout = take_logged("rollout", "eval")  # on every rank, or it would wait for ever
+        self._history.after(rollout_id)
+        memory = memory_metrics(self.backend.device, self._role.prefix)
         if not context.is_last_stage:
             return {}, trained
         if self._role is ACTOR:
@@ -120,7 +128,8 @@ class TrainWorker:
         lengths = shard["total_lengths"]
         flops = calculate_fwd_flops(lengths, self._config.model)
         seconds = {self._role.prefix + name: value for name, value in seconds.items()}
-        perf = perf_metrics(seconds, flops, sum(lengths), self._config.cluster.world_size)
+        peak = device_peak(self.backend.device)
+        perf = perf_metrics(seconds, flops, sum(lengths), self._config.cluster.world_size, peak) | memory
         report = {"train": trained.steps, "rollout": rollout, "perf": perf} if context.is_main else {}
         return report, trained
 

@@ -1,13 +1,16 @@
 """What happens to one rollout in the trainer: passes, advantages, optimizer steps."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from slime.config.loss import LOSSES
+from slime.config.profiling import Target
 from slime.config.training import TrainingConfig
 from slime.observability.logging_utils import take_logged
+from slime.observability.profiling import profiled
 from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.backend import Outputs, TrainBackend
@@ -77,8 +80,9 @@ class Trainer:
         batch |= to_device(inputs or {}, self._backend.device)
         data = DataIterator(batch, batch["micro_batch_indices"])
         if config.advantages.compute_advantages_and_returns:
-            for forward_pass in self._due_passes(len(batch["num_microbatches"])):
-                self._run(forward_pass, batch, data)
+            with self._profiled("train_log_probs", rollout_id):
+                for forward_pass in self._due_passes(len(batch["num_microbatches"])):
+                    self._run(forward_pass, batch, data)
             outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
                 with self._timer.spans.measure("advantages", rollout=rollout_id):
@@ -94,7 +98,7 @@ class Trainer:
             and context.is_last_stage
         ):
             add_mean_weights(config.off_policy, batch, context)
-        with self._timer.measure(self._role.steps):
+        with self._profiled("train_actor", rollout_id), self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         policy = policy_before_step(steps)
         if config.ci.ci_test and context.is_last_stage and self._role is ACTOR:
@@ -102,6 +106,9 @@ class Trainer:
         dump_batch(config.debug, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
         return Trained(steps, outputs, policy)
+
+    def _profiled(self, target: Target, rollout_id: int) -> AbstractContextManager[None]:
+        return profiled(self._config.profiling, target, rollout_id, self._role.prefix)
 
     def _due_passes(self, num_steps: int) -> list[Pass]:
         return [p for p in self._role.passes if p.when(self._config, num_steps)]

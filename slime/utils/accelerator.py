@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -157,6 +158,27 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host_memory().available
+
+
+class PeakMemory(NamedTuple):
+    """Bytes on a GPU: of tensors, and of what the allocator has taken for them."""
+
+    allocated: int
+    reserved: int
+
+
+def take_peak_memory(device: torch.device) -> PeakMemory | None:
+    """The most that there was at once since the last call; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    peak = PeakMemory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def device_name(device: torch.device) -> str | None:
+    """The name that the driver gives a GPU; None without one."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def gpu_memory() -> int | None:

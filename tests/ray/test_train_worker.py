@@ -9,11 +9,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from slime.observability import logging_utils
+from slime.observability import gpu_use, logging_utils
 from slime.observability.timer import Timer
 from slime.ray import train_worker
 from slime.ray.train_worker import TrainRayActor, TrainWorker
 from slime.training.trainer import Trained
+from slime.utils.accelerator import PeakMemory
 from slime.utils.types import EngineEndpoint
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.run_args import config_with
@@ -41,6 +42,20 @@ def _train(rank, args, num_rollouts=1):
     if args.save_hf:
         worker.save_model(0)
     return {"reports": reports}
+
+
+def _as_on_gpus(rank, args):
+    """Two GPUs, of which one has more in tensors and the other more in its allocator."""
+    gpu_use.take_peak_memory = lambda device: PeakMemory((2 + rank) << 30, (4 - rank) << 30)
+    gpu_use.device_name = lambda device: "NVIDIA H100 80GB HBM3"
+    return _train(rank, args)
+
+
+def test_a_step_reports_the_fullest_gpu_and_the_part_of_its_peak(checkpoint):
+    results = run_ranks(_as_on_gpus, 2, trainer_args(checkpoint))
+    (perf,) = [report["perf"] for result in results for report in result["reports"] if report]
+    assert (perf["perf/memory_allocated_gib"], perf["perf/memory_reserved_gib"]) == (3, 4)
+    assert perf["perf/actor_train_mfu"] == perf["perf/actor_train_tflops"] / 989.4
 
 
 def _is_deterministic(rank, args):
@@ -76,6 +91,7 @@ def test_the_first_step_starts_on_policy(checkpoint):
     assert {"train/grad_norm", "train/lr-pg_0", "train/train_rollout_logprob_abs_diff"} <= step.keys()
     assert step["train/lr-pg_0"] == 1e-3 and step["train/global_batch_size"] == 8
     assert {"perf/train_time", "perf/actor_train_time", "perf/actor_train_tflops"} <= report["perf"].keys()
+    assert not any("mfu" in name or "memory" in name for name in report["perf"])
 
 
 def test_a_step_that_needs_no_pass_before_it_reports_what_the_pass_would(checkpoint):
