@@ -5,13 +5,18 @@ import re
 from slime.arguments.core.parser import build_parser
 from tools.generate_flag_docs import PAGE, flag_page
 
+ROOT = PAGE.parents[1]
 ELSEWHERE = {
-    *("--async", "--form", "--json", "--key-variable", "--max-tokens", "--system", "--temperature"),
-    *("--config", "--run-dir", "--write-config", "--nodes", "--node-ip-address", "--secret", "--shm-size"),
-    *("--sglang-mem-fraction-static", "--sglang-enable-lora"),
-    *("--build-arg", "--gpus", "--rm", "--user"),
+    *("--build-arg", "--gpus", "--rm", "--secret", "--shm-size", "--user"),
+    *("--address", "--generate", "--head", "--node-ip-address", "--nodes"),
+    *("--local-dir", "--no-deps", "--plugin-module", "--repo-type"),
+    *("--allow-auto-truncate", "--api-key", "--enable-deterministic-inference", "--enable-metrics"),
+    *("--disable-overlap-schedule", "--enable-return-routed-experts", "--model-path", "--no-x", "--x"),
+    *("--no-sglang-x", "--rollout-batch-sise"),
 }
-"""Flags of commands beside ``slime train``, of SGLang's own parser, and of Docker."""
+"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; and what pages show as one."""
+OTHERS = ("launch-scripts", "flags")
+"""Pages whose flags other tests hold: SGLang's earlier names, and our own list."""
 
 
 def test_flag_page_is_fresh():
@@ -31,12 +36,37 @@ def test_page_has_a_table_row_of_four_cells_for_each_honoured_flag():
     assert row == f"| {cell} | int, more than 0 | **required** | prompts of one rollout |"
 
 
-def test_flags_that_pages_for_newcomers_name_exist():
-    parser, _ = build_parser("embedded")
-    options = {name for action in parser._actions for name in action.option_strings}
-    for name in ("coming-from", "cluster", "troubleshooting", "your-own-task", "command"):
-        text = (PAGE.parent / f"{name}.md").read_text(encoding="utf-8")
-        if name == "coming-from":
+def of_programs() -> set[str]:
+    """Words like flags in what reads them: commands, tools, scripts, benchmarks and plug-ins."""
+    folders = (
+        "benchmarks",
+        "examples",
+        "scripts",
+        "slime/cli",
+        "slime_plugins",
+        "tests/golden",
+        "tools",
+    )
+    files = [
+        file for folder in folders for kind in ("py", "sh") for file in (ROOT / folder).rglob(f"*.{kind}")
+    ]
+    return {flag for file in files for flag in flags_in(file.read_text(encoding="utf-8"))}
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z](?:[a-z0-9-]*[a-z0-9])?(?![\w*-])", text))
+
+
+def test_flags_that_pages_name_exist():
+    known = (
+        set(re.findall(r'<a id="(--[\w-]+)"></a>', PAGE.read_text(encoding="utf-8")))
+        | of_programs()
+        | ELSEWHERE
+    )
+    for page in sorted((ROOT / "docs").glob("**/*.md")):
+        text = page.read_text(encoding="utf-8")
+        if page.stem == "coming-from":
             text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE)  # other programs' names
-        found = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
-        assert sorted(found - options - ELSEWHERE) == [], name
+        unknown = {flag for flag in flags_in(text) - known if not flag.startswith("--sglang-")}
+        assert page.stem in OTHERS or sorted(unknown) == [], page
+    assert flags_in("`--lr 1`, `--lrr`, `--eval-...`") - known == {"--lrr"}
