@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from slime.arguments import validated_args
@@ -112,6 +114,47 @@ def test_the_flags_for_a_plug_in_of_the_page_can_start_a_run(plug_in, monkeypatc
     )
     args = validated_args(words)
     assert (args.custom_rm_path, args.debug_rollout_only) == ("my_task.reward.reward", True)
+
+
+def test_yaml_files_of_pages_are_read_by_what_they_are_for(plug_in, monkeypatch) -> None:
+    """Data of several sources, an evaluation of two datasets, flags of the critic, a policy with a judge."""
+    monkeypatch.chdir(plug_in)
+    (tiny,) = (c for c in commands_of(ROOT / "docs/customization.md") if "make_tiny_model.py" in str(c))
+    run_program(tiny, monkeypatch)
+    Path("data/math").mkdir(parents=True)
+    for name in ("math/a.jsonl", "aime-2024.jsonl"):
+        Path("data", name).write_text('{"prompt": "1+1", "label": "2"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["1+1"], "label": ["2"]}), "data/code.parquet")
+    # Sizes and places of this machine: an engine has one GPU here, the tiny model a context of 1,024 tokens.
+    here = {
+        "/data/": f"{plug_in}/data/",
+        "/models/judge": "outputs/tiny",
+        "/checkpoints/critic": "outputs/tiny",
+    }
+    here |= {"num_gpus_per_engine: 2": "num_gpus_per_engine: 1", "16384": "512"}
+    for name, page, part in YAML:
+        text = block_with(page, part, "yaml")
+        for printed, ours in here.items():
+            text = text.replace(printed, ours)
+        Path(f"{name}.yaml").write_text(text)
+    args = validated_args(WITH_YAML.split())
+    assert [dataset.name for dataset in args.eval_datasets] == ["aime", "aime_greedy"]
+    assert [model.name for model in args.served_models] == ["policy", "judge"]
+
+
+YAML = (
+    ("mixture", "docs/usage.md", "sources:"),
+    ("eval", "docs/usage.md", "eval:\n"),
+    ("roles", "docs/algorithms/ppo.md", "megatron:"),
+    ("fleet", "docs/fleets.md", "name: judge"),
+)
+WITH_YAML = """
+--hf-checkpoint outputs/tiny --fp32 --prompt-data mixture.yaml --input-key prompt --label-key label
+--rm-type math --rollout-batch-size 2 --num-rollout 2 --rollout-max-response-len 64
+--actor-num-gpus-per-node 1 --eval-config eval.yaml --eval-interval 1
+--advantage-estimator ppo --megatron-config-path roles.yaml
+--sglang-config fleet.yaml --rollout-num-gpus 8
+"""
 
 
 def run_program(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
