@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from slime.utils.misc import naming
 
 RESERVED_KEYS = frozenset({"axis", "step", "time"})
 
@@ -36,21 +37,13 @@ class JsonlWriter:
             raise ValueError(f"metric names {sorted(clash)} are reserved for the row itself")
         row = {"axis": axis, "step": step, "time": time.time()}
         row |= {name: _plain(value) for name, value in metrics.items()}
-        with self._named():
+        with naming(self.path):
             self._file.write(orjson.dumps(row) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
-        with self._named():  # what could not be written is tried again
+        with naming(self.path):  # what could not be written is tried again
             self._file.close()
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of writing know no file, and the cause of a run's end is one line."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -5,8 +5,10 @@ import importlib
 import math
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the loops import this file before they answer signals
@@ -18,6 +20,15 @@ class Box:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts the name of a file into errors of writing to it: those of a descriptor have none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class SingletonMeta(type):

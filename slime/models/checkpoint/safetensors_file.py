@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from slime.models.checkpoint.tensor_slices import bytes_of
+from slime.utils.misc import naming
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
 """Format and shape of a tensor."""
@@ -57,7 +57,7 @@ class SafetensorFile:
         self._file = self.path.open("wb", buffering=0)
         try:
             self._put(memoryview(header), 0)
-            with self._named():
+            with naming(self.path):
                 self._file.truncate(end)
         except BaseException:
             self._file.close()
@@ -83,18 +83,10 @@ class SafetensorFile:
 
     def _put(self, data: memoryview, at: int) -> None:
         """All of it: one write may take a part, where the disk is nearly full for instance."""
-        with self._named():
+        with naming(self.path):
             while data:
                 written = os.pwrite(self._file.fileno(), data, at)
                 data, at = data[written:], at + written
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """What the system says of a descriptor has no name of a file in it."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def _layout(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int], int]:
