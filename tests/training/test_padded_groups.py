@@ -2,7 +2,7 @@
 
 import torch
 
-from slime.training.padded_groups import note_places, padded_rows, similar
+from slime.training.packed_layout import note_places, padded_rows, similar
 
 
 def test_groups_start_with_the_largest_and_keep_the_order_of_equals():

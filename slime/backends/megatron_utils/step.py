@@ -17,7 +17,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.data import get_batch
-from slime.backends.megatron_utils.finite import explained_gradients
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.moe import (
     in_half,
@@ -27,6 +26,7 @@ from slime.backends.megatron_utils.moe import (
     router_metrics,
 )
 from slime.backends.megatron_utils.mtp_step import MtpTraining
+from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -39,6 +39,7 @@ from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
+from slime.training.finite import gradients_not_finite
 from slime.training.inputs import PackedInputs
 from slime.training.losses.reducers import LossFunction
 from slime.training.losses.scaling import counted_tokens, loss_function
@@ -241,7 +242,7 @@ def train_one_step(
 
     weight = _router_loss_weight(args, data, num_microbatches, context)
     further = state.mtp.step(data, num_microbatches, context) if state.mtp else nullcontext()
-    with explained_gradients(state.model), router_losses(state.model, weight), further:
+    with _explained_gradients(state.model), router_losses(state.model, weight), further:
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     if state.replay:
         state.replay.forget_step()
@@ -266,6 +267,22 @@ def train_one_step(
         metrics["num_zeros_in_grad"] = float(num_zeros)
     metrics.update(further_losses, **{f"lr-pg_{i}": rate for i, rate in enumerate(learning_rates)})
     return metrics
+
+
+@contextmanager
+def _explained_gradients(model: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Says in the first line what megatron-core's "found NaN in local grad norm for bucket #0" comes from.
+
+    Raises:
+        NotFinite: in place of megatron-core's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "in local grad norm for bucket" not in text:
+            raise
+        raise gradients_not_finite(named_params(model), text.splitlines()[0]) from error
 
 
 def _update(
