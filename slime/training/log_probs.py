@@ -1,6 +1,6 @@
 """Log-probs and entropies of a micro-batch's responses, from its logits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,3 +96,32 @@ def calculate_log_probs_and_entropy(
             within, tokens, tp_group, entropy_gradient=False, chunk_size=chunk_size
         )
     return log_probs[:, None] if len(log_probs) else log_probs, entropies if with_entropy else None
+
+
+_capture: list[list[torch.Tensor]] = []
+"""What losses have captured; no list where nobody has asked for it."""
+
+
+def enable_log_prob_capture(enabled: bool = True) -> None:
+    """Has losses keep the log-probs that they train on, until these are drained; for plug-ins.
+
+    Turned off, it forgets those that were kept.
+    """
+    _capture[:] = [[]] if enabled else []
+
+
+def drain_captured_log_probs() -> list[torch.Tensor]:
+    """Returns what was kept since the last call: per sample [R] float32 on the host, as they were trained.
+
+    Samples are those of the micro-batches of a step, one micro-batch after the other.
+    """
+    found = list(_capture[0]) if _capture else []
+    for captured in _capture:
+        captured.clear()
+    return found
+
+
+def capture_log_probs(log_probs: Sequence[torch.Tensor]) -> None:
+    """Keeps the log-probs of a micro-batch if asked for; not in a pass whose graph is computed again."""
+    if _capture and torch.is_grad_enabled():
+        _capture[0].extend(values.detach().cpu() for values in log_probs)

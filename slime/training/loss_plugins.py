@@ -51,6 +51,7 @@ def get_log_probs_and_entropy(
     non_loss_data: bool = True,
     rollout_top_p_token_ids: Sequence[Any] | None = None,
     rollout_top_p_token_offsets: Sequence[Any] | None = None,
+    context: ParallelContext | None = None,
 ) -> Results:
     """``log_probs`` of the response tokens and, ``with_entropy``, ``entropy``: per sample [R] float32.
 
@@ -62,13 +63,14 @@ def get_log_probs_and_entropy(
         non_loss_data: has no effect.
         rollout_top_p_token_ids, rollout_top_p_token_offsets: of the micro-batch as well, where nuclei are
             replayed.
+        context: the layout, that of this process if not given; so it is for all functions here.
 
     Raises:
         ValueError: nuclei are to be replayed, and there are none.
     """
-    batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths)
+    batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths, context)
     batch |= {IDS: rollout_top_p_token_ids, OFFSETS: rollout_top_p_token_offsets}
-    log_probs, entropies = response_log_probs(args, logits, batch, entropy_gradient=with_entropy)
+    log_probs, entropies = response_log_probs(args, logits, batch, context, entropy_gradient=with_entropy)
     return Results({"log_probs": log_probs, **({"entropy": entropies} if with_entropy else {})})
 
 
@@ -81,6 +83,7 @@ def get_values(
     response_lengths: Sequence[int],
     with_entropy: bool = False,
     non_loss_data: bool = True,
+    context: ParallelContext | None = None,
 ) -> Results:
     """``values`` of the states before the response tokens, per sample [R] float32, off a critic's outputs.
 
@@ -88,34 +91,48 @@ def get_values(
         logits: [1, T / cp, 1], which no temperature divides.
         with_entropy, non_loss_data: have no effect.
     """
-    batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths)
-    return Results({"values": response_values(logits, batch)})
+    batch = _batch(logits, unconcat_tokens, total_lengths, response_lengths, context)
+    return Results({"values": response_values(logits, batch, context)})
 
 
 def policy_loss_function(
-    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+    args: Namespace,
+    batch: Mapping[str, Any],
+    logits: torch.Tensor,
+    sum_of_sample_mean: Reducer,
+    context: ParallelContext | None = None,
 ) -> LossOutput:
     """Returns the policy loss of a micro-batch, for a loss of the user's that adds to it."""
-    return policy.policy_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+    return policy.policy_loss_function(run_config(args), batch, logits, sum_of_sample_mean, context)
 
 
 def sft_loss_function(
-    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+    args: Namespace,
+    batch: Mapping[str, Any],
+    logits: torch.Tensor,
+    sum_of_sample_mean: Reducer,
+    context: ParallelContext | None = None,
 ) -> LossOutput:
     """Returns the loss of supervised fine-tuning of a micro-batch."""
-    return sft.sft_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+    return sft.sft_loss_function(run_config(args), batch, logits, sum_of_sample_mean, context)
 
 
 def value_loss_function(
-    args: Namespace, batch: Mapping[str, Any], logits: torch.Tensor, sum_of_sample_mean: Reducer
+    args: Namespace,
+    batch: Mapping[str, Any],
+    logits: torch.Tensor,
+    sum_of_sample_mean: Reducer,
+    context: ParallelContext | None = None,
 ) -> LossOutput:
     """Returns the loss of a critic on a micro-batch."""
-    return value.value_loss_function(run_config(args), batch, logits, sum_of_sample_mean)
+    return value.value_loss_function(run_config(args), batch, logits, sum_of_sample_mean, context)
 
 
-def compute_advantages_and_returns(args: Namespace, rollout_data: RolloutBatch) -> None:
-    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``."""
-    advantages.compute_advantages_and_returns(run_config(args), rollout_data)
+def compute_advantages_and_returns(
+    args: Namespace, rollout_data: RolloutBatch, context: ParallelContext | None = None
+) -> None:
+    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``: whole responses, as its masks are."""
+    advantages.compute_advantages_and_returns(run_config(args), rollout_data, context)
 
 
 def build_topp_keep_mask(
@@ -127,13 +144,14 @@ def build_topp_keep_mask(
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
     allgather_cp: bool = False,
+    context: ParallelContext | None = None,
 ) -> torch.Tensor:
     """[T, V / tp] bool: which logits of this rank's rows count in a log-prob; all, where there is no nucleus.
 
     For `calculate_log_probs_and_entropy`, which keeps each row's target besides. Our own losses build no such
     tensor.
     """
-    context = replace(ParallelContext.current(), contiguous_cp=allgather_cp)
+    context = replace(context or ParallelContext.current(), contiguous_cp=allgather_cp)
     multiple = segment_multiple(context)
     lengths = [length + -length % multiple for length in total_lengths]
     padding = T * context.cp_size - sum(lengths)
@@ -162,9 +180,10 @@ def _batch(
     tokens: Sequence[torch.Tensor],
     total_lengths: Sequence[int],
     response_lengths: Sequence[int],
+    context: ParallelContext | None,
 ) -> dict[str, Any]:
     """The parts, with the lengths of the packed row's segments; how much padding it has, ``logits`` tell."""
-    context = ParallelContext.current()
+    context = context or ParallelContext.current()
     multiple = segment_multiple(context)
     segments = [length + -length % multiple for length in total_lengths]
     padding = logits.size(1) * context.cp_size - sum(segments)

@@ -9,7 +9,9 @@ from slime.training.context_parallel import response_rows
 from slime.training.parallel import ParallelContext
 
 
-def response_values(outputs: torch.Tensor, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+def response_values(
+    outputs: torch.Tensor, batch: Mapping[str, Any], context: ParallelContext | None = None
+) -> list[torch.Tensor]:
     """The value of the state before each response token: what is expected of it and those after it.
 
     Args:
@@ -19,5 +21,5 @@ def response_values(outputs: torch.Tensor, batch: Mapping[str, Any]) -> list[tor
     Returns:
         Per sample [R] float32, whole ones on every context-parallel rank.
     """
-    rows = response_rows(batch, ParallelContext.current(), outputs.device)
+    rows = response_rows(batch, context or ParallelContext.current(), outputs.device)
     return rows.gather(outputs[0, rows.local, 0].float())

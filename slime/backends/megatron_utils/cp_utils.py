@@ -7,6 +7,7 @@ asked for: where nobody has imported it, there is a single rank.
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,18 +25,26 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Returns ``mpu``, as ``from megatron.core import mpu`` would have it here."""
+def held_mpu(module: str, name: str) -> Any:
+    """Returns ``mpu``, as ``from megatron.core import mpu`` would have it in a module that does not."""
     if name != "mpu":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
     return importlib.import_module("megatron.core").mpu
 
 
-def _context(gathers: bool = False) -> ParallelContext:
-    trainer = ParallelContext.of_trainer()
-    if trainer is not None or not ("mpu" in globals() or "megatron.core" in sys.modules):
+__getattr__ = partial(held_mpu, __name__)
+
+
+def context_by(module: str, gathers: bool = False) -> ParallelContext:
+    """Returns the trainer's layout, else what the ``mpu`` says that a module holds now.
+
+    Args:
+        gathers: whether values are gathered over the context-parallel group.
+    """
+    trainer, holder = ParallelContext.of_trainer(), sys.modules[module]
+    if trainer is not None or not ("mpu" in vars(holder) or "megatron.core" in sys.modules):
         return trainer or ParallelContext()
-    mpu = sys.modules[__name__].mpu
+    mpu = holder.mpu
     size = mpu.get_context_parallel_world_size()
     if size <= 1:  # 0 before torch.distributed is initialized
         return ParallelContext()
@@ -45,14 +54,18 @@ def _context(gathers: bool = False) -> ParallelContext:
 
 def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
     """See `slime.training.cp_plugins.all_gather_with_cp`."""
-    return cp_plugins.all_gather_with_cp(tensor, total_length, response_length, _context(gathers=True))
+    return cp_plugins.all_gather_with_cp(
+        tensor, total_length, response_length, context_by(__name__, gathers=True)
+    )
 
 
 def get_logits_and_tokens_offset_with_cp(
     total_length: int, response_length: int
 ) -> tuple[int, tuple[cp_plugins.Range, cp_plugins.Range], Any, Any]:
     """See `slime.training.cp_plugins.get_logits_and_tokens_offset_with_cp`."""
-    return cp_plugins.get_logits_and_tokens_offset_with_cp(total_length, response_length, _context())
+    return cp_plugins.get_logits_and_tokens_offset_with_cp(
+        total_length, response_length, context_by(__name__)
+    )
 
 
 def get_sum_of_sample_mean(
@@ -64,5 +77,6 @@ def get_sum_of_sample_mean(
 ) -> Reducer:
     """See `slime.training.cp_plugins.get_sum_of_sample_mean`."""
     return cp_plugins.get_sum_of_sample_mean(
-        total_lengths, response_lengths, loss_masks, sample_denoms, calculate_per_token_loss, _context()
+        *(total_lengths, response_lengths, loss_masks, sample_denoms, calculate_per_token_loss),
+        context_by(__name__),
     )

@@ -10,7 +10,7 @@ import torch
 
 from slime.config.policy import PolicyConfig
 from slime.training.kl import compute_approx_kl, ratio_of
-from slime.training.log_probs import response_log_probs
+from slime.training.log_probs import capture_log_probs, response_log_probs
 from slime.training.losses.corrections import compute_opsm_mask
 from slime.training.losses.reducers import LossOutput, Reducer, pg_reducer_of, reducer_of
 from slime.training.losses.surrogates.tokens import PolicyTokens, SurrogateFunction, with_trained_gradient
@@ -45,6 +45,7 @@ def policy_loss_function(
     new, entropies = response_log_probs(
         config.logits, logits, batch, context, entropy_gradient=config.loss.entropy_coef != 0
     )
+    capture_log_probs(new)
     new = with_trained_gradient(new, batch["loss_masks"])
     old = _old_log_probs(config, batch, new)
     pg, ppo_kl, clipped, dropped = _policy_gradient(config, batch, new, old)

@@ -28,7 +28,7 @@ def value_loss_function(
         The loss, and its metrics as scalars reduced by ``sum_of_sample_mean``.
     """
     masks = torch.cat(batch["loss_masks"])
-    new = torch.cat(response_values(logits, batch))
+    new = torch.cat(response_values(logits, batch, context))
     # What is not trained has no gradient: elsewhere it may be 0 times infinity.
     new = torch.where(masks != 0, new, new.detach())
     errors, clipped = compute_value_loss(
