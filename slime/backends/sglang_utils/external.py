@@ -7,7 +7,7 @@ ExternalEngines(infos)
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from slime.arguments.core.errors import UsageError
 from slime.arguments.validate.external_engines import external_addresses
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import parser_actions
+from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.server_engine import (
     HEALTH_TIMEOUT_S,
     POLL_S,
@@ -24,7 +25,10 @@ from slime.backends.sglang_utils.server_engine import (
 )
 from slime.backends.sglang_utils.servers import ENGINES
 from slime.config.fleet import FleetConfig
+from slime.config.served_models import DEFAULT
 from slime.utils.types import EngineEndpoint
+
+logger = logging.getLogger(__name__)
 
 DISCOVERY_TIMEOUT_S = 30.0
 _INFO_TIMEOUT_S = 5.0
@@ -127,12 +131,70 @@ def apply_external_engine_info_to_args(args: Any, logger: logging.Logger | None 
 
     Sets ``rollout_external_engine_infos``, ``rollout_num_engines`` and ``rollout_num_gpus``.
     """
-    infos = discover_external_engines(args.rollout_external_engine_addrs)
+    key = vars(args).get("sglang_api_key")
+    infos = discover_external_engines(args.rollout_external_engine_addrs, api_key=key)
     gpus = sum(info.num_gpus for info in infos)
     told = {"rollout_external_engine_infos": [info.to_dict() for info in infos]}
     vars(args).update(told, rollout_num_engines=len(infos), rollout_num_gpus=gpus)
     if logger is not None:
         logger.info("%d external engines on %d GPUs", len(infos), gpus)
+
+
+@dataclass(frozen=True)
+class ExternalRolloutServer:
+    """Engines of somebody else's behind a router, for plug-ins. They are not ours to put to sleep."""
+
+    router_ip: str
+    router_port: int
+    router: ExternalRouter
+    infos: Sequence[ExternalEngineInfo]
+
+    @property
+    def engine_urls(self) -> list[str]:
+        return [info.url for info in self.infos]
+
+    def offload(self) -> None:
+        """Does nothing: the engines share no GPU with this run."""
+
+    def onload(self, tags: Sequence[str] | None = None) -> None:
+        """Does nothing, as `offload` does."""
+
+    def recover(self) -> None:
+        """Starts none: whoever runs the engines does."""
+        logger.warning("engines at %s are not this run's to recover", ", ".join(self.engine_urls))
+
+    def stop(self) -> None:
+        """Takes the engines out of the router."""
+        self.router.shutdown()
+
+
+def start_external_rollout_servers(
+    args: Any, *, start_router: Callable[..., tuple[str, int]]
+) -> dict[str, ExternalRolloutServer]:
+    """Puts the engines of ``args.rollout_external_engine_addrs`` behind a router, for a plug-in's own loop.
+
+    Runs of ours do it in `slime.ray.fleet_setup`, and hold the engines against their flags besides.
+
+    Args:
+        start_router: called as (args, has_pd_disaggregation=...), returns host and port of a router.
+
+    Returns:
+        The server of the only model, under "default".
+
+    Raises:
+        ExternalEngineError: an engine does not answer.
+        RouterError: the router does not take one.
+    """
+    apply_external_engine_info_to_args(args)
+    told = vars(args)
+    infos = [ExternalEngineInfo(**info) for info in told["rollout_external_engine_infos"]]
+    halves = any(info.worker_type in ("prefill", "decode") for info in infos)
+    host, port = start_router(args, has_pd_disaggregation=halves)
+    router = ExternalRouter(host, port, told.get("sglang_api_key"))
+    router.wait_ready(DISCOVERY_TIMEOUT_S)
+    for info in [info for info in infos if info.worker_type != "encoder"]:
+        router.register_worker(info.url, info.worker_type, bootstrap_port=info.bootstrap_port)
+    return {DEFAULT: ExternalRolloutServer(host, port, router, infos)}
 
 
 def differences(config: FleetConfig, info: ExternalEngineInfo) -> Iterator[str]:

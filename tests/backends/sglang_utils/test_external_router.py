@@ -1,7 +1,10 @@
 """A router of somebody else's, and one in front of two halves: real routers, fake engines."""
 
+from argparse import Namespace
+
 import pytest
 
+from slime.backends.sglang_utils.external import start_external_rollout_servers
 from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
 from slime.utils.http_utils import post
@@ -97,3 +100,23 @@ async def test_a_request_goes_to_an_engine_that_prefills_and_to_one_that_decodes
     first, second = prefill.seen("generate")[-1], decode.seen("generate")[-1]
     assert first["bootstrap_port"] == second["bootstrap_port"] == 8998
     assert first["bootstrap_room"] == second["bootstrap_room"]
+
+
+def test_engines_of_others_are_put_behind_a_plug_in_s_router(start, engines, caplog) -> None:
+    router, asked = start(), []
+    engines[1].answers["server_info"] = {"encoder_only": True}
+    args = Namespace(rollout_external_engine_addrs=[engine.url for engine in engines])
+
+    def start_router(args, has_pd_disaggregation):
+        asked.append(has_pd_disaggregation)
+        return "127.0.0.1", int(router.url.rpartition(":")[2])
+
+    servers = start_external_rollout_servers(args, start_router=start_router)
+    server = servers["default"]
+    assert urls(router) == {engines[0].url} and list(servers) == ["default"] and asked == [False]
+    assert (server.engine_urls, args.rollout_num_engines) == ([engine.url for engine in engines], 2)
+    for step in (server.offload, server.onload, server.recover):
+        step()
+    assert f"engines at {engines[0].url}, {engines[1].url} are not this run's to recover" in caplog.text
+    server.stop()
+    assert urls(router) == set() and router.is_alive()
