@@ -39,6 +39,7 @@ PROGRAMS = (
     "pip",
     "jupyter",
     "git",
+    "torchrun",
 )
 SHELL = ("cd", "mkdir", "export", ".", "source")
 """Words of the shell alone."""
@@ -131,6 +132,8 @@ def fault(command: Command) -> str | None:
         return _fault_of_slime(rest)
     if program == "python":
         return _fault_of_python(rest)
+    if program == "torchrun":
+        return _fault_of_python(rest[rest.index("-m") :])
     if program == "bash":
         return _fault_of_script(command.page, rest)
     return f"{program}: nobody knows how to try it"

@@ -1,0 +1,242 @@
+"""The server that says how likely a Megatron model finds tokens, against ``transformers``' models."""
+
+import math
+import time
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+
+import httpx
+import pytest
+import torch
+import transformers
+from aiohttp.test_utils import TestClient, TestServer
+
+from slime.backends.megatron_utils.server.app import LogProbApp
+from slime.backends.megatron_utils.server.arguments import (
+    MegatronServerConfig,
+    add_megatron_server_arguments,
+    configure_megatron_server_args,
+    validate_megatron_server_args,
+)
+from slime.backends.megatron_utils.server.model import LogProbModel, Question
+from slime.config.run import filled
+from slime.rollout.on_policy_distillation import post_process_rewards
+from slime.utils.types import Sample
+from tests.each import hold_each
+from tests.engines import free_port
+from tests.forking import ForkedScript, forking
+from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
+
+IDS = [7, 3, 250, 3, 9, 9, 120, 44, 1, 200, 13]
+NEAR = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    shape = {"num_hidden_layers": 2}
+    return [save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3", seed=seed, **shape) for seed in (0, 1)]
+
+
+def log_probs_of(checkpoint, ids):
+    """[L, V], by ``transformers``."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+def answers(rank, args, questions):
+    model = LogProbModel(args)
+    return [model.answer(Question(**question)) for question in questions]
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=str
+)
+def test_a_model_says_what_transformers_says_in_every_layout(checkpoints, layout):
+    args = configure_megatron_server_args(make_args(checkpoints[0], **layout))
+    args.teacher_sample_reduction_chunk_size = args.teacher_label_reduction_chunk_size = 4
+    each = [[token, 255] for token in IDS]
+    questions = [
+        {"ids": IDS, "sample_n": 300, "labels": [5, 0]},
+        {"ids": IDS, "labels": each},
+        {"ids": IDS[:1], "sample_n": 1},
+    ]
+    told = run_ranks(answers, math.prod(layout.values()), args, questions)
+    assert all(other == told[0] for other in told)
+    whole, plain, shortest = told[0]
+    wanted = log_probs_of(checkpoints[0], IDS)
+    assert whole["log_probs"] == plain["log_probs"] and shortest["log_probs"] == []
+    near(whole["log_probs"], wanted[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0])
+    near(whole["label_token_log_probs"], wanted[:, [5, 0]])
+    near(plain["label_token_log_probs"], wanted.gather(1, torch.tensor(each)))
+    drawn = torch.tensor(whole["sampled_token_ids"])
+    near(whole["sampled_log_probs"], wanted.gather(1, drawn))
+    assert drawn.shape == (len(IDS), 300) and "sampled_token_ids" not in plain
+    for row, tokens in zip(wanted, drawn.tolist(), strict=True):
+        likely = int(row.argmax())
+        share, found = float(row[likely].exp()), Counter(tokens)[likely] / 300
+        assert abs(found - share) < 6 * math.sqrt(share * (1 - share) / 300) + 1e-9
+
+
+def near(found, wanted):
+    torch.testing.assert_close(torch.tensor(found), wanted, atol=NEAR, rtol=NEAR)
+
+
+def test_a_teacher_is_asked_over_http_and_given_other_weights(checkpoints, tmp_path):
+    forking()  # before ports are chosen
+    port, early, log = free_port(), free_port(), tmp_path / "log"
+    words = [
+        "--hf-checkpoint",
+        checkpoints[0],
+        "--teacher-port",
+        str(port),
+        "--teacher-warmup-port",
+        str(early),
+    ]
+    words += ["--megatron-server-max-length", "20"]
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    process = ForkedScript("slime.backends.megatron_utils.server", words, log, env=threads)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, trust_env=False) as client:
+            wait_ready(client, process, log)
+            first = client.post("/generate", json={"input_ids": IDS}).json()
+            wanted = log_probs_of(checkpoints[0], IDS)[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0]
+            near(first["log_probs"], wanted)
+            assert client.post("/generate", json={"input_ids": IDS * 2}).status_code == 413
+            engine_s = {"max_new_tokens": 0, "temperature": 0.5}
+            body = {"input_ids": IDS, "return_logprob": True, "sampling_params": engine_s}
+            sample = Sample(tokens=IDS, response_length=4, reward=client.post("/generate", json=body).json())
+            post_process_rewards(Namespace(), [sample])
+            near(sample.teacher_log_probs, wanted[-4:])
+            updated = client.post("/update_weights_from_disk", json={"model_path": checkpoints[1]})
+            assert updated.status_code == 200, updated.text
+            assert client.get("/info").json()["model_path"] == checkpoints[1]
+            other = client.post("/generate", json={"input_ids": IDS}).json()["log_probs"]
+            near(
+                other, log_probs_of(checkpoints[1], IDS)[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0]
+            )
+            assert (torch.tensor(other) - wanted).abs().max() > 0.1
+    finally:
+        process.kill()
+
+
+def wait_ready(client, process, log):
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            if client.get("/healthz").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise TimeoutError(log.read_text())
+
+
+def args_with(**values):
+    return configure_megatron_server_args(
+        Namespace(
+            **{"load": None, "hf_checkpoint": "model", "vocab_size": 256, "params_dtype": torch.float32},
+            **{"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
+            **values,
+        )
+    )
+
+
+@pytest.fixture
+async def idle():
+    """An application whose ranks do nothing, and a client of it."""
+    app = LogProbApp(filled(MegatronServerConfig, args_with(megatron_server_max_length=8)))
+    app.state = ""
+    async with TestClient(TestServer(app.app)) as client:
+        yield app, client
+
+
+BAD = {
+    "no object": [],
+    "no tokens": {"input_ids": []},
+    "text": {"input_ids": "abc"},
+    "beyond the vocabulary": {"input_ids": [256]},
+    "generates": {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}},
+    "many samples": {"input_ids": [1], "sample_n": 10**6},
+    "label beyond the vocabulary": {"input_ids": [1, 2], "label_token_ids": [-1]},
+    "labels of other tokens": {"input_ids": [1, 2], "label_token_ids": [[1]]},
+    "labels of two lengths": {"input_ids": [1, 2], "label_token_ids": [[1], [1, 2]]},
+}
+
+
+async def test_what_cannot_be_answered_is_refused_before_the_ranks_hear_of_it(idle, tmp_path):
+    app, client = idle
+    for name, body in BAD.items():
+        assert (await client.post("/generate", json=body)).status == 400, name
+    assert (await client.post("/generate", json={"input_ids": [1] * 9})).status == 413
+    assert (await client.post("/generate", data="[" * 100_000)).status == 400
+    foreign = {"Origin": "http://elsewhere.example"}
+    assert (await client.post("/generate", json={"input_ids": [1]}, headers=foreign)).status == 403
+    gone = {"path": str(tmp_path / "gone")}
+    assert (await client.post("/update_weights_from_disk", json=gone)).status == 400
+    assert app.work.empty()
+
+
+async def test_nothing_is_answered_while_weights_are_replaced(idle, tmp_path):
+    app, client = idle
+    update = {"load": str(tmp_path), "timeout_s": 0.05}
+    late = await client.post("/update_weights_from_disk", json=update)
+    assert late.status == 504 and "weights are being updated" in (await late.json())["error"]
+    assert (await client.post("/update_weights_from_disk", json=update)).status == 409
+    assert (await client.post("/generate", json={"input_ids": [1]})).status == 503
+    assert (await client.get("/healthz")).status == 503
+    work = app.work.get_nowait()
+    assert (work.what, work.about) == ("load", str(tmp_path)) and app.work.empty()
+    work.outcome.set_result(None)
+    assert (await client.get("/healthz")).status == 200
+    assert (await (await client.get("/info")).json())["model_path"] == str(tmp_path)
+
+
+def test_flags_are_on_the_command_line_or_in_the_environment(monkeypatch):
+    parse = lambda *words: add_megatron_server_arguments(ArgumentParser()).parse_args(words)
+    assert (parse().teacher_port, parse().megatron_server_warmup) == (7999, True)
+    assert parse("--no-megatron-server-warmup").megatron_server_warmup is False
+    monkeypatch.setenv("TEACHER_PORT", "8123")
+    monkeypatch.setenv("MEGATRON_SERVER_WARMUP", "off")
+    assert (parse().teacher_port, parse().megatron_server_warmup) == (8123, False)
+    assert parse("--teacher-port", "1").teacher_port == 1
+    assert args_with(teacher_host="0.0.0.0").teacher_port == 8123
+    monkeypatch.setenv("TEACHER_WARMUP_TIMEOUT_S", "soon")
+    with pytest.raises(
+        ValueError, match=r"TEACHER_WARMUP_TIMEOUT_S 'soon' .* \(wanted: as --teacher-warmup-time"
+    ):
+        parse()
+
+
+REFUSED = [
+    ({"teacher_port": 0}, "--teacher-port 0 (wanted: 1 to 65535)"),
+    ({"teacher_port": 65536}, "--teacher-port 65536 (wanted: 1 to 65535)"),
+    ({"teacher_warmup_timeout_s": 0.0}, "--teacher-warmup-timeout-s 0.0 (wanted: at least 0.001)"),
+    (
+        {"teacher_label_reduction_chunk_size": 0},
+        "--teacher-label-reduction-chunk-size 0 (wanted: at least 1)",
+    ),
+    ({"megatron_server_max_length": -1}, "--megatron-server-max-length -1 (wanted: at least 0)"),
+    (
+        {"context_parallel_size": 2},
+        "--context-parallel-size 2: the log-prob server has none (wanted: each rank",
+    ),
+    (
+        {"tensor_model_parallel_size": 2},
+        "WORLD_SIZE 1: the log-prob server has one replica (wanted: 2 processes",
+    ),
+]
+
+
+def test_values_that_the_server_cannot_use_are_refused_by_name():
+    validate_megatron_server_args(args_with())
+
+    def check(case):
+        values, message = case
+        args = args_with()
+        vars(args).update(values)
+        with pytest.raises(ValueError) as refused:
+            validate_megatron_server_args(args)
+        assert str(refused.value).startswith(message)
+
+    hold_each(REFUSED, check, least=7)
