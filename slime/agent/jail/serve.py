@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from slime.agent.jail import kernel
 from slime.agent.jail.commands import is_out_of_time, run_command
 from slime.agent.jail.descendants import Descendants
+from slime.agent.jail.ports import offer_ports
 from slime.agent.jail.setup import Jail, enter_namespaces, shut
 
 _CHUNK = 1 << 20
@@ -32,11 +33,12 @@ def main() -> None:
         os.close(1)
         _, status = os.waitpid(child, 0)
         os._exit(0 if status == 0 else 1)
+    refused = offer_ports(config["channel"], config["ports"], apart) if config["ports"] else ""
     inmates = Descendants(alone=apart)
     if not apart:
         _end_with_all(inmates)
     shut(jail, apart)
-    _reply({"held": jail.held, "missing": jail.missing, "workspace": jail.workspace})
+    _reply({"held": jail.held, "missing": jail.missing, "workspace": jail.workspace, "no_ports": refused})
     while line := _read_line(inmates, jail):
         _reply(_serve(json.loads(line), jail, inmates))
     _end(inmates)

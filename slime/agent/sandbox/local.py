@@ -8,11 +8,12 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,7 @@ import psutil
 
 from slime.agent.jail.kernel import NOBODY
 from slime.agent.sandbox.limits import ControlGroup, Limits
+from slime.agent.sandbox.ports import OpenPorts
 from slime.agent.sandbox.protocol import ExecResult, SandboxError
 from slime.processes.marks import kill_marked
 
@@ -56,6 +58,7 @@ class LocalSandbox:
         python: str = sys.executable,
         namespaces: bool = True,
         keep_background: bool = False,
+        ports: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -64,9 +67,13 @@ class LocalSandbox:
             readable: more paths that the sandbox shows, read-only. Python's own are there.
             namespaces: off to try what a machine without them holds.
             keep_background: let servers and the like that a command starts run until the end of the sandbox.
+            ports: of this machine, which commands reach at 127.0.0.1: the address of an adapter holds inside
+                too. Nothing else of the network is there.
         """
         if unknown := set(isolation) - set(GUARANTEES):
             raise ValueError(f"isolation {sorted(unknown)}: unknown (wanted: {', '.join(GUARANTEES)})")
+        if beyond := [port for port in ports if not 0 < port < 1 << 16]:
+            raise ValueError(f"ports {beyond}: wanted numbers from 1 to 65535")
         paths = {str(Path(path).absolute()) for path in readable}
         paths |= {
             sys.prefix,
@@ -84,6 +91,8 @@ class LocalSandbox:
         self.keeps_background = keep_background
         self._isolation, self._allow_weaker = isolation, allow_weaker
         self._readable, self._namespaces = sorted(paths), namespaces
+        self._ports = sorted(set(ports))
+        self._open_ports: OpenPorts | None = None
         self._mark = uuid.uuid4().hex
         self._folder = ""
         self._group: ControlGroup | None = None
@@ -112,7 +121,28 @@ class LocalSandbox:
         self._folder = tempfile.mkdtemp(prefix="slime-sandbox-")
         if os.geteuid() == 0:
             os.chown(self._folder, NOBODY, NOBODY)
-        self._process = await asyncio.create_subprocess_exec(
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = await self._launch([theirs.fileno()] if self._ports else [])
+            # It waits for its configuration, so all its children will be in the group.
+            self._limit_all_memory(self._process.pid)
+            status = await self._ask(self._configuration(theirs.fileno()), _START_LIMIT_S)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._inside = await asyncio.to_thread(psutil.Process(self._process.pid).children)
+            self.workspace = status["workspace"]
+            self.held += tuple(status["held"])
+            self.missing |= status["missing"]
+            self._refuse_less()
+            if status["no_ports"]:
+                raise SandboxError(
+                    f"LocalSandbox: ports {self._ports} cannot be reached from inside ({status['no_ports']}; "
+                    "wanted a kernel and a container that permit namespaces)"
+                )
+            if self._ports:
+                self._open_ports = OpenPorts(ours, self._ports)
+
+    async def _launch(self, descriptors: Sequence[int]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _START, str(_ROOT)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -121,26 +151,20 @@ class LocalSandbox:
             cwd="/",
             start_new_session=True,
             limit=_LONGEST_LINE,
+            pass_fds=descriptors,
         )
-        # It waits for its configuration, so all its children will be in the group.
-        self._limit_all_memory(self._process.pid)
-        status = await self._ask(
-            {
-                "workspace": self._folder,
-                "readable": self._readable,
-                "disk_bytes": self.limits.disk_bytes,
-                "limits": asdict(self.limits),
-                "namespaces": self._namespaces,
-                "keep_background": self.keeps_background,
-            },
-            _START_LIMIT_S,
-        )
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._inside = await asyncio.to_thread(psutil.Process(self._process.pid).children)
-        self.workspace = status["workspace"]
-        self.held += tuple(status["held"])
-        self.missing |= status["missing"]
-        self._refuse_less()
+
+    def _configuration(self, channel: int) -> dict[str, Any]:
+        return {
+            "workspace": self._folder,
+            "readable": self._readable,
+            "disk_bytes": self.limits.disk_bytes,
+            "limits": asdict(self.limits),
+            "namespaces": self._namespaces,
+            "keep_background": self.keeps_background,
+            "ports": self._ports,
+            "channel": channel,
+        }
 
     def _limit_all_memory(self, pid: int) -> None:
         try:
@@ -261,6 +285,9 @@ class LocalSandbox:
 
     async def close(self) -> None:
         """End every process of the sandbox and remove its files."""
+        if self._open_ports is not None:
+            await self._open_ports.close()
+            self._open_ports = None
         if self._process is not None:
             self._kill()
             await self._wait_for_end(self._process)

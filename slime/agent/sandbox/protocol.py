@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol, Self
 EXIT_TIME_BUDGET_EXCEEDED = -1
 """The exit code of a command that was ended because its time was up."""
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.1, 5.0
-_AGENT = "agent"
+AGENT_USER = "agent"
+IS_USER = '[ "$(id -un)" = %s ]'
+"""A test of shell: where commands run as this user whatever is asked for, nothing has to be given to them."""
 
 
 class SandboxError(RuntimeError):
@@ -110,7 +112,7 @@ async def _poll(sb: Sandbox, base: str, user: str, deadline: float) -> int:
         pause = min(2 * pause, _LONGEST_POLL_S)
 
 
-async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: str = _AGENT) -> None:
+async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: str = AGENT_USER) -> None:
     """Have a user of this name, who owns ``workdir`` if one is given.
 
     Raises:
@@ -122,6 +124,7 @@ async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: st
         raise SandboxError(f"user {user}: {said.strip():.500}")
     if workdir is not None:
         place = shlex.quote(workdir)
-        code, said = await sb.exec(f"mkdir -p {place} && chown -R {name} {place}")
+        owned = f"mkdir -p {place} && {{ {IS_USER % name} || chown -R {name} {place}; }}"
+        code, said = await sb.exec(owned)
         if code != 0:
             raise SandboxError(f"{workdir}: cannot be given to user {user}: {said.strip():.500}")
