@@ -36,7 +36,6 @@ CLOSURES = {"slime.training.losses.policy": 20}
 FACES = frozenset(
     {
         "slime/backends/megatron_utils/actor.py",
-        "slime/backends/megatron_utils/loss.py",
         "slime/backends/sglang_utils/sglang_config.py",
         "slime/observability/train_data_utils.py",
         "slime/ray/actor_group.py",
@@ -51,6 +50,10 @@ FACES = frozenset(
     }
 )
 """Import paths that plug-ins use, for things that live elsewhere."""
+ONLY_WITH_GPUS = (
+    *("sglang.", "megatron.training.", "deep_ep.", "torch_memory_saver.", "triton.", "fla.", "tilelang."),
+    "transformer_engine.",
+)
 # What a room may import although it lies above.
 UPWARDS = {("weight_sync", "slime.backends.sglang_utils.client")}
 HOMES = {
@@ -200,6 +203,24 @@ def nobody_of_us_uses_a_face(tree: Tree) -> Iterator[str]:
         yield from (f"{path} imports {module}" for module in imports(source) if module in faces)
 
 
+def imports_of_gpu_packages_are_late(tree: Tree) -> Iterator[str]:
+    """Whatever of ours is imported needs no GPU, and none of the packages that only GPUs have."""
+    for path, source in tree.items():
+        found = [node for node in import_nodes(source) if f"{_imported(node)}.".startswith(ONLY_WITH_GPUS)]
+        late = {
+            id(node)
+            for block in (ast.walk(parsed(source)) if found else ())
+            if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
+            or (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING")
+            for node in ast.walk(block)
+        }
+        yield from (f"{path}: {ast.unparse(node)} at module level" for node in found if id(node) not in late)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> str:
+    return str(node.module) if isinstance(node, ast.ImportFrom) else node.names[0].name
+
+
 def closures_are_small(tree: Tree) -> Iterator[str]:
     files = {module_of(path): source for path, source in tree.items()}
     for name, most in CLOSURES.items():
@@ -305,6 +326,7 @@ RULES = (
     files_form_no_circle,
     faces_are_faces,
     nobody_of_us_uses_a_face,
+    imports_of_gpu_packages_are_late,
     closures_are_small,
     trainers_are_asked_what_they_can,
     args_are_read_less_and_less,
@@ -353,6 +375,8 @@ def test_scripts_pages_and_helpers_of_tests_speak_as_the_house_does() -> None:
         (arrows_run_down, "slime/weight_sync/new.py", "import slime.backends.sglang_utils.router"),
         (families_know_no_files, "slime/models/families/new.py", "from slime.models.checkpoint import fp8"),
         (files_form_no_circle, "slime/utils/types.py", "from slime.utils import data"),
+        (imports_of_gpu_packages_are_late, "slime/backends/sglang_utils/new.py", "import sglang.srt.utils"),
+        (imports_of_gpu_packages_are_late, "slime_plugins/new.py", "from megatron.training import get_args"),
         (faces_are_faces, "slime/utils/ppo_utils.py", '"""A face."""\n__all__ = []\nVALUE = 1'),
         (nobody_of_us_uses_a_face, "slime/training/new.py", "from slime.utils.ppo_utils import KL_TYPES"),
         (
@@ -414,7 +438,8 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
     )
     modules = [module_of(path) for path in real_tree() if room_of(module_of(path)) in neutral]
     modules += [module_of(path) for path in FACES if "/ray/" not in path and not path.endswith("actor.py")]
-    modules.append("slime.backends.megatron_utils.cp_utils")
+    modules += ["slime.backends.megatron_utils.cp_utils", "slime.backends.megatron_utils.loss"]
+    modules.append("slime.backends.megatron_utils.server.arguments")
     scripts = {
         "slime.cli.__main__",
         "slime.processes.supervisor",

@@ -7,16 +7,12 @@ _LATER = "belongs to a feature that is not here yet: "
 _OWN_WAY = "the trainer does this in another way, and plug-ins have no use for it: "
 
 GAPS = {
-    "slime.agent.harness*:*": _LATER + "command-line agents in sandboxes",
-    "slime.backends.megatron_utils.loss:*captur*": _OWN_WAY + "log-probs are a pass of their own",
     "slime.backends.megatron_utils.alignment*:*": _LATER + "bitwise alignment with SGLang's kernels",
-    "slime.backends.megatron_utils.server*:*": _LATER + "the Megatron teacher server",
     "slime.utils:routing_replay": _OWN_WAY + "slime.backends.megatron_utils.routing_replay",
     "slime.utils:reloadable_process_group": _OWN_WAY + "process groups outlive an offload",
     "slime.utils.types:MultimodalTypes": _LATER + "images and other inputs beside text",
     "slime.backends.megatron_utils.hf_checkpoint_saver:*": _OWN_WAY + "slime.training.hf_export writes",
     "slime.backends.sglang_utils:sglang_engine": _OWN_WAY + "servers and clients of engines are two things",
-    "slime.backends.sglang_utils.external:start_external*": _OWN_WAY + "slime.ray.fleet starts all sources",
     "slime.backends.sglang_utils.arguments:validate_args": _OWN_WAY + "slime.arguments.groups.engines checks",
     "slime.observability.logging_utils:init_tracking": _OWN_WAY + "the driver alone writes metrics",
     "slime.observability.timer:timer": _OWN_WAY + "the loops measure their phases",

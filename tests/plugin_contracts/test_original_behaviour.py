@@ -53,6 +53,26 @@ def test_rollout_modules_load_where_ray_and_transformers_are_thin(tmp_path):
     assert done.stdout.strip() == str(tmp_path / "transformers.py"), done.stderr
 
 
+MPU = """
+class mpu:
+    get_context_parallel_world_size, get_context_parallel_rank = (lambda: size), (lambda: 1)
+size = 2
+"""
+
+
+def test_losses_load_where_megatron_core_has_nothing_but_mpu_and_ask_it_when_they_are_called(tmp_path):
+    core = tmp_path / "megatron" / "core"
+    core.mkdir(parents=True)
+    for folder, source in ((core.parent, ""), (core, MPU)):
+        (folder / "__init__.py").write_text(source)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "import megatron.core as core\nfrom slime.backends.megatron_utils import cp_utils, loss\n"
+    code += "ask = lambda: cp_utils.get_logits_and_tokens_offset_with_cp(12, 7)[0]\nfirst = ask()\n"
+    code += "core.size = 3\nprint(core.__file__, loss.mpu is cp_utils.mpu is core.mpu, first, ask())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == [str(core / "__init__.py"), "True", "3", "2"], done.stderr
+
+
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.99, 1.0])
 @pytest.mark.parametrize("length", [1, 7, 300])
 def test_chunked_forms_are_the_loop(discount, length):
