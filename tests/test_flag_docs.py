@@ -13,8 +13,9 @@ ELSEWHERE = {
     *("--allow-auto-truncate", "--api-key", "--enable-deterministic-inference", "--enable-metrics"),
     *("--disable-overlap-schedule", "--enable-return-routed-experts", "--model-path", "--no-x", "--x"),
     *("--no-sglang-x", "--rollout-batch-sise"),
+    *("--exit-immediately", "--task", "--yolo"),
 }
-"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; and what pages show as one."""
+"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; what pages show as one; and of mini-swe-agent."""
 OTHERS = ("launch-scripts", "flags")
 """Pages whose flags other tests hold: SGLang's earlier names, and our own list."""
 
@@ -42,6 +43,7 @@ def of_programs() -> set[str]:
         "benchmarks",
         "examples",
         "scripts",
+        "slime/backends/megatron_utils/server",
         "slime/cli",
         "slime_plugins",
         "tests/golden",
