@@ -15,7 +15,8 @@ ELSEWHERE = {
     *("--no-sglang-x", "--rollout-batch-sise"),
     *("--exit-immediately", "--task", "--yolo"),
 }
-"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; what pages show as one; and of mini-swe-agent."""
+"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; what pages show as one; and of
+mini-swe-agent."""
 OTHERS = ("launch-scripts", "flags")
 """Pages whose flags other tests hold: SGLang's earlier names, and our own list."""
 
