@@ -21,7 +21,7 @@ Tree = dict[str, str]
 
 ROOMS = (
     *("cli", "ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
-    *("check", "arguments", "models", "processes", "utils", "config"),
+    *("check", "arguments", "adapters", "models", "processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
@@ -29,7 +29,7 @@ READS_OF_ARGS = {
     **dict(models=7, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
-UNAWARE = ("training", "observability", "models", "router", "agent", "processes", "weight_sync")
+UNAWARE = ("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync")
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
 """How many files of ours one may depend on: itself and what it imports, for types too."""
@@ -134,7 +134,7 @@ def foreign_packages_stay_at_home(tree: Tree) -> Iterator[str]:
 def neutral_rooms_import_no_backend(tree: Tree) -> Iterator[str]:
     for path, source in tree.items():
         room = room_of(module_of(path))
-        if room not in ("training", "weight_sync", "models"):
+        if room not in ("training", "weight_sync", "models", "adapters"):
             continue
         for module in imports(source):
             allowed = module.startswith("slime.backends.sglang_utils.client")
@@ -429,6 +429,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "check",
         "cli",
         "arguments",
+        "adapters",
         "processes",
         "rollout",
         "agent",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from slime.adapters.targets import is_of_adapter
 from slime.check.layout import Layout
 from slime.config.trainers import MEGATRON
 from slime.models import FAMILIES
@@ -122,6 +123,8 @@ def whole_model(
     """
     total: dict[Kind, int] = {"embedding": 0, "dense": 0, "experts": 0}
     for parameter in whole_parameters(args, role) if whole is None else whole:
+        if is_of_adapter(parameter.name):
+            continue
         kind = _kind(parameter.name, critic=role == "critic")
         elements = parameter.elements
         if kind == "embedding":

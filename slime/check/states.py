@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
+from slime.adapters.targets import is_of_adapter
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
 from slime.models.families.deepseek_v32 import is_of_indexer
@@ -68,10 +69,10 @@ def rank_states(args: Namespace, layout: Layout, chunks: Sequence[Sequence[Param
     """Counts the states of a rank with these model chunks: each has a buffer of its experts, and one of all
     else.
     """
-    total = States(0, 0, 0)
+    total, adapts = States(0, 0, 0), any(is_of_adapter(p.name) for chunk in chunks for p in chunk)
     for chunk in chunks:
         for experts, ranks in ((False, layout.dp * layout.cp), (True, layout.edp)):
-            total += _buffer(args, [p for p in chunk if (p.kind == "experts") == experts], ranks)
+            total += _buffer(args, [p for p in chunk if (p.kind == "experts") == experts], ranks, adapts)
     return total
 
 
@@ -84,9 +85,9 @@ def sharded_states(args: Namespace, parameters: int, ranks: int) -> States:
     return States(weights=part, gradients=part, optimizer=kept)
 
 
-def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int) -> States:
+def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:
     kinds = formats(args)
-    trained = [p for p in parameters if _trains(args, p.name)]
+    trained = [p for p in parameters if (is_of_adapter(p.name) if adapts else _trains(args, p.name))]
     count = sum(p.elements * p.count for p in trained)
     frozen = sum(p.elements * p.count for p in parameters) - count
     padded = _padded(trained, ranks, args.pad_buckets_for_high_nccl_busbw)

@@ -7,6 +7,7 @@ from slime.config.batches import BatchConfig
 from slime.config.debug import CiConfig, DebugConfig
 from slime.config.distillation import DistillationConfig
 from slime.config.hooks import HookConfig
+from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
 from slime.config.policy import PolicyConfig
 from slime.config.profiling import ProfilingConfig
@@ -25,6 +26,7 @@ class TrainingConfig(PolicyConfig):
     rollout: RolloutConfig
     rewards: RewardConfig
     hooks: HookConfig
+    lora: LoraConfig
     debug: DebugConfig
     profiling: ProfilingConfig
     ci: CiConfig

@@ -143,6 +143,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "perf/update_weights_pause_time", "in which engines stood still for new weights", "s", SUM, ""
         ),
         Metric(
+            "perf/update_weights_rounding",
+            "of what [adapters](lora.md#sync) add, lost where merged weights were rounded; of the worst rank",
+            "part",
+            SUM,
+            "far below 1",
+        ),
+        Metric(
             "perf/{,effective_}tokens_per_gpu_per_sec", "generated; trained ones alone", "tokens/s", "GPU", ""
         ),
         Metric(

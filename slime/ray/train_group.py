@@ -204,6 +204,8 @@ class RayTrainGroup:
         self._log.count("update_weights_wire_bytes", report.sent)
         self._log.count("update_weights_transfer_time", report.transfer)
         self._log.count("update_weights_pause_time", report.pause)
+        if report.rounding:
+            self._log.count("update_weights_rounding", report.rounding)
         self._version, self._torn = max(version for version, _ in outcomes), False
         return self._version
 

@@ -10,7 +10,9 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 """(Hugging Face name, full tensor) pairs."""
 
 FULL = "full"
-"""The form of weights in which every tensor of the model is whole."""
+"""The form of weights in which every tensor of the model is whole, with what adapters add in it."""
+ADAPTER = "adapter"
+"""The form in which there are the low-rank adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Weights(Protocol):
     """
 
     ranks: frozenset[int]
+
+    @property
+    def rounding(self) -> float:
+        """Norm of what rounding took from what adapters add, in the last `buckets`, over the norm of that; 0
+        where nothing was added, or in float32.
+        """
 
     def manifest(self) -> Sequence[TensorInfo]:
         """All tensors that `buckets` gives, in its order. Needs no other rank and moves nothing."""

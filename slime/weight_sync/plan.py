@@ -86,6 +86,11 @@ class WeightPlan:
         checked = self.manifest.checked(buckets)
         return checked if self.sent is None else self.sent.noted(checked)
 
+    @property
+    def rounding(self) -> float:
+        """What the source lost in the last update; see `Weights`."""
+        return self._source.rounding
+
     def weights(self) -> list[str]:
         """The names of the source's tensors, before filters."""
         return [tensor.name for tensor in self._source.manifest()]

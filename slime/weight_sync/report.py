@@ -12,11 +12,13 @@ class SyncReport:
         sent: bytes handed over to engines.
         transfer: seconds in which weights were gathered, converted and handed over.
         pause: seconds for which engines stood still, as rank 0 saw it.
+        rounding: see `slime.training.weights.Weights`.
     """
 
     sent: int = 0
     transfer: float = 0.0
     pause: float = 0.0
+    rounding: float = 0.0
 
 
 def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
@@ -26,4 +28,5 @@ def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
         sum(each.sent for each in ranks),
         max(each.transfer for each in ranks),
         max(each.pause for each in ranks),
+        max(each.rounding for each in ranks),
     )

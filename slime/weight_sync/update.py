@@ -95,7 +95,7 @@ class WeightUpdate:
             for transport in self._serving:
                 transport.resume()
         pause = max((transport.pause for transport in self._serving), default=0.0)
-        return SyncReport(sent, transfer, pause)
+        return SyncReport(sent, transfer, pause, self._plan.rounding)
 
     def disconnect(self) -> None:
         """Leaves all groups. It can be connected again."""

@@ -28,9 +28,11 @@ def test_a_slip_is_guessed(word, meant):
         parse([*REQUIRED, word, "1"], None)
 
 
-@pytest.mark.parametrize("word", ["--lora-rank", "--lora_alpha", "--lora-dropout"])
-def test_adapters_of_low_rank_are_told_and_not_taken_for_the_rank_of_a_latent_vector(word):
-    with pytest.raises(UsageError, match=rf"^{word}: not supported, weights are trained whole"):
+@pytest.mark.parametrize(
+    ("word", "meant"), [("--lora-alhpa", "--lora-alpha"), ("--lora_dropout", "--lora-dropout")]
+)
+def test_flags_of_adapters_are_guessed_too(word, meant):
+    with pytest.raises(UsageError, match=rf"^{word}: unknown flag \(did you mean {meant}\?\)$"):
         parse([*REQUIRED, word, "8"], None)
 
 

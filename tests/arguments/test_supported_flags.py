@@ -190,6 +190,6 @@ def test_the_arguments_import_neither_ray_nor_a_room_above():
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for module in modules:
-                assert not re.match(r"ray\b|slime\.(?!utils|arguments|models|config)", module), (
+                assert not re.match(r"ray\b|slime\.(?!utils|arguments|adapters|models|config)", module), (
                     f"{path}: {module}"
                 )

@@ -29,7 +29,9 @@ EXPERTS = (
 )
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)]
+TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)] + [
+    ("qwen3", TP2 | {"lora_rank": 6})
+]
 PP2_CASES = [
     *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight", "glm_moe_dsa-shared")],
     *[("qwen3", PP2 | UNEVEN), ("glm4_moe", PP2 | COUNTED)],
@@ -47,6 +49,7 @@ OPTIMIZERS = [
     {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16"},
     {"grad_reduce_in_bf16": True},
     {"freeze_params_name_list": ["embedding", "mlp"]},
+    {"lora_rank": 6, "lora_exclude_modules": ["v_proj"]},
     {"fp16": True},
     {"ddp_pad_buckets_for_high_nccl_busbw": True},
 ]

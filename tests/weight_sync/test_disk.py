@@ -31,7 +31,7 @@ NAMES = ("a", "b", "c")
 class Source:
     """Three tensors, a bucket each, whose values are the number of the update."""
 
-    ranks = frozenset({0})
+    ranks, rounding = frozenset({0}), 0.0
     value = 1.0
 
     def manifest(self):

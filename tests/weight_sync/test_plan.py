@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c")
 class Source:
     """Three tensors, a bucket each; counts what was gathered."""
 
-    ranks = frozenset({0})
+    ranks, rounding = frozenset({0}), 0.0
 
     def __init__(self, announced=NAMES, dtype=torch.float32):
         self.gathered = []

@@ -294,8 +294,6 @@ def _unknown(word: str, options: _Options, engine: str) -> str:
     name = word.split("=")[0]
     if name.startswith("--sglang-") and engine == "embedded":
         return f"{name}: not an option of the embedded engine (wanted: SGLang, pip install -e '.[sglang]')"
-    if "lora" in name.lower().replace("_", "-").split("-"):
-        return f"{name}: not supported, weights are trained whole (wanted: without)"
     meant = _meant(name, options)
     return f"{name}: unknown flag" + (f" (did you mean {meant}?)" if meant else "")
 

@@ -27,6 +27,8 @@ class FsdpHfTensors:
         ranks: all of them have to iterate in step.
     """
 
+    rounding = 0.0  # there are no adapters
+
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._model, self._dtype = model, dtype
         self.ranks = frozenset(range(dist.get_world_size()))

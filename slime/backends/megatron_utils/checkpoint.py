@@ -23,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy,
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
+from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils.foreign_checkpoint import (
     NothingInCommon,
     layer_naming,
@@ -30,6 +31,13 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
     read_common,
     split_objects,
     under_one_name,
+)
+from slime.backends.megatron_utils.lora_checkpoint import (
+    adapter_state,
+    kept_adapters,
+    load_adapter_state,
+    lora_record,
+    require_same_adapters,
 )
 from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
@@ -112,6 +120,8 @@ class CheckpointWriter:
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
         rule = type(update_rule(self._args)).__name__
         content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
+        if state.adapts:
+            content["common"]["lora"] = lora_record(self._args)
         request = dist_checkpointing.save(
             content,
             str(temporary),
@@ -165,6 +175,8 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
     with_optimizer = not (args.finetune or getattr(args, "no_load_optim", False))
     saved = read_common(path)
+    own = lora_record(args) if state.adapts else None
+    require_same_adapters(own, saved["common"].get("lora") if saved else None, path)
     if saved is None:
         if not args.finetune:
             raise ValueError(
@@ -190,7 +202,7 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     require_mtp(template["model"], path)
     template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
-    _load_model(state, loaded["model"])
+    _load_trained(state, loaded["model"])
     if with_optimizer:
         load_optimizer(args, state, loaded["optimizer"])
         load_schedule(state, saved["scheduler"], root)
@@ -220,21 +232,43 @@ def _load(
 
 
 def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The sharded weights of the model; of several chunks under their numbers.
+    """The sharded weights of the model without adapters; of several chunks under their numbers.
 
     Args:
         naming: how a checkpoint names layers, if not as this trainer does.
     """
     metadata, chunks = {**_METADATA, **(naming or {})}, unwrap_model(state.model)
     with under_one_name(chunks, naming or {}):
-        weights = [chunk.sharded_state_dict(metadata=metadata) for chunk in chunks]
+        states = [chunk.sharded_state_dict(metadata=metadata) for chunk in chunks]
+    weights = [{n: value for n, value in each.items() if not is_of_adapter(n)} for each in states]
     return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
+
+
+def trained_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds of the model: the adapters alone where nothing else trains."""
+    return {**adapter_state(state.model)} if state.adapts else model_state(state, naming)
+
+
+def load_trained(state: TrainState, path: str | Path) -> None:
+    """Collective. Overwrites what trains with a `trained_state` that was saved in the directory ``path``."""
+    if state.adapts:
+        loaded = _load({"model": trained_state(state)}, path, NothingInCommon())
+        load_adapter_state(state.model, loaded["model"])
+    else:
+        load_model_only(state, path)
+
+
+def _load_trained(state: TrainState, weights: dict[str, Any]) -> None:
+    if state.adapts:
+        load_adapter_state(state.model, weights)
+    else:
+        _load_model(state, weights)
 
 
 def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
     chunks = unwrap_model(state.model)
     for i, chunk in enumerate(chunks):
-        kept = {**kept_head(chunk), **kept_mtp(chunk)}
+        kept = {**kept_head(chunk), **kept_mtp(chunk), **kept_adapters(chunk)}
         chunk.load_state_dict({**kept, **(weights if len(chunks) == 1 else weights[str(i)])})
 
 
@@ -252,10 +286,10 @@ def _sharded_state(
         with_optimizer = not getattr(args, "no_save_optim", False)
     if with_rng is None:
         with_rng = not getattr(args, "no_save_rng", False)
-    content: dict[str, Any] = {"model": model_state(state)}
+    content: dict[str, Any] = {"model": trained_state(state)}
     if with_optimizer:
         ensure_optimizer_states(state.optimizer)
-        weights = model_state(state, _NUMBERED) if numbered else content["model"]
+        weights = trained_state(state, _NUMBERED) if numbered else content["model"]
         content["optimizer"] = state.optimizer.sharded_state_dict(
             weights, is_loading=loading, metadata=_METADATA
         )

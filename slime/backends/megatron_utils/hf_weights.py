@@ -1,6 +1,6 @@
 """Hugging Face tensors into this rank's parameters, and the whole model as buckets of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from slime.adapters.lora import merged
+from slime.adapters.targets import is_of_adapter
+from slime.backends.megatron_utils.lora import adapter_layers, adapter_rules
 from slime.backends.megatron_utils.named_params import (
     is_expert,
     is_of_mtp,
@@ -25,7 +28,8 @@ from slime.models.checkpoint.load_shard import ShardSpec, load_shard
 from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
-from slime.training.weights import NamedTensors, TensorInfo
+from slime.models.rules import Rule
+from slime.training.weights import ADAPTER, FULL, NamedTensors, TensorInfo, require_form
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class ParamInfo:
 class HfWeights:
     """Gathers the parameters over the tensor-, expert- and pipeline-parallel groups, bucket by bucket.
 
+    In the form `FULL` weights have in them what adapters add, each rank its own part of both; in the form
+    `ADAPTER` it is the adapters alone, under the names that PEFT has for them.
+
     Every rank of the groups that hold one copy of the model (``ranks``) must iterate, in step with the
     others, and every one of them gets every full tensor. Copies are independent of each other.
 
@@ -70,16 +77,33 @@ class HfWeights:
     write to them.
     """
 
-    def __init__(self, args: ModelConfig, model: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, args: ModelConfig, model: Sequence[torch.nn.Module], form: str = FULL) -> None:
+        require_form(form, FULL, ADAPTER)
         self._args = args
         self.ranks = _ranks_of_a_copy()
         rules = family_of(args.model_type).weights
         # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
         absent = rules.absent(args)
-        self._rule_for = cache(partial(rules.rule_for, num_layers=args.num_layers))
-        self._params = {name: param for name, param in named_weights(model) if name not in absent}
+        rule_for: Callable[[str], Rule] = partial(rules.rule_for, num_layers=args.num_layers)
+        self._rule_for = cache(rule_for if form == FULL else adapter_rules(args))
+        self._params = {
+            name: param
+            for name, param in named_weights(model)
+            if name not in absent and is_of_adapter(name) == (form == ADAPTER)
+        }
+        self._adapters = adapter_layers(model) if form == FULL else {}
         self._device = torch.cuda.current_device()
         self._infos = self._all_infos()
+        self._forget_rounding()
+
+    def _forget_rounding(self) -> None:
+        self._added = torch.zeros((), device=self._device)
+        self._lost = torch.zeros_like(self._added)
+
+    @property
+    def rounding(self) -> float:
+        """What of this rank's parts was lost; see `Weights`."""
+        return float((self._lost / self._added).sqrt()) if self._added else 0.0
 
     def manifest(self) -> list[TensorInfo]:
         """Goes the way of the tensors with empty ones."""
@@ -98,6 +122,7 @@ class HfWeights:
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of (HF name, tensor) of at most ``max_bytes`` each; a larger parameter comes alone."""
+        self._forget_rounding()
         stacks = Stacks(self._args)
         for bucket in self._pack(max_bytes):
             pairs = []
@@ -176,7 +201,7 @@ class HfWeights:
         shards, waiting = [], []
         for info in bucket:
             if info.stage == own_stage:
-                shard = self._params[info.name].data
+                shard = self._shard(info.name)
             else:
                 shard = torch.empty(info.shape, dtype=info.dtype, device=self._device)
             shards.append(shard)
@@ -185,6 +210,17 @@ class HfWeights:
                 waiting.append(dist.broadcast(shard, source, group=group, async_op=True))
         _wait_all(waiting)
         return shards
+
+    def _shard(self, name: str) -> torch.Tensor:
+        weight, adapters = self._params[name].data, self._adapters.get(name)
+        if adapters is None:
+            return weight
+        added = adapters.added()
+        whole = merged(weight, added)
+        if weight.dtype != torch.float32:
+            self._added += added.square().sum()
+            self._lost += (whole.float() - weight.float() - added).square().sum()
+        return whole
 
 
 class Stacks:
@@ -252,8 +288,9 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 def load_hf_weights(
     args: ModelConfig, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
 ) -> None:
-    """Fills every parameter of this rank but a value head's, converting to the parameter's dtype.
+    """Fills every parameter of this rank but those of a value head and of adapters.
 
+    Values are converted to the parameter's dtype.
     A rank reads its own part of each tensor, and some megabytes at once. Quantised weights are dequantised.
     Without ``with_mtp`` MTP layers stay as they are: of a reference nothing reads them.
 
@@ -265,7 +302,9 @@ def load_hf_weights(
     with WeightsReader(path) as reader:
         refuse_leftovers(args, reader)
         for name, param in named_weights(model):
-            if not is_of_value_head(param) and (with_mtp or not is_of_mtp(name)):
+            if is_of_value_head(param) or is_of_adapter(name):
+                continue
+            if with_mtp or not is_of_mtp(name):
                 fill_param(args, reader, name, param.data, like=param)
 
 

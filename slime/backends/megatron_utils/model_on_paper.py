@@ -11,10 +11,14 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from slime.arguments.core.run_args import copied
+from slime.backends.megatron_utils.lora import attach_adapters
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.model_provider import build_gpt
 from slime.backends.megatron_utils.value_head import ValueHead
 from slime.check.parameters import WholeParameter
+from slime.config.lora import LoraConfig
+from slime.config.model import ModelConfig
+from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 
 _SPLIT = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
@@ -54,6 +58,8 @@ def parameters(args: Namespace, role: str) -> list[WholeParameter]:
     further = trained_mtp_layers(args) if role == "actor" else 0
     with _first_of(config.expert_model_parallel_size), torch.device("meta"):
         model = build_gpt(alone, config, pre_process=True, post_process=True, mtp_layers=further)
+        if role == "actor" and (lora := filled(LoraConfig, args)).adapts:
+            attach_adapters([model], lora, filled(ModelConfig, args), seed=0)
         if role == "critic":
             with torch.device("cpu"):
                 model.output_layer = ValueHead(config, seed=0)

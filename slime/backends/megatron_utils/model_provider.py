@@ -13,10 +13,15 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
+from slime.backends.megatron_utils.lora import attach_adapters
 from slime.backends.megatron_utils.model_config import transformer_config_from_args
 from slime.backends.megatron_utils.mtp import MtpLayers
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
+from slime.config.lora import LoraConfig
+from slime.config.model import ModelConfig
+from slime.config.run import filled
+from slime.config.trainer import TrainerConfig
 from slime.models import family_of
 from slime.models.families.deepseek_v32 import is_of_indexer
 from slime.models.mtp import trained_mtp_layers
@@ -32,8 +37,9 @@ def get_model(
     """The model chunks of this rank on its device: one for each of its virtual pipeline stages, or one.
 
     The chunks are bare GPTModels with random weights; wrapping them in Float16Module and DDP is up to the
-    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``. A critic has a
-    value head in the place of the output layer, which is new and always trains.
+    caller. Frozen parameters (``--freeze-params-name-list``) have ``requires_grad=False``, and so have all
+    but those of adapters (``--lora-rank``), of which a critic has none. A critic has a value head in the
+    place of the output layer, which is new and always trains.
 
     Args:
         args: of the run.
@@ -48,6 +54,8 @@ def get_model(
     with device or contextlib.nullcontext():
         chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
     freeze_model_params(args, chunks)
+    if role == "actor" and (lora := filled(LoraConfig, args)).adapts:
+        attach_adapters(chunks, lora, filled(ModelConfig, args), filled(TrainerConfig, args).seed)
     for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
         head.requires_grad = True
     if getattr(args, "recompute_granularity", None) is not None:

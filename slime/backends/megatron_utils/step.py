@@ -34,6 +34,7 @@ from slime.backends.megatron_utils.optimizer import (
     refuses_nan,
 )
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
+from slime.config.lora import LoraConfig
 from slime.config.loss import LossConfig
 from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
@@ -53,7 +54,7 @@ class TrainState:
     """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule.
 
     ``replay`` is None where routers choose experts anew in each pass, ``mtp`` where MTP layers
-    do not train.
+    do not train. With ``adapts`` adapters train, and nothing else does.
     """
 
     model: list[DistributedDataParallel]
@@ -61,6 +62,7 @@ class TrainState:
     scheduler: OptimizerParamScheduler
     replay: RoutingReplay | None = None
     mtp: MtpTraining | None = None
+    adapts: bool = False
 
 
 def setup_model_and_optimizer(
@@ -82,7 +84,8 @@ def setup_model_and_optimizer(
     if role == "actor" and getattr(args, "use_routing_replay", False):
         replay = RoutingReplay(model, from_engine=args.use_rollout_routing_replay)
     mtp = MtpTraining(args, model) if role == "actor" and trained_mtp_layers(args) else None
-    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay, mtp)
+    adapts = role == "actor" and filled(LoraConfig, args).adapts
+    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay, mtp, adapts)
 
 
 def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:

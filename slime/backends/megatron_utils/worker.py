@@ -1,9 +1,10 @@
 """The Megatron trainer: one rank of one role."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from slime.backends.megatron_utils.checkpoint import (
     is_megatron_checkpoint,
     load_checkpoint,
     load_model_only,
-    model_state,
+    load_trained,
+    trained_state,
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
+from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, save_peft, turn_off
 from slime.backends.megatron_utils.memory import trainer_memory
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
@@ -26,6 +29,7 @@ from slime.backends.megatron_utils.step import (
     setup_model_and_optimizer,
     train_one_step,
 )
+from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
 from slime.config.run import filled
 from slime.training.backend import Head, Outputs, Start
@@ -36,7 +40,7 @@ from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import FULL, require_form
+from slime.training.weights import ADAPTER, FULL
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
 
@@ -46,7 +50,8 @@ class MegatronBackend:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         self._args, self._role = args, role
-        self._model_config = filled(ModelConfig, args)
+        self._model_config, self._lora = filled(ModelConfig, args), filled(LoraConfig, args)
+        self._adapts = role == "actor" and self._lora.adapts
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
@@ -57,35 +62,54 @@ class MegatronBackend:
         self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
         self.memory = trainer_memory(self.state.model, self.state.optimizer)
-        self.versions = WeightVersions(lambda: named_weights(self.state.model))
+        self.versions = WeightVersions(self._weights_of_versions)
         self._writer = CheckpointWriter(args)
-        if self._resumes:
-            return self._resume()
-        if not is_hf_checkpoint(args.load or "") and is_megatron_checkpoint(args.ref_load):
-            self._load_weights(args.ref_load, getattr(args, "ref_ckpt_step", None))
+        # A checkpoint of adapters has no base.
+        if not self._resumes or self.state.adapts:
+            self._load_reference_weights()
+        return self._resume() if self._resumes else Start()
+
+    def _load_reference_weights(self) -> None:
+        """Loads the weights of a Megatron checkpoint at ``--ref-load`` where no others are to be loaded."""
+        if not is_hf_checkpoint(self._args.load or "") and is_megatron_checkpoint(self._args.ref_load):
+            self._load_weights(self._args.ref_load, getattr(self._args, "ref_ckpt_step", None))
             self.state.optimizer.reload_model_params()
-        return Start()
 
     def _start_weights(self) -> Callable[[list[torch.nn.Module]], None]:
-        """What fills a new model: nothing if a checkpoint follows, else the first HF weights given."""
-        if self._resumes:
-            return lambda chunks: None
+        """What fills a new model: nothing if all of it is in a checkpoint that follows, else the first HF
+        weights given, and an adapter.
+        """
         args = self._args
         given = [path for path in (args.load, args.ref_load) if path and is_hf_checkpoint(path)]
-        return lambda chunks: load_hf_weights(self._model_config, chunks, [*given, args.hf_checkpoint][0])
+        self._base = [*given, args.hf_checkpoint][0]
+        if self._resumes and not self._adapts:
+            return lambda chunks: None
+        return partial(self._fill, self._base)
+
+    def _fill(self, path: str, chunks: list[torch.nn.Module]) -> None:
+        load_hf_weights(self._model_config, chunks, path)
+        if self._adapts and self._lora.lora_adapter_path is not None:
+            load_peft(self._lora.lora_adapter_path, self._model_config, chunks)
 
     def _resume(self) -> Start:
         iteration, common = load_checkpoint(self._args, self.state, self._args.load)
         return Start() if self._args.finetune else Start(iteration + 1, common)
 
+    def _weights_of_versions(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """What versions differ in: all weights, or the adapters of one base."""
+        model = self.state.model
+        return adapter_params(model).items() if self.state.adapts else named_weights(model)
+
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
         step_of_run = getattr(self._args, "ckpt_step", None)
         saved = saved_version(self._args.load, step_of_run, tag) if self._resumes else None
-        if saved is None:
-            self._load_weights(path, step)
+        if saved is not None:
+            load_trained(self.state, saved)
+        elif self.state.adapts:
+            turn_off(self.state.model)
         else:
-            load_model_only(self.state, saved)
+            self._load_weights(path, step)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
@@ -155,8 +179,7 @@ class MegatronBackend:
         require_finite(named_weights(self.state.model), what)
 
     def weights(self, form: str = FULL) -> HfWeights:
-        require_form(form, FULL)
-        return HfWeights(self._model_config, self.state.model)
+        return HfWeights(self._model_config, self.state.model, form)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
         extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}
@@ -168,10 +191,14 @@ class MegatronBackend:
     def _in_place_of_trained(self, tag: str) -> Iterator[dict[str, Any]]:
         """The weights of a version, in the place of the trained ones while the context lasts."""
         with self.versions.swapped(tag, TRAINED):
-            yield {"model": model_state(self.state)}
+            yield {"model": trained_state(self.state)}
 
     def poll(self) -> None:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._args, path, self.weights())
+        if not self.state.adapts or self._lora.lora_save_merged:
+            save_hf_model_to_path(self._args, path, self.weights())
+        if self.state.adapts:
+            target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
+            save_peft(target, self._base, self._lora, self._model_config, self.weights(ADAPTER))

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from megatron.core import dist_checkpointing
 
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
 from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
@@ -27,6 +28,12 @@ VPP2 = {**PP2, "virtual_pipeline_model_parallel_size": 2}
 CP2 = {"context_parallel_size": 2}
 # Buckets that are padded differently for other numbers of ranks.
 BUCKETS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
+
+# Of some layers, beside a reference that moves.
+ADAPTERS = {
+    **{"lora_rank": 4, "lora_exclude_modules": [r".*layers\.1\..*"], "lora_dropout": 0.1},
+    **{"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 3},
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +93,11 @@ def rollouts():
         (2, VPP2),
         (2, BUCKETS),
         (2, {"freeze_params_name_list": [r"layers\.[01]\."]}),
+        (2, ADAPTERS),
     ],
     ids=[
         *("1 process", "DP 2", "moving reference", "async save", "SGD", "stateless Adam", "bfloat16 moments"),
-        *("CP 2", "VPP 2", "DP 2, several buckets", "frozen layers"),
+        *("CP 2", "VPP 2", "DP 2, several buckets", "frozen layers", "adapters"),
     ],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
@@ -172,6 +180,31 @@ def test_what_tp_2_wrote_goes_on_in_another_layout(checkpoint, rollouts, written
         assert after["train/loss"] == pytest.approx(before["train/loss"], rel=1e-5, abs=1e-6)
     for name, weight in weights.items():
         torch.testing.assert_close(resumed[0]["weights"][name], weight, rtol=0, atol=1e-4)
+
+
+def test_adapters_that_tp_2_wrote_go_on_in_a_pipeline_and_not_as_others(checkpoint, rollouts, tmp_path):
+    flags = {**FLAGS, "save": str(tmp_path), "load": str(tmp_path), **ADAPTERS, "lora_dropout": 0.0}
+    args = trainer_args(checkpoint, **flags, **TP2, sequence_parallel=True)
+    through = run_ranks(_run, 2, args, rollouts, 1)
+    resumed = run_ranks(_run, 2, trainer_args(checkpoint, **flags, **PP2), rollouts, -1)
+    for before, after in zip(_one(through, "steps")[2:], _one(resumed, "steps"), strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-6)
+    for name, weight in through[0]["weights"].items():
+        torch.testing.assert_close(resumed[0]["weights"][name], weight, rtol=0, atol=1e-4)
+    saved = find_checkpoint(tmp_path)[1]
+    names = dist_checkpointing.load_tensors_metadata(str(saved))
+    assert names and all(".adapters." in name for name in names)
+    # A model and its moments have 2.1 MB.
+    assert sum(file.stat().st_size for file in saved.rglob("*")) < 1_000_000
+    for changes, message in REFUSED_ADAPTERS:
+        (answer,) = run_ranks(_start, 1, trainer_args(checkpoint, **{**flags, **changes}))
+        assert message in str(answer)
+
+
+REFUSED_ADAPTERS = (
+    ({"lora_rank": 8}, "was made with --lora-rank 4 (wanted: it, not 8)"),
+    ({"lora_rank": 0}, "holds adapters alone (wanted: --lora-rank 4)"),
+)
 
 
 def _save_then_die(rank, args, rollout):

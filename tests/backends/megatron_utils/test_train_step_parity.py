@@ -7,7 +7,8 @@ import transformers
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import random_rollout, split, trainer_args
+from tests.trainer_batches import split, trainer_args
+from tests.transformers_step import noisy_rollout, transformers_step
 
 VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
@@ -58,18 +59,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rollout(checkpoint):
-    """Its old log-probs lie around those of the model."""
-    batch = random_rollout(vocab_size=256)
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(7)
-    for i, tokens in enumerate(batch["tokens"]):
-        with torch.no_grad():
-            log_probs = _response_logits(model, tokens, batch["response_lengths"][i]).log_softmax(-1)
-        targets = torch.tensor(tokens[-batch["response_lengths"][i] :])
-        chosen = log_probs.gather(-1, targets[:, None])[:, 0]
-        noise = 0.3 * torch.randn(chosen.shape, generator=generator)
-        batch["rollout_log_probs"][i] = (chosen + noise).tolist()
-    return batch
+    return noisy_rollout(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -77,33 +67,9 @@ def reference(checkpoint, rollout):
     return _transformers_step(checkpoint, rollout)
 
 
-def _response_logits(model, tokens, response_length):
-    return model(input_ids=torch.tensor([tokens])).logits[0, -response_length - 1 : -1]
-
-
 def _transformers_step(checkpoint, rollout):
-    """PPO's clipped loss, entropy bonus, gradient clipping and AdamW, sample by sample."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-8)
-    total = 0.0
-    for i, tokens in enumerate(rollout["tokens"]):
-        response = rollout["response_lengths"][i]
-        log_softmax = _response_logits(model, tokens, response).log_softmax(-1)
-        new = log_softmax.gather(-1, torch.tensor(tokens[-response:])[:, None])[:, 0]
-        ratio = (new - torch.tensor(rollout["rollout_log_probs"][i])).exp()
-        advantage = rollout["rewards"][i]
-        token_loss = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.28) * advantage)
-        entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-        mask = torch.tensor(rollout["loss_masks"][i])
-        loss = ((token_loss - 0.01 * entropy) * mask).sum() / mask.sum() / len(rollout["tokens"])
-        loss.backward()
-        total += loss.item()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-    optimizer.step()
-    return {"loss": total, "grad_norm": float(norm), "weights": model.state_dict()}
+    return {**transformers_step(model, rollout), "weights": model.state_dict()}
 
 
 def _megatron_step(rank, args, rollout):

@@ -1,0 +1,1 @@
+"""Adapters: which layers have one, how they begin, and the files that hold them."""

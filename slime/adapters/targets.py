@@ -1,0 +1,39 @@
+"""Which linear layers have an adapter, by their Hugging Face names."""
+
+import re
+from collections.abc import Iterable
+
+from slime.config.lora import ALL_LINEAR, LoraConfig
+
+
+def names_module(pattern: str, module: str) -> bool:
+    """Whether a pattern names a module: its whole name, its end after a dot, or a regex of all of it."""
+    return module == pattern or module.endswith(f".{pattern}") or bool(re.fullmatch(pattern, module))
+
+
+def is_target(config: LoraConfig, module: str) -> bool:
+    """Whether a linear layer, none of an expert's, has an adapter."""
+    if any(names_module(pattern, module) for pattern in config.lora_exclude_modules):
+        return False
+    return ALL_LINEAR in config.lora_target_modules or is_named(config, module)
+
+
+def is_named(config: LoraConfig, module: str) -> bool:
+    """Whether a target names it otherwise than by standing for all."""
+    return any(names_module(pattern, module) for pattern in config.lora_target_modules)
+
+
+def short_targets(adapted: Iterable[str], others: Iterable[str]) -> list[str]:
+    """What PEFT has to be told to find the adapted modules again and no others: last names if they do."""
+    names, taken = sorted(adapted), {module.rpartition(".")[2] for module in others}
+    ends = {module.rpartition(".")[2] for module in names}
+    return sorted(ends) if not ends & taken else names
+
+
+ADAPTERS = ".adapters."
+"""What stands between the name of a layer and those of its adapters' parameters."""
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a parameter of a trainer's model belongs to an adapter, and so is none of the base's."""
+    return ADAPTERS in name

@@ -1,0 +1,89 @@
+"""Low-rank adapters (LoRA) on a base that does not train."""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from slime.adapters.peft_config import unlike
+from slime.adapters.targets import names_module
+from slime.arguments.core.flag import option_string
+from slime.arguments.core.group import ConfigGroup
+from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, has_checkpoint
+from slime.config.lora import ALL_LINEAR, LoraConfig
+from slime.config.model import ModelConfig
+from slime.config.run import filled
+from slime.models import FAMILIES
+
+_PATTERNS = ("lora_target_modules", "lora_exclude_modules")
+_OTHER_TRAINING = ("only_train_params_name_list", "freeze_params_name_list", "enable_mtp_training")
+
+
+def contradictions(args: Namespace) -> Iterator[str]:
+    """What trains beside adapters, what has none, and patterns that are none."""
+    if not args.lora_rank:
+        return
+    name = f"--lora-rank {args.lora_rank}"
+    for flag in _OTHER_TRAINING:
+        if getattr(args, flag):
+            yield f"{option_string(flag)}: not with {name}, which trains adapters alone"
+    if args.opd_teacher_load:
+        yield f"--opd-teacher-load: not with {name} (the teacher would take the place of the base)"
+    if wrong := list(_no_patterns(args)):
+        yield from wrong
+        return
+    if args.load is not None and _is_model(args.load):
+        yield (
+            f"--load {args.load}: is a model, not with {name} (wanted: the base as --hf-checkpoint or "
+            "--ref-load)"
+        )
+    yield from _layers_without(args, name)
+    yield from _names_of_nothing(args)
+
+
+def _no_patterns(args: Namespace) -> Iterator[str]:
+    for flag in _PATTERNS:
+        for pattern in getattr(args, flag):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"{option_string(flag)} {pattern}: no regular expression: {error}"
+
+
+def _names_of_nothing(args: Namespace) -> Iterator[str]:
+    """Targets that no module of the model has the name of."""
+    family = FAMILIES.get(args.model_type)
+    if family is None:
+        return  # the FSDP trainer's, which refuses adapters
+    names = family.weights.hf_names(filled(ModelConfig, args))
+    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    for flag in _PATTERNS:
+        for pattern in getattr(args, flag):
+            if pattern != ALL_LINEAR and not any(names_module(pattern, module) for module in modules):
+                yield (
+                    f"{option_string(flag)} {pattern}: no module of {args.model_type} (wanted: "
+                    f"{ALL_LINEAR}, a name such as {min(modules, key=len)}, its end, or a regex of all of it)"
+                )
+
+
+def _is_model(path: str) -> bool:
+    return has_checkpoint(path) and not (Path(path) / CHECKPOINT_MARKER).is_file()
+
+
+def _layers_without(args: Namespace, name: str) -> Iterator[str]:
+    """Kinds of layers that nobody has tried adapters with."""
+    if getattr(args, "linear_attention_freq", None):
+        yield f"{name}: not with the gated delta nets of {args.model_type}, which have no adapters here"
+    rate = args.moe_router_bias_update_rate
+    if rate and getattr(args, "moe_router_enable_expert_bias", False):
+        yield f"--moe-router-bias-update-rate {rate}: moves the base, not with {name} (wanted: 0)"
+
+
+def missing(args: Namespace) -> Iterator[str]:
+    """An adapter to start from that is another one."""
+    if args.lora_rank and args.lora_adapter_path is not None:
+        for line in unlike(args.lora_adapter_path, filled(LoraConfig, args)):
+            yield f"--lora-adapter-path {args.lora_adapter_path}: {line}"
+
+
+CONFIG_GROUP = ConfigGroup({"LoRA": LoraConfig}, contradictions=contradictions, missing=missing)

@@ -1,0 +1,66 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021) on a base that does not train."""
+
+import math
+from dataclasses import dataclass
+
+from slime.config.flag import flag, place_flag
+
+ALL_LINEAR = "all-linear"
+"""The target that stands for every linear layer of the decoder."""
+_NEEDED = "--lora-rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters (LoRA) on a base that does not train."""
+
+    lora_rank: int = flag(
+        0,
+        names=("--lora-rank", "--lora-r"),
+        at_least=0,
+        help="rank of adapters, which train in the place of all weights; 0: none",
+    )
+    lora_alpha: float = flag(
+        32.0, above=0, help="what an adapter gives counts alpha / rank times", idle_without=_NEEDED
+    )
+    lora_dropout: float = flag(
+        0.0, at_least=0, below=1, help="dropout of an adapter's input in training", idle_without=_NEEDED
+    )
+    lora_use_rslora: bool = flag(
+        False,
+        names=("--lora-use-rslora", "--use-rslora"),
+        help="alpha / sqrt(rank) in the place of alpha / rank",
+        idle_without=_NEEDED,
+    )
+    lora_target_modules: list[str] = flag(
+        [ALL_LINEAR],
+        names=("--lora-target-modules", "--target-modules"),
+        help="Hugging Face names of linear layers, their ends (q_proj), or regexes of whole names; "
+        f"{ALL_LINEAR}: each of the decoder's but experts",
+        idle_without=_NEEDED,
+    )
+    lora_exclude_modules: list[str] = flag(
+        [],
+        names=("--lora-exclude-modules", "--exclude-modules"),
+        help="linear layers, named likewise, that get no adapter",
+        idle_without=_NEEDED,
+    )
+    lora_save_merged: bool = flag(
+        False,
+        help="--save-hf writes the whole model with what adapters add, and the adapter under adapter/ there",
+        idle_without=_NEEDED,
+    )
+    lora_adapter_path: str | None = place_flag(
+        help="directory of an adapter in PEFT's format to start from", idle_without=_NEEDED
+    )
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters train, and nothing else does."""
+        return self.lora_rank > 0
+
+    @property
+    def lora_scale(self) -> float:
+        """The factor of what an adapter gives."""
+        rank = math.sqrt(self.lora_rank) if self.lora_use_rslora else self.lora_rank
+        return self.lora_alpha / rank

@@ -1,0 +1,83 @@
+"""Flags of low-rank adapters: names that users of other programs know, and what is not done with them."""
+
+import json
+
+import pytest
+
+from slime.arguments import validated_args
+from slime.config.lora import LoraConfig
+from slime.config.run import filled
+from tests.arguments.conftest import write_empty_weights
+from tests.families import save_tiny_config
+from tools.make_tiny_model import make_tokenizer
+
+
+def test_they_have_the_names_that_other_programs_have(words):
+    line = [*words(), "--lora-r", "8", "--lora-alpha", "16", "--target-modules", "q_proj", "self_attn.v_proj"]
+    config = filled(
+        LoraConfig, validated_args([*line, "--exclude-modules", r".*layers\.0\..*", "--use-rslora"])
+    )
+    assert config.adapts and config.lora_scale == pytest.approx(16 / 8**0.5)
+    assert config.lora_target_modules == ["q_proj", "self_attn.v_proj"]
+    assert not filled(LoraConfig, validated_args(words())).adapts
+
+
+def test_without_a_rank_they_have_no_effect(words, notes):
+    (note,) = [note for note in notes(words(lora_alpha=8)) if "lora" in note]
+    assert note.startswith("--lora-alpha 8.0: has no effect without --lora-rank")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"freeze_params_name_list": ["mlp"]}, "--freeze-params-name-list: not with --lora-rank 8"),
+        (
+            {"lora_target_modules": ["q_porj"]},
+            "--lora-target-modules q_porj: no module of qwen3 (wanted: all-linear",
+        ),
+        ({"lora_exclude_modules": ["(a"]}, "--lora-exclude-modules (a: no regular expression: "),
+        ({"train_backend": "fsdp"}, "--lora-rank 8: not supported with --train-backend fsdp"),
+    ],
+)
+def test_what_does_not_go_with_them_is_named(words, refusal, changes, message):
+    assert refusal(words(lora_rank=8, **changes)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("glm4_moe", "--moe-router-bias-update-rate 0.001: moves the base"),
+        ("qwen3_next", "--lora-rank 8: not with the gated delta nets of qwen3_next"),
+    ],
+)
+def test_layers_without_adapters_are_named(words, refusal, tmp_path, family, message):
+    path = save_tiny_config(family, tmp_path / family, vocab_size=512)
+    make_tokenizer().save_pretrained(path)
+    write_empty_weights(path)
+    assert refusal(words(hf_checkpoint=path, lora_rank=8)).startswith(message)
+
+
+def test_the_base_is_no_checkpoint_to_go_on_from(words, refusal, checkpoint):
+    assert "is a model, not with --lora-rank 8" in refusal(words(lora_rank=8, load=checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"r": 4}, "adapter_config.json says r 4 (wanted: 8, as --lora-rank has it)"),
+        ({"use_rslora": True}, "adapter_config.json says use_rslora True (wanted: False, as"),
+        ({"use_dora": True}, "adapter_config.json says use_dora True, which is not computed here"),
+        ({"modules_to_save": ["lm_head"]}, "adapter_config.json says modules_to_save ['lm_head'], which"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused_before_a_start(words, refusal, tmp_path, found, message):
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 32, "bias": "none", "modules_to_save": None}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | found))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    line = words(lora_rank=8, lora_adapter_path=tmp_path)
+    assert refusal(line).startswith(f"--lora-adapter-path {tmp_path}: {message}")
+
+
+def test_an_adapter_that_is_not_there_is_refused(words, refusal, tmp_path):
+    message = refusal(words(lora_rank=8, lora_adapter_path=tmp_path / "none"))
+    assert message.startswith(f"--lora-adapter-path {tmp_path / 'none'}: adapter_config.json cannot be read")

@@ -1,0 +1,228 @@
+"""Adapters train as PEFT trains them, in every parallel layout."""
+
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from slime.ray.train_worker import TrainWorker
+from slime.training.weights import ADAPTER
+from tests.families import tiny_family
+from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.trainer_batches import split, trainer_args
+from tests.transformers_step import noisy_rollout, transformers_step
+
+RANK, ALPHA, KL, EPS = 4, 6.0, 0.1, 1e-3  # of Adam: so that gradients of almost 0 make no large steps
+FLAGS = {
+    **dict(lora_rank=RANK, lora_alpha=ALPHA, use_rollout_logprobs=True, entropy_coef=0.01, adam_eps=EPS),
+    **dict(use_kl_loss=True, kl_loss_coef=KL, kl_loss_type="k3"),
+}
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+LAYOUTS = {
+    "1 process": (1, {}),
+    "TP 2": (2, TP2),
+    "TP 2 + SP, recomputed": (
+        2,
+        {
+            **{**TP2, "sequence_parallel": True, "recompute_granularity": "full"},
+            **{"recompute_method": "uniform", "recompute_num_layers": 1},
+        },
+    ),
+    "PP 2 + VPP 2": (2, {**PP2, "virtual_pipeline_model_parallel_size": 2}),
+    "DP 2": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 4000}),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_tiny_hf(tmp_path_factory.mktemp("hf"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def adapter(checkpoint, tmp_path_factory):
+    """Saves an adapter of PEFT's own that changes the model."""
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+    return _save_random(checkpoint, config, str(tmp_path_factory.mktemp("adapter")))
+
+
+@pytest.fixture(scope="module")
+def rollout(checkpoint):
+    return noisy_rollout(checkpoint)
+
+
+def _base(checkpoint):
+    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+
+
+def _save_random(checkpoint, config, path):
+    torch.manual_seed(3)
+    model = peft.get_peft_model(_base(checkpoint), config)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_B" in name:
+                param.normal_(0, 0.3)
+    model.save_pretrained(path)
+    return path
+
+
+def _tensors(weights):
+    return {name: tensor.clone() for bucket in weights.buckets(100_000) for name, tensor in bucket}
+
+
+def _step(rank, args, rollout, target):
+    """One step from the adapter of the flags; what is sent to engines and exported after it."""
+    worker = TrainWorker(args)
+    worker.start()
+    backend = worker.backend
+    chunks = backend.state.model
+    report = worker.train_shard(0, split(args, rollout, worker.parallel_config()))[0]
+    backend.save_hf(target)
+    return {
+        "report": report,
+        "adapter": _tensors(backend.weights(ADAPTER)),
+        "merged": _tensors(backend.weights()),
+        "gradients": sum(buffer.grad_data.numel() for chunk in chunks for buffer in chunk.buffers),
+        "copies": sum(
+            t.numel() for tag in backend.versions.backup_tags for t in backend.versions.get(tag).values()
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint, adapter, rollout):
+    """PEFT's own step."""
+    model = peft.PeftModel.from_pretrained(_base(checkpoint), adapter, is_trainable=True)
+    step = transformers_step(model, rollout, EPS, KL, model.disable_adapter)
+    trained = peft.get_peft_model_state_dict(model)
+    return step | {"adapter": trained, "merged": model.merge_and_unload().state_dict()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_step_agrees_with_peft(layout, checkpoint, adapter, rollout, reference, tmp_path):
+    world_size, overrides = LAYOUTS[layout]
+    args = trainer_args(checkpoint, lora_adapter_path=adapter, **{**FLAGS, **overrides})
+    results = run_ranks(_step, world_size, args, rollout, str(tmp_path / "out"))
+    (report,) = [result["report"] for result in results if result["report"]]
+    (step,) = report["train"]
+    assert step["train/loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert step["train/grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
+    size = sum(tensor.numel() for tensor in reference["adapter"].values())
+    model = sum(tensor.numel() for tensor in _base(checkpoint).parameters())
+    for result in results:
+        for form in ("adapter", "merged"):
+            _expect_equal(result[form], reference[form])
+        # Nothing of the base has gradients, or is copied for the reference.
+        assert 0 < result["gradients"] < 1.2 * size + 1000 < model / 4
+        assert 0 < result["copies"] <= 2 * size
+    exported = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    _expect_equal(exported, reference["adapter"])
+
+
+def _expect_equal(found, expected):
+    missing = expected.keys() - found.keys() - {"lm_head.weight"}
+    assert not missing and found.keys() <= expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def _rounded(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    weights = worker.backend.weights()
+    merged = _tensors(weights)
+    return {"merged": merged, "adapter": _tensors(worker.backend.weights(ADAPTER)), "lost": weights.rounding}
+
+
+def test_what_rounding_takes_from_merged_weights_is_told(checkpoint, adapter):
+    args = trainer_args(
+        checkpoint, lora_adapter_path=adapter, **FLAGS, params_dtype=torch.bfloat16, bf16=True
+    )
+    (found,) = run_ranks(_rounded, 1, args)
+    base, lost, added = _base(checkpoint).bfloat16().state_dict(), 0.0, 0.0
+    for name, up in found["adapter"].items():
+        if "lora_B" in name:
+            down = found["adapter"][name.replace("lora_B", "lora_A")]
+            own = ALPHA / RANK * up.float() @ down.float()
+            weight = name.removeprefix("base_model.model.").replace("lora_B.", "")
+            whole = base[weight].float() + own
+            assert torch.equal(found["merged"][weight], whole.bfloat16()), weight
+            lost, added = lost + (whole.bfloat16() - whole).square().sum(), added + own.square().sum()
+    assert 0 < found["lost"] < 0.1 and found["lost"] == pytest.approx(float((lost / added) ** 0.5), rel=1e-3)
+
+
+def _start(rank, args, target):
+    worker = TrainWorker(args)
+    worker.start()
+    worker.backend.save_hf(target)
+    return {
+        "adapter": _tensors(worker.backend.weights(ADAPTER)),
+        "merged": _tensors(worker.backend.weights()),
+        "log_probs": worker.text_log_probs([5, 3, 7, 11]),
+    }
+
+
+def test_an_adapter_begins_as_the_base_and_alike_in_every_layout(checkpoint, tmp_path):
+    flags = dict(lora_rank=RANK, lora_target_modules=["q_proj", "v_proj", "mlp.down_proj"])
+    flags |= dict(lora_exclude_modules=[r".*layers\.0\..*"], lora_use_rslora=True)
+    (alone,) = run_ranks(_start, 1, trainer_args(checkpoint, **flags), str(tmp_path / "one"))
+    split_up = run_ranks(_start, 2, trainer_args(checkpoint, **flags, **TP2), str(tmp_path / "two"))[0]
+    base = _base(checkpoint).state_dict()
+    for name, tensor in alone["merged"].items():
+        assert torch.equal(tensor, base[name]), name
+    assert len(alone["adapter"]) == 3 * 3 * 2  # layers, projections, A and B
+    for name, tensor in alone["adapter"].items():
+        assert torch.equal(tensor, split_up["adapter"][name]), name
+        assert tensor.any() == ("lora_A" in name) and tensor.abs().max() < tensor.size(1) ** -0.5
+    loaded = peft.PeftModel.from_pretrained(_base(checkpoint), tmp_path / "two")
+    state = peft.get_peft_model_state_dict(loaded)
+    assert state.keys() == alone["adapter"].keys()
+    config = json.loads(Path(tmp_path, "two", "adapter_config.json").read_text())
+    assert config["use_rslora"] and config["r"] == RANK and len(config["target_modules"]) == 9
+
+
+EXPERTS = {
+    **{"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": [0.0]},
+    **{"moe_token_dispatcher_type": "alltoall", "moe_router_bias_update_rate": 0.0},
+}
+ATTENTION = [f"{part}_proj" for part in ("q", "k", "v", "o")]
+TARGETS = {
+    "qwen2_moe": [*ATTENTION, "shared_expert.gate_proj", "shared_expert.down_proj"],
+    "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+}
+FAMILY_LAYOUTS = {
+    "qwen2_moe": {**TP2, "sequence_parallel": True},
+    "deepseek_v3": {
+        **{**TP2, "sequence_parallel": True},
+        **{"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TARGETS)
+def test_layers_beside_experts_agree_with_peft(family, tmp_path):
+    """Shared experts, and projections that no rank has a part of."""
+    base, adapter = tmp_path / "base", str(tmp_path / "adapter")
+    tiny_family(family, base)
+    rollout = noisy_rollout(base)
+    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[family], task_type="CAUSAL_LM")
+    _save_random(base, config, adapter)
+    model = peft.PeftModel.from_pretrained(_base(base), adapter, is_trainable=True)
+    reference = transformers_step(model, rollout, EPS, KL, model.disable_adapter)
+    flags = FLAGS | EXPERTS | FAMILY_LAYOUTS[family]
+    args = trainer_args(base, lora_adapter_path=adapter, lora_target_modules=TARGETS[family], **flags)
+    results = run_ranks(_step, 2, args, rollout, str(tmp_path / "out"))
+    (report,) = [result["report"] for result in results if result["report"]]
+    (step,) = report["train"]
+    assert step["train/loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert step["train/grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
+    _expect_equal(results[0]["adapter"], peft.get_peft_model_state_dict(model))
+    # Experts have last names that targets have, too.
+    again = peft.PeftModel.from_pretrained(_base(base), tmp_path / "out")
+    _expect_equal(peft.get_peft_model_state_dict(again), results[0]["adapter"])
