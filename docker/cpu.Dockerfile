@@ -22,6 +22,8 @@ RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/wh
     && pip install --no-cache-dir --no-deps -c /opt/slime/cpu.txt apache-tvm-ffi xgrammar
 RUN useradd --create-home slime && mkdir /work && chown slime /work
 USER slime
+# A name for whoever is given by --user, whom the image does not know.
+ENV USER=slime
 WORKDIR /work
 RUN slime --version
 ENTRYPOINT ["slime"]
