@@ -295,8 +295,7 @@ class WeightMap:
         rule = self._in_layer(match[2]) if match else self.of_model.get(name)
         if rule is None and self.mtp is not None:
             rule = self.mtp.rule_for(name, num_layers, self._in_layer)
-        if rule is None:
-            raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
+        rule = _known(rule, name)
         rule = rule.under(self.layer_prefix.format(match[1])) if match else rule
         return replace(rule, hf_names=tuple(map(self.prefix.outer, rule.hf_names)))
 
@@ -324,10 +323,22 @@ class WeightMap:
         """The names of all tensors of a model, and of so many of its MTP layers."""
         absent = self.absent(shape)
         names = [name for name in self.of_model if name not in absent]
-        for layer in range(shape.num_layers):
-            in_layer = [name for name in self._names_in_layer(shape, layer) if name not in absent]
-            names += [f"decoder.layers.{layer}.{name}" for name in in_layer]
         if self.mtp is not None:
             inner = [name for name in self._names_in_layer(shape, shape.num_layers - 1) if name not in absent]
             names += self.mtp.names(mtp_layers, inner)
-        return {name for ours in names for name in self.rule_for(ours, shape.num_layers).hf_names}
+        found = {hf for name in names for hf in self.rule_for(name, shape.num_layers).hf_names}
+        in_layer: dict[str, tuple[str, ...]] = {}  # as experts have ten thousand names in each layer
+        for layer in range(shape.num_layers):
+            prefix = self.prefix.outer(self.layer_prefix.format(layer))
+            for name in self._names_in_layer(shape, layer):
+                if name not in absent:
+                    if name not in in_layer:
+                        in_layer[name] = _known(self._in_layer(name), name).hf_names
+                    found.update(prefix + hf for hf in in_layer[name])
+        return found
+
+
+def _known(rule: Rule | None, name: str) -> Rule:
+    if rule is None:
+        raise ValueError(f"parameter {name!r}: no Hugging Face counterpart is known")
+    return rule

@@ -65,11 +65,14 @@ class SafetensorIndex:
         Raises:
             ValueError: a file cannot be read, or lacks a tensor that the index says is in it.
         """
-        for file in dict.fromkeys(self._file_of.values()):
+        names_of: dict[Path, list[str]] = {}
+        for name, file in self._file_of.items():
+            names_of.setdefault(file, []).append(name)
+        for file, names in names_of.items():
             inside = set(self._handle(file).keys())
-            lacking = [name for name, place in self._file_of.items() if place == file and name not in inside]
-            if lacking:
-                raise ValueError(f"{file}: no tensor {lacking[0]!r}, but {INDEX} says that it is there")
+            lacking = next((name for name in names if name not in inside), None)
+            if lacking is not None:
+                raise ValueError(f"{file}: no tensor {lacking!r}, but {INDEX} says that it is there")
 
     def _index(self) -> dict[str, Path]:
         index = self.path / INDEX
@@ -78,7 +81,8 @@ class SafetensorIndex:
             missing = sorted({f for f in weight_map.values() if not (self.path / f).is_file()})
             if missing:
                 raise ValueError(f"{index}: names files that do not exist: {', '.join(missing)}")
-            return {name: self.path / file for name, file in weight_map.items()}
+            paths = {file: self.path / file for file in set(weight_map.values())}
+            return {name: paths[file] for name, file in weight_map.items()}
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{self.path}: no *.safetensors files (wanted: a Hugging Face checkpoint)")
