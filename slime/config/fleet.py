@@ -10,7 +10,6 @@ from slime.config.model import ModelConfig
 from slime.config.rollout import RolloutConfig
 from slime.config.server import ServerConfig
 from slime.config.slime_router import SlimeRouterConfig
-from slime.config.weight_sync import WeightSyncConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,6 @@ class FleetConfig(ServerConfig):
     engines: EngineConfig
     fault_tolerance: FaultToleranceConfig
     slime_router: SlimeRouterConfig
-    weight_sync: WeightSyncConfig
     rollout: RolloutConfig
     model: ModelConfig
     critic: CriticConfig

@@ -10,6 +10,7 @@ from slime.config.off_policy import OffPolicyConfig
 from slime.config.precision import PrecisionConfig
 from slime.config.router import RouterConfig
 from slime.config.trainer import TrainerConfig
+from slime.config.weight_sync import WeightSyncConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,4 +28,5 @@ class ServerConfig:
     off_policy: OffPolicyConfig
     trainer: TrainerConfig
     router: RouterConfig
+    weight_sync: WeightSyncConfig
     flat: Any

@@ -31,7 +31,10 @@ class WeightSyncConfig:
     served_policy_bound: float | None = flag(
         above=0, help="how far apart they may be on average; default by number format: docs/usage.md"
     )
-    update_weight_mode: Literal["full", "delta"] = refused("full", help="what one sync sends")
+    update_weight_mode: Literal["full", "delta"] = flag(
+        "full",
+        help="what one sync sends: all weights, or what has changed (with --update-weight-transport disk)",
+    )
     update_weight_transport: Literal["nccl", "disk"] = flag(
         "nccl",
         help="nccl: process group (nccl or gloo), or shared memory when colocated; disk: checkpoints in "
@@ -44,13 +47,16 @@ class WeightSyncConfig:
     update_weight_disk_keep_files: bool = flag(
         False, help="keep the versions there that all engines have left behind"
     )
-    update_weight_delta_encoding: Literal["xor", "overwrite"] = refused(
-        "xor", help="form of a byte difference", idle_without="--update-weight-mode delta"
+    update_weight_delta_encoding: Literal["xor", "overwrite"] = flag(
+        "xor", help="form of a byte difference: new ^ old, or positions and new bytes"
     )
-    update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = refused(
-        "xxh3-128", help="digest of a tensor's new state", idle_without="--update-weight-mode delta"
+    update_weight_delta_checksum: Literal["xxh3-128", "blake3", "adler32"] = flag(
+        "xxh3-128", help="digest of a tensor's new state"
     )
-    update_weight_local_checkpoint_dir: str | None = refused(help="checkpoint directory on the engine's host")
+    update_weight_local_checkpoint_dir: str | None = place_flag(
+        help="directory on each engine's machine, of this run alone, where versions of "
+        "--update-weight-disk-dir are made whole checkpoints that engines load"
+    )
     custom_update_weight_post_write_path: str | None = refused(
         help="fn(args, version_dir, rollout_engines) after weights were written", dotted_path=True
     )

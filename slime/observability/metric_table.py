@@ -140,6 +140,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric("perf/update_weights_gb_per_s", "speed of that", "GB/s", "transfer time", ""),
         Metric(
+            "perf/update_weights_density",
+            "part of the bytes that has changed, with `--update-weight-mode delta`",
+            "",
+            SUM,
+            "",
+        ),
+        Metric(
             "perf/update_weights_pause_time", "in which engines stood still for new weights", "s", SUM, ""
         ),
         Metric(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.backends.sglang_utils.server_engine import EnginePlacement
+from slime.backends.sglang_utils.server_engine import EnginePlacement, ServerEngine
 from slime.backends.sglang_utils.servers import ENGINES
 from slime.config.run import filled
 from slime.config.server import ServerConfig
@@ -53,7 +53,7 @@ class EngineActor:
         parts: int = 1,
         meeting_point: str | None = None,
     ) -> None:
-        config = filled(ServerConfig, args)
+        config, kind = filled(ServerConfig, args), ENGINES[args.rollout_engine]
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
         port = find_available_port(first_port(*PORTS) + 40 * rank)
         host = node_host()
@@ -73,8 +73,9 @@ class EngineActor:
             api_key=config.router.sglang_api_key,
             worker_type=shape.kind,
             bootstrap_port=find_available_port(port + 5) if shape.kind == "prefill" else None,
+            puller_port=find_available_port(port + 7) if _needs_puller(config, kind) else None,
         )
-        self._engine = ENGINES[args.rollout_engine](config, placement, log_dir(), shape.overrides)
+        self._engine = kind(config, placement, log_dir(), shape.overrides)
         self._engine.launch()
 
     def meeting_point(self) -> str | None:
@@ -92,3 +93,10 @@ class EngineActor:
 
     def shutdown(self) -> None:
         self._engine.shutdown()
+
+
+def _needs_puller(config: ServerConfig, kind: type[ServerEngine]) -> bool:
+    """Whether versions of the weights have to be fetched to this machine for a server that does not do so."""
+    sync = config.weight_sync
+    fetched = sync.update_weight_transport == "disk" and sync.update_weight_local_checkpoint_dir is not None
+    return fetched and not kind.pulls_weights

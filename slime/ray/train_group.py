@@ -206,6 +206,8 @@ class RayTrainGroup:
         self._log.count("update_weights_pause_time", report.pause)
         if report.rounding:
             self._log.count("update_weights_rounding", report.rounding)
+        if report.density:
+            self._log.count("update_weights_density", report.density)
         self._version, self._torn = max(version for version, _ in outcomes), False
         return self._version
 

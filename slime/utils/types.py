@@ -41,6 +41,7 @@ class EngineEndpoint:
 
     ``gpu_offset`` is the absolute slot of its first GPU among the trainer's; None if it shares none.
     ``bootstrap_port`` is where an engine that prefills hands on what it has computed.
+    ``puller`` is the URL of the helper that fetches weights to its machine; None if it does so itself.
     """
 
     url: str
@@ -48,6 +49,7 @@ class EngineEndpoint:
     num_gpus: int
     gpu_offset: int | None
     bootstrap_port: int | None = None
+    puller: str | None = None
 
 
 def plain(value: Any) -> Any:

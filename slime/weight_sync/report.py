@@ -13,12 +13,14 @@ class SyncReport:
         transfer: seconds in which weights were gathered, converted and handed over.
         pause: seconds for which engines stood still, as rank 0 saw it.
         rounding: see `slime.training.weights.Weights`.
+        density: which part of the bytes had changed, where changes are sent; else 0.
     """
 
     sent: int = 0
     transfer: float = 0.0
     pause: float = 0.0
     rounding: float = 0.0
+    density: float = 0.0
 
 
 def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
@@ -29,4 +31,5 @@ def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
         max(each.transfer for each in ranks),
         max(each.pause for each in ranks),
         max(each.rounding for each in ranks),
+        max(each.density for each in ranks),
     )

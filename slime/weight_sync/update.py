@@ -95,7 +95,8 @@ class WeightUpdate:
             for transport in self._serving:
                 transport.resume()
         pause = max((transport.pause for transport in self._serving), default=0.0)
-        return SyncReport(sent, transfer, pause, self._plan.rounding)
+        density = max((transport.density for transport in self._serving), default=0.0)
+        return SyncReport(sent, transfer, pause, self._plan.rounding, density)
 
     def disconnect(self) -> None:
         """Leaves all groups. It can be connected again."""

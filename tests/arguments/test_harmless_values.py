@@ -167,6 +167,14 @@ WITHOUT_EFFECT = [
         "--update-weight-disk-dir /tmp/versions: has no effect without --update-weight-transport disk",
     ),
     (
+        dict(update_weight_delta_checksum="blake3"),
+        "--update-weight-delta-checksum blake3: has no effect without --update-weight-mode delta",
+    ),
+    (
+        dict(update_weight_local_checkpoint_dir="/tmp/local"),
+        "--update-weight-local-checkpoint-dir /tmp/local: has no effect without --update-weight-tran",
+    ),
+    (
         dict(update_weight_disk_keep_files=True),
         "--update-weight-disk-keep-files: has no effect without --update-weight-transport disk",
     ),

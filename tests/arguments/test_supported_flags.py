@@ -76,7 +76,7 @@ def test_every_refused_flag_is_named_when_it_has_another_value():
             ["--moe-input-jitter-eps", "0.1"],
             "--moe-input-jitter-eps 0.1: not supported (wanted: leave it out: ",
         ),
-        (["--update-weight-mode", "delta"], "--update-weight-mode delta: not supported"),
+        (["--rollout-data-transport", "nixl"], "--rollout-data-transport nixl: not supported"),
     ],
 )
 def test_the_refusal_says_what_is_wanted(words, message):

@@ -76,10 +76,13 @@ def _expect_agreement(run) -> None:
 def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     flags = ["--num-rollout", 3, "--trace", trace, "--update-weight-transport", "disk"]
-    flags += ["--update-weight-disk-dir", tmp_path / "versions"]
+    flags += ["--update-weight-disk-dir", tmp_path / "versions", "--update-weight-mode", "delta"]
+    flags += ["--update-weight-local-checkpoint-dir", tmp_path / "local"]
     run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
-    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["weight_v000004"]
+    for place in ("versions", "local"):  # what has changed, and the checkpoint that was made of it
+        assert max(path.name for path in (tmp_path / place).glob("weight*")) == "weight_v000004"
+    assert all(0 < row["perf/update_weights_density"] < 1 for row in run.rows("rollout").values())
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]
     assert all(row["perf/update_weights_pause_time"] > 0 for row in run.rows("rollout").values())

@@ -5,12 +5,14 @@ import json
 import os
 import shutil
 import signal
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from safetensors.torch import load_file
 
 from slime.config.run import run_config
@@ -20,8 +22,9 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
 from slime.weight_sync.report import SyncReport, of_all_ranks
 from slime.weight_sync.transports import disk, session, transports_of
-from slime.weight_sync.transports.disk import MANIFEST, StagedVersion
 from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.versions.manifest import MANIFEST
+from slime.weight_sync.versions.staged import StagedVersion
 from tests.run_args import run_args
 from tests.weight_sync.test_handle import Recorder
 
@@ -266,7 +269,7 @@ def test_a_disk_that_turns_read_only_ends_the_update_by_name_at_each_stage(
         update.run(2)
     assert "--update-weight-disk-dir" in str(said.value)
     loaded = ["pause_generation", "flush_cache", "update_weights_from_disk"]
-    assert engine.paths[before:] == (loaded if owner is disk else [])
+    assert engine.paths[before:] == ([*loaded, "continue_generation"] if owner is disk else [])
     assert "weight_v000001" in versions(root)
     again, source = connected()
     source.value = 2.0
@@ -293,7 +296,7 @@ def test_a_byte_that_the_disk_changes_names_the_tensor_before_an_engine_stops(
 
     update, _ = connected()
     monkeypatch.setattr(os, "pwrite", damage)
-    with pytest.raises(ValueError, match=r"c: xxh3 \w+ is read"):
+    with pytest.raises(ValueError, match=r"c: xxh3-128 \w+ is read"):
         update.run(1)
     assert engine.paths == [] and versions(root) == [".weight_v000001.partial"]
 
@@ -308,3 +311,54 @@ def test_only_the_transport_that_flags_ask_for_is_used(args):
 
 def _transports(args):
     return [type(each).__name__ for each in transports_of(run_config(args))]
+
+
+def test_a_disk_that_hangs_ends_the_update_by_name_and_no_engine_is_stopped(
+    connected, engine, monkeypatch, root
+):
+    write, hold = os.pwrite, threading.Event()
+
+    def hang(descriptor, data, at):
+        hold.wait(300)
+        return write(descriptor, data, at)
+
+    update, source = connected()
+    update.run(1)
+    before = len(engine.paths)
+    (transport,) = update._transports
+    with monkeypatch.context() as broken:
+        broken.setattr(transport, "_timeout", timedelta(seconds=0.2))
+        broken.setattr(os, "pwrite", hang)
+        said = f"--update-weight-disk-dir {root}: .* has not ended after 0.2 s"
+        with pytest.raises(RuntimeError, match=said):
+            update.run(2)
+        hold.set()
+    assert len(engine.paths) == before
+    again, source = connected()
+    source.value = 2.0
+    again.run(2)
+    assert (engine.loaded["2"]["a"] == 2.0).all()
+
+
+def test_an_engine_that_dies_while_it_loads_is_named_and_its_successor_gets_the_version(
+    connected, engine, root
+):
+    async def broken_off():
+        raise ConnectionError("the engine is gone")
+        yield b""
+
+    update, source = connected()
+    update.run(1)
+    engine.answers["update_weights_from_disk"] = lambda body: StreamingResponse(broken_off())
+    source.value = 2.0
+    with pytest.raises(RuntimeError, match=f"engine {engine.url}: /update_weights_from_disk: no answer"):
+        update.run(2)
+    assert engine.paths[-1] == "update_weights_from_disk" and "weight_v000001" in versions(root)
+    successor = Reader(root)
+    successor.start()
+    try:
+        update.connect([EngineEndpoint(successor.url, None, 1, None)])
+        update.run(2)
+        assert (successor.loaded["2"]["a"] == 2.0).all() and versions(root) == ["weight_v000002"]
+    finally:
+        successor.stop()

@@ -1,5 +1,6 @@
 """How weights travel from the trainer to the engines."""
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ from slime.config.weight_sync import WeightSyncConfig
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """What is about a directory that nothing is written to."""
+    """What is about a directory that nothing is written to, or about changes that are not sent."""
+    if args.update_weight_mode != "delta":
+        yield from _idle_without_changes(args)
     if args.update_weight_transport == "disk":
         return
     unused = "has no effect without --update-weight-transport disk"
@@ -17,15 +20,66 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--update-weight-disk-dir {args.update_weight_disk_dir}: {unused}"
     if args.update_weight_disk_keep_files:
         yield f"--update-weight-disk-keep-files: {unused}"
+    if args.update_weight_local_checkpoint_dir is not None:
+        yield f"--update-weight-local-checkpoint-dir {args.update_weight_local_checkpoint_dir}: {unused}"
+
+
+def _idle_without_changes(args: Namespace) -> Iterator[str]:
+    unused = "has no effect without --update-weight-mode delta"
+    if args.update_weight_delta_encoding != "xor":
+        yield f"--update-weight-delta-encoding {args.update_weight_delta_encoding}: {unused}"
+    if args.update_weight_delta_checksum != "xxh3-128" and args.update_weight_transport != "disk":
+        yield f"--update-weight-delta-checksum {args.update_weight_delta_checksum}: {unused}"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A transport without its directory."""
-    if args.update_weight_transport == "disk" and args.update_weight_disk_dir is None:
+    """A transport without its directories, and engines that cannot read from them."""
+    is_delta, is_disk = args.update_weight_mode == "delta", args.update_weight_transport == "disk"
+    if is_disk and args.update_weight_disk_dir is None:
         yield (
             "--update-weight-disk-dir: missing (wanted: a directory that trainer and engines share, for "
             "--update-weight-transport disk)"
         )
+    if is_delta and not is_disk:
+        yield (
+            f"--update-weight-mode delta: with --update-weight-transport {args.update_weight_transport} "
+            "(wanted: --update-weight-transport disk)"
+        )
+    if is_delta and args.colocate:
+        yield "--update-weight-mode delta: with --colocate (wanted: engines on GPUs of their own, or full)"
+    if is_delta and args.update_weight_local_checkpoint_dir is None:
+        yield (
+            "--update-weight-local-checkpoint-dir: missing (wanted: a directory on each engine's machine, "
+            "for --update-weight-mode delta)"
+        )
+    if is_disk and args.update_weight_local_checkpoint_dir is not None:
+        yield from _unreadable(args)
+
+
+def _unreadable(args: Namespace) -> Iterator[str]:
+    """What is about versions that each engine's machine makes a checkpoint of its own."""
+    local = args.update_weight_local_checkpoint_dir
+    where = f"--update-weight-local-checkpoint-dir {local}"
+    if not os.path.isabs(local):
+        yield f"{where}: is no absolute path (wanted: one, as it names a directory on other machines)"
+    if args.update_weight_disk_dir is not None and _same(local, args.update_weight_disk_dir):
+        yield f"{where}: is --update-weight-disk-dir (wanted: another directory)"
+    if args.rollout_external:
+        yield (
+            f"{where}: with --rollout-external-engine-addrs, whose machines have nothing of ours that makes "
+            "checkpoints (wanted: --update-weight-transport nccl, or disk without a local directory)"
+        )
+    for model in args.served_models:
+        for group in model.server_groups if model.update_weights else ():
+            if group.worker_type != "placeholder" and group.size > args.num_gpus_per_node:
+                yield (
+                    f"{where}: with engines of {group.size} GPUs, which span machines of "
+                    f"{args.num_gpus_per_node} (wanted: engines within a machine)"
+                )
+
+
+def _same(first: str, second: str) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def missing(args: Namespace) -> Iterator[str]:

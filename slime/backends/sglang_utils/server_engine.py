@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from slime.backends.sglang_utils.client import EngineClient
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 POLL_S = 0.1
+_PULLER = "slime.weight_sync.versions.puller"
 
 
 class EngineStartError(RuntimeError):
@@ -48,6 +49,7 @@ class EnginePlacement:
         dist_init_addr: where the parts meet.
         worker_type: "regular", "prefill" or "decode".
         bootstrap_port: where an engine that prefills hands on what it has computed.
+        puller_port: where a helper of ours fetches weights to this machine, beside a server that does not.
     """
 
     rank: int
@@ -63,6 +65,7 @@ class EnginePlacement:
     api_key: str | None = None
     worker_type: str = "regular"
     bootstrap_port: int | None = None
+    puller_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.api_key is None and not is_loopback(self.host):
@@ -79,6 +82,8 @@ class ServerEngine(ABC):
     """The server's module, started with ``python -m``."""
     can_be_forked = False
     """Whether a fork server may start it."""
+    pulls_weights = False
+    """Whether the server itself answers /pull_weights."""
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class ServerEngine(ABC):
         part = f"_node_{placement.node_rank}" if placement.num_nodes > 1 else ""
         self.log_path = Path(log_dir) / f"engine_{placement.rank}{part}.log"
         self._process: ManagedProcess | None = None
+        self._puller: ManagedProcess | None = None
 
     @abstractmethod
     def parser(self) -> argparse.ArgumentParser:
@@ -168,8 +174,18 @@ class ServerEngine(ABC):
         url = http_url(placement.host, placement.port)
         shares = placement.gpu_offset
         return EngineEndpoint(
-            url, placement.api_key, placement.num_gpus, shares, bootstrap_port=placement.bootstrap_port
+            url,
+            placement.api_key,
+            placement.num_gpus,
+            shares,
+            bootstrap_port=placement.bootstrap_port,
+            puller=self._puller_url,
         )
+
+    @property
+    def _puller_url(self) -> str | None:
+        placement = self.placement
+        return None if placement.puller_port is None else http_url(placement.host, placement.puller_port)
 
     @cached_property
     def client(self) -> EngineClient:
@@ -194,6 +210,20 @@ class ServerEngine(ABC):
             env={**self.environment(), **secrets},
             imports_much=self.can_be_forked,
         )
+        if self.placement.puller_port is not None:
+            self._puller = self._launch_puller(self.placement.puller_port)
+
+    def _launch_puller(self, port: int) -> ManagedProcess:
+        local, placement = self.config.weight_sync.update_weight_local_checkpoint_dir, self.placement
+        key = [] if placement.api_key is None else [f"--api-key={placement.api_key}"]
+        options = [f"--host={placement.host}", f"--port={port}", f"--local-checkpoint-dir={local}", *key]
+        argv, secrets = hide_options([sys.executable, "-m", _PULLER, *options])
+        return ManagedProcess(
+            argv,
+            name=f"engine {placement.rank}: helper that fetches weights ({self._puller_url})",
+            log_path=self.log_path.with_name(f"{self.log_path.stem}_puller.log"),
+            env={"OMP_NUM_THREADS": "1", **secrets},
+        )
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when the engine serves.
@@ -217,20 +247,31 @@ class ServerEngine(ABC):
             ) from None
 
     def _is_ready(self) -> bool:
-        if reason := self.process.exit_reason():
+        if reason := self.process.exit_reason() or (self._puller and self._puller.exit_reason()):
             raise EngineStartError(reason)
         # A process that lost the port to another server would find that server healthy: ask again.
+        if self._puller is not None and not self._puller_serves():
+            return False
         return not self.serves_http or (self.client.serves(HEALTH_TIMEOUT_S) and self.is_alive())
+
+    def _puller_serves(self) -> bool:
+        try:
+            self.client.request("GET", f"{self._puller_url}/health", timeout=HEALTH_TIMEOUT_S)
+        except EngineError:
+            return False
+        return True
 
     def is_alive(self) -> bool:
         """Whether its process runs; says nothing about whether it answers."""
-        return self._process is not None and self._process.is_alive()
+        mine = [process for process in (self._process, self._puller) if process is not None]
+        return bool(mine) and all(process.is_alive() for process in mine)
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log, or that it is stopped; None while it runs."""
-        return self.process.failure_reason()
+        """How it, or its helper, ended and the end of its log, or that it is stopped; None while both run."""
+        return self.process.failure_reason() or (self._puller.failure_reason() if self._puller else None)
 
     def shutdown(self) -> None:
         """Ends it and everything it started. May be called again, and before the launch."""
-        if self._process is not None:
-            self._process.terminate(SHUTDOWN_GRACE_S)
+        for process in (self._process, self._puller):
+            if process is not None:
+                process.terminate(SHUTDOWN_GRACE_S)

@@ -101,6 +101,7 @@ class EmbeddedEngine(ServerEngine):
 
     module = "slime.backends.embedded_engine"
     can_be_forked = True
+    pulls_weights = True
 
     def parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(self.module)

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -14,6 +15,8 @@ from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.transport import Transport
 
+T = TypeVar("T")
+
 
 class EngineClients:
     """Clients of some engines. A request goes to all of them in parallel; each has the client's deadline."""
@@ -22,18 +25,17 @@ class EngineClients:
         self.endpoints = list(endpoints)
         self.clients = [EngineClient(endpoint, timeout=timeout_s) for endpoint in endpoints]
 
-    def each(self, request: Callable[[EngineClient], object]) -> None:
-        """Calls ``request`` with every client.
+    def each(self, request: Callable[[EngineClient], T]) -> list[T]:
+        """Calls ``request`` with every client, and returns what it returns.
 
         Raises:
             EngineError: of the first engine, in the order of the endpoints, that failed.
         """
         if not self.clients:
-            return
+            return []
         with ThreadPoolExecutor(len(self.clients), thread_name_prefix="engine-control") as pool:
             futures = [pool.submit(request, client) for client in self.clients]
-        for future in futures:
-            future.result()
+        return [future.result() for future in futures]
 
     def close(self) -> None:
         for client in self.clients:

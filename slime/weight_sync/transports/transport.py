@@ -18,10 +18,12 @@ class Transport(ABC):
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
         pause: seconds for which its engines stood still in the last update, on the rank that told them so.
+        density: which part of the bytes the last update has changed, on a rank that knows; else 0.
     """
 
     choice = "nccl"
     pause = 0.0
+    density = 0.0
 
     @abstractmethod
     def __init__(self, config: WeightUpdateConfig) -> None: ...

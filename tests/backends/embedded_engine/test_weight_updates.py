@@ -1,6 +1,7 @@
 """Weights that come in over the three transports, and what is refused."""
 
 import base64
+import json
 import os
 import pickle
 import threading
@@ -13,6 +14,9 @@ import torch.distributed as dist
 
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata, serialize_tensors
+from slime.weight_sync.versions.codec import bytes_in, checksum, difference
+from slime.weight_sync.versions.manifest import Entry
+from slime.weight_sync.versions.staged import StagedChanges, StagedVersion
 from tests.engines.embedded import (
     ENDLESS,
     LONG,
@@ -283,3 +287,39 @@ def test_responses_say_which_tokens_which_version_made(server):
     )
     assert second["end"] > second["start"]
     assert answers[0]["meta_info"]["weight_version"] == "b"
+
+
+def test_changes_are_fetched_while_it_generates_and_loaded_as_a_checkpoint(server, tmp_path):
+    """Only the load stops it; a version that cannot be made is refused, and the weights stay."""
+    shared, local = tmp_path / "shared", tmp_path / "local"
+    first, second = make_model("qwen3", seed=40), make_model("qwen3", seed=41)
+    base = _publish(StagedVersion(shared, 1), first, tmp_path)
+    staged = StagedChanges(shared, 2, base, "xor")
+    for name, tensor in _named(second):
+        data = tensor.contiguous()
+        found = difference(bytes_in(data), bytes_in(dict(_named(first))[name]), "xor")
+        if found is not None:
+            digest = checksum("xxh3-128", bytes_in(data))
+            entry = Entry(tuple(data.shape), "float32", "", digest)
+            staged.write_changes({name: (entry, found.payload)})
+    staged.publish(tmp_path)
+    body = {"local_checkpoint_dir": str(local), "source_dir": str(shared)}
+    path = server.post("/pull_weights", **body, target_version=2).json()["path"]
+    assert path == str(local / "weight_v000002") and not serves(server, second)
+    assert server.post("/update_weights_from_disk", model_path=path).status_code == 200
+    assert serves(server, second)
+    refused = server.post("/pull_weights", **body, target_version=3)
+    assert refused.status_code == 400 and "weight_v000003: is no version" in refused.json()["message"]
+    relative = server.post("/pull_weights", **{**body, "source_dir": "shared"}, target_version=2)
+    assert relative.status_code == 400 and "wanted: an absolute path" in relative.json()["message"]
+    assert serves(server, second)
+
+
+def _named(model):
+    return [(name, tensor) for name, tensor in model.state_dict().items() if name != "lm_head.weight"]
+
+
+def _publish(staged, model, assets):
+    (assets / "config.json").write_text(json.dumps(model.config.to_dict()))
+    staged.write(_named(model))
+    return staged.publish(assets)

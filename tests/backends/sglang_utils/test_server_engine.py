@@ -2,10 +2,12 @@ import argparse
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 
 import pytest
 
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
+from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineStartError
 from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
 from slime.config.run import RunConfig
@@ -289,3 +291,38 @@ def test_a_part_on_another_node_serves_no_http_and_is_ready_once_it_runs(tmp_pat
 def test_shutdown_before_launch_does_nothing(engine):
     engine.shutdown()
     assert not engine.is_alive()
+
+
+class HelpedEngine(FakeServerEngine):
+    """A server that leaves it to a helper to fetch weights."""
+
+    pulls_weights = False
+
+
+@pytest.fixture
+def helped(tmp_path):
+    config = make_config(update_weight_local_checkpoint_dir=str(tmp_path / "local"))
+    placement = place(port=free_port(), puller_port=free_port(), api_key="k")
+    engine = HelpedEngine(config, placement, tmp_path)
+    yield engine
+    engine.shutdown()
+
+
+def test_a_helper_that_fetches_weights_lives_and_ends_with_the_server(helped, tmp_path):
+    assert helped.endpoint.puller == f"http://127.0.0.1:{helped.placement.puller_port}"
+    helped.launch()
+    helped.wait_ready(600)
+    assert helped.is_alive()
+    shared, local = str(tmp_path / "shared"), str(tmp_path / "local")
+    stranger = EngineClient(replace(helped.endpoint, api_key="wrong"))
+    for client, place, said in (
+        (helped.client, local, "/pull_weights: HTTP 400: .*is no version of weights"),
+        (helped.client, "/elsewhere", "HTTP 400: .*local_checkpoint_dir /elsewhere"),
+        (stranger, local, "HTTP 401"),
+    ):
+        body = {"local_checkpoint_dir": place, "source_dir": shared, "target_version": 1}
+        with pytest.raises(EngineError, match=said):
+            client.request("POST", f"{helped.endpoint.puller}/pull_weights", body)
+    helped._puller.terminate(5)
+    assert not helped.is_alive()
+    assert "helper that fetches weights" in helped.failure_reason()

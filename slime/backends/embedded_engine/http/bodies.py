@@ -76,6 +76,12 @@ class UpdateFromDiskBody(Body):
     weight_version: str | None = None
 
 
+class PullWeightsBody(Body):
+    local_checkpoint_dir: str
+    source_dir: str
+    target_version: int
+
+
 class UpdateVersionBody(Body):
     new_version: str
     abort_all_requests: bool = True

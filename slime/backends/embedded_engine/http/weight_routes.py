@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fastapi import APIRouter, Request
@@ -15,6 +15,7 @@ from slime.backends.embedded_engine.http.bodies import (
     CheckerBody,
     JoinGroupBody,
     LeaveGroupBody,
+    PullWeightsBody,
     SelectorBody,
     UpdateFromDiskBody,
     UpdateFromDistributedBody,
@@ -27,7 +28,10 @@ from slime.backends.embedded_engine.http.bodies import (
 )
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.state import ServerState, state_of
+from slime.weight_sync.versions.local import pull
+from slime.weight_sync.versions.puller import asked
 
+T = TypeVar("T")
 router = APIRouter()
 
 
@@ -113,6 +117,18 @@ async def update_weights_from_disk(request: Request) -> Response:
     return await _update(state, body.abort_all_requests, load, num_paused_requests=paused)
 
 
+@router.post("/pull_weights")
+async def pull_weights(request: Request) -> Response:
+    """Fetches a published version to this machine while generation goes on, as the original's SGLang does."""
+    body = await read_body(request, PullWeightsBody)
+    try:
+        local, source, version = asked(body.model_dump())
+        path = await _in_daemon_thread("pull-weights", lambda: pull(source, local, version))
+    except (ValueError, OSError) as error:
+        return _failure(BadRequest(str(error)))
+    return _success(f"Version {version} is there.", path=str(path))
+
+
 @router.post("/update_weight_version")
 async def update_weight_version(request: Request) -> Response:
     body = await read_body(request, UpdateVersionBody)
@@ -130,6 +146,7 @@ async def init_weights_update_group(request: Request) -> Response:
     state = state_of(request)
     try:
         await _in_daemon_thread(
+            "join-group",
             lambda: state.updater.groups.join(
                 body.master_address,
                 body.master_port,
@@ -137,7 +154,7 @@ async def init_weights_update_group(request: Request) -> Response:
                 body.world_size,
                 body.group_name,
                 body.backend,
-            )
+            ),
         )
     except BadRequest as error:
         return _failure(error)
@@ -174,21 +191,21 @@ async def weights_checker(request: Request) -> Response:
     return _success(f"weights_checker {body.action}: done", **found)
 
 
-async def _in_daemon_thread(function: Callable[[], None]) -> None:
+async def _in_daemon_thread(name: str, function: Callable[[], T]) -> T:
     """Runs a function like ``asyncio.to_thread``, but the server can end while the function still blocks."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    done: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
         try:
-            function()
+            result = function()
         except Exception as error:  # handed to whoever awaits it
             loop.call_soon_threadsafe(done.set_exception, error)
         else:
-            loop.call_soon_threadsafe(done.set_result, None)
+            loop.call_soon_threadsafe(done.set_result, result)
 
-    threading.Thread(target=run, name="join-group", daemon=True).start()
-    await done
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
 
 
 def _specs(body: UpdateFromDistributedBody) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:

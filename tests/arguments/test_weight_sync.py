@@ -1,0 +1,55 @@
+"""Flags of changes over a directory: what they need, and what they cannot be with."""
+
+import pytest
+
+from slime.arguments import validated_args
+
+ENGINES = dict(colocate=None, rollout_num_gpus=1)
+
+
+@pytest.fixture
+def changes(tmp_path):
+    places = dict(update_weight_disk_dir=tmp_path / "shared", update_weight_local_checkpoint_dir="/tmp/local")
+    return dict(**ENGINES, update_weight_mode="delta", update_weight_transport="disk", **places)
+
+
+def test_changes_over_a_directory_are_accepted_with_every_encoding_and_checksum(words, notes, changes):
+    for encoding, checksum in (("xor", "blake3"), ("overwrite", "adler32"), ("overwrite", "xxh3-128")):
+        own = dict(update_weight_delta_encoding=encoding, update_weight_delta_checksum=checksum)
+        assert notes(words(**changes, **own)) == []
+        args = validated_args(words(**changes, **own))
+        found = args.update_weight_delta_encoding, args.update_weight_delta_checksum
+        assert found == (encoding, checksum)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (dict(update_weight_transport="nccl"), "--update-weight-mode delta: with --update-weight-tran"),
+        (dict(colocate=True, rollout_num_gpus=None), "--update-weight-mode delta: with --colocate"),
+        (
+            dict(update_weight_local_checkpoint_dir=None),
+            "--update-weight-local-checkpoint-dir: missing (wanted: a directory on each engine's machine",
+        ),
+        (
+            dict(update_weight_local_checkpoint_dir="local"),
+            "--update-weight-local-checkpoint-dir local: is no absolute path (wanted: one, as it names",
+        ),
+        (dict(update_weight_disk_dir="/tmp/local"), "--update-weight-local-checkpoint-dir /tmp/local: is --"),
+    ],
+)
+def test_what_changes_cannot_do_without_is_named(words, refusal, changes, others, said):
+    assert refusal(words(**changes | others)).startswith(said)
+
+
+def test_engines_whose_machines_make_no_checkpoints_are_refused(words, refusals, changes):
+    others = dict(rollout_num_gpus=None, rollout_external_engine_addrs=["http://127.0.0.1:1"])
+    said = refusals(words(**changes | others))
+    wanted = "--update-weight-local-checkpoint-dir /tmp/local: with --rollout-external-engine-addrs"
+    assert any(line.startswith(wanted) for line in said)
+
+
+def test_engines_that_span_machines_are_refused(words, refusals, changes):
+    others = dict(rollout_num_gpus=4, rollout_num_gpus_per_engine=4, num_gpus_per_node=2)
+    said = refusals(words(**changes | others, actor_num_gpus_per_node=1))
+    assert any("with engines of 4 GPUs, which span machines of 2" in line for line in said)
