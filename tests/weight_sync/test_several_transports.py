@@ -15,7 +15,7 @@ from tests.run_args import run_args
 class Source:
     """Two tensors, a bucket each."""
 
-    ranks = frozenset({0})
+    ranks, rounding = frozenset({0}), 0.0
 
     def manifest(self):
         return [TensorInfo(name, (2,), torch.float32) for name in "ab"]
