@@ -12,7 +12,7 @@ import pytest
 from tests.forking import ForkedPythons, ForkedScript
 
 ROOT = Path(__file__).parents[2]
-# Not fully_async and families, which start a cluster after the other.
+# Not fully_async and families, which start a cluster after the other; those that start one are nightly.
 SCRIPTS = {
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
@@ -60,7 +60,10 @@ OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(name, marks=pytest.mark.cluster if name in CLUSTER else ()) for name in SCRIPTS],
+    [
+        pytest.param(name, marks=(pytest.mark.cluster, pytest.mark.nightly) if name in CLUSTER else ())
+        for name in SCRIPTS
+    ],
 )
 def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
     output, log = tmp_path / "figures.json", tmp_path / "log"
