@@ -21,6 +21,10 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
     ],
+    "colocated TP 2, adapters, one engine": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
+        *("--tensor-model-parallel-size", 2, "--lora-rank", 8, "--lr", 1e-2),
+    ],
     "colocated CP 2, one engine, nuclei": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--context-parallel-size", 2, "--rollout-top-p", 0.9),
