@@ -73,6 +73,9 @@ def _raise_failure(refs: Sequence[ObjectRef], ref: ObjectRef, what: str) -> None
         end = None if _IN_CONSTRUCTOR in str(error) else fate(error, detail)
         how = f"rank {rank} {end}" if end else f"the process of rank {rank} ended: {detail}"
         raise ProcessDied(f"{what}: {how}") from error
+    except ray.exceptions.OutOfMemoryError as error:
+        told = str(error).strip().partition("\n")[0]
+        raise ProcessDied(f"{what}: the process of rank {rank} was killed by Ray: {told}") from error
 
 
 def _raise_death(refs: Sequence[ObjectRef], what: str) -> None:

@@ -1,6 +1,8 @@
 import pytest
+import ray
 
-from slime.ray.ending import exit_status
+from slime.ray.ending import cause, exit_status
+from slime.ray.waiting import ProcessDied, wait_all
 
 
 @pytest.mark.parametrize(
@@ -12,3 +14,22 @@ from slime.ray.ending import exit_status
 )
 def test_the_status_of_an_end(error, status):
     assert exit_status(error) == status
+
+
+LOW = (
+    "2 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1) "
+    "was 4.06GB used / 23.54GB limit (0.172551)"
+)
+
+
+def test_a_process_that_ray_kills_before_the_kernel_would_is_named(monkeypatch):
+    """With the words of Ray's memory monitor, as one whose threshold was 0.02 said them of a run."""
+
+    def get(ref):
+        raise ray.exceptions.OutOfMemoryError(f"{LOW}\nRay killed 2 worker(s) based on the killing policy")
+
+    monkeypatch.setattr(ray, "wait", lambda refs, **how: (refs[1:], refs[:1]))
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(ProcessDied) as error:
+        wait_all(["first", "second"], "actor: train", timeout=1.0)
+    assert cause(error.value) == f"actor: train: the process of rank 1 was killed by Ray: {LOW}"
