@@ -2,11 +2,17 @@
 
 _FORMATS = ("models/test_number_formats", "models/test_stored_scale", "models/test_stored_format")
 _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
+_ENGINE = "backends/embedded_engine"
+_FSDP, _MEGATRON = "backends/fsdp_utils", "backends/megatron_utils"
 _SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_agreement"),
     "slime/weight_sync/update.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
     "slime/weight_sync/report.py": ("weight_sync/test_disk",),
+    "slime/weight_sync/versions/puller.py": (
+        "weight_sync/test_delta",
+        "backends/sglang_utils/test_server_engine",
+    ),
     "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast",),
     "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),
     "slime/weight_sync/transports/session.py": ("weight_sync/test_session", "weight_sync/test_disk"),
@@ -42,24 +48,139 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/grading_pool.py": ("rollout/test_grading_processes",),
+    "slime/rollout/rm_hub/grading_worker.py": (
+        "rollout/test_grading_confinement",
+        "rollout/test_grading_processes",
+    ),
     "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
     "slime/backends/embedded_engine/sampler.py": (
         "backends/embedded_engine/test_sampler",
         "backends/embedded_engine/test_penalties",
         "backends/embedded_engine/grammar/test_grammars",
     ),
+    **{
+        f"slime/backends/embedded_engine/http/{name}.py": (
+            f"{_ENGINE}/tool_calls/test_chats",
+            f"{_ENGINE}/test_openai",
+        )
+        for name in (
+            *("answers", "chat_messages", "chat_tools", "dialects", "parsing_routes"),
+            *("openai_bodies", "openai_objects", "openai_routes"),
+        )
+    },
+    **{
+        f"slime/backends/embedded_engine/{name}.py": (f"{_ENGINE}/test_generate", f"{_ENGINE}/test_streaming")
+        for name in ("http/generate_routes", "http/responses", "http/running", "stopping")
+    },
+    **{
+        f"slime/backends/embedded_engine/{name}.py": (
+            f"{_ENGINE}/test_weight_updates",
+            f"{_ENGINE}/test_server",
+        )
+        for name in ("http/weight_routes", "weight_updater", "weight_checker", "weight_groups")
+    },
+    **{
+        f"slime/backends/embedded_engine/{name}.py": (f"{_ENGINE}/test_control", f"{_ENGINE}/test_scheduler")
+        for name in ("engine", "http/control_routes", "http/info_routes")
+    },
+    **{
+        f"slime/backends/embedded_engine/grammar/{name}.py": (f"{_ENGINE}/grammar/test_grammars",)
+        for name in ("compiler", "constraint", "wanted", "worker")
+    },
+    **{
+        f"slime/backends/embedded_engine/{name}.py": (
+            f"{_ENGINE}/test_experts",
+            f"{_ENGINE}/test_device",
+            f"{_ENGINE}/test_generate",
+        )
+        for name in (
+            "executor",
+            "model",
+            "mlp",
+            "linear",
+            "spans",
+            "parameters",
+            "named_weights",
+            "model_config",
+        )
+    },
+    **{
+        f"slime/backends/embedded_engine/row_{name}.py": (f"{_ENGINE}/test_transformers",)
+        for name in ("attention", "executor", "experts", "states")
+    },
+    "slime/backends/embedded_engine/http/prompts.py": (
+        f"{_ENGINE}/test_generate",
+        "backends/sglang_utils/test_conformance_edges",
+    ),
+    "slime/backends/embedded_engine/memory_occupation.py": (
+        f"{_ENGINE}/test_control",
+        f"{_ENGINE}/test_server",
+    ),
+    "slime/backends/embedded_engine/__main__.py": (f"{_ENGINE}/test_server",),
     "slime/backends/embedded_engine/kv_cache.py": (
         "backends/embedded_engine/test_experts",
         "backends/embedded_engine/test_scheduler",
     ),
     "slime/backends/embedded_engine/checkpoint.py": ("backends/embedded_engine/test_checkpoint",),
     "slime/backends/embedded_engine/http/state.py": ("backends/embedded_engine/test_scheduler",),
+    "slime/backends/fsdp_utils/step.py": (f"{_FSDP}/test_float16", f"{_FSDP}/test_any_model"),
+    "slime/backends/fsdp_utils/optimizer.py": (f"{_FSDP}/test_float16", f"{_FSDP}/test_any_model"),
+    "slime/backends/fsdp_utils/loss_scale.py": (f"{_FSDP}/test_float16",),
+    "slime/backends/fsdp_utils/attention.py": (f"{_FSDP}/test_forward", f"{_FSDP}/test_ways"),
+    "slime/backends/fsdp_utils/probe.py": (f"{_FSDP}/test_ways",),
+    "slime/backends/fsdp_utils/model.py": (f"{_FSDP}/test_hf_weights", f"{_FSDP}/test_any_model"),
+    "slime/backends/fsdp_utils/value_head.py": (f"{_FSDP}/test_critic",),
+    **{
+        f"slime/backends/megatron_utils/{name}.py": (
+            f"{_MEGATRON}/test_model_layers",
+            f"{_MEGATRON}/test_model_logits",
+        )
+        for name in (
+            *("layers", "layer_spec", "latent_attention", "gated_attention", "qk_norm", "sandwich_norms"),
+            *("model_config", "model_provider"),
+        )
+    },
+    **{
+        f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_mtp",)
+        for name in ("mtp_step", "mtp_checkpoint")
+    },
+    **{
+        f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_model_cpu_support",)
+        for name in ("cpu_support", "import_hook")
+    },
+    "slime/backends/megatron_utils/moe.py": (f"{_MEGATRON}/test_moe_model", f"{_MEGATRON}/test_moe_step"),
+    "slime/backends/megatron_utils/step.py": (f"{_MEGATRON}/test_train_step_parity",),
+    "slime/backends/megatron_utils/value_head.py": (f"{_MEGATRON}/test_critic",),
+    "slime/backends/megatron_utils/moment_storage.py": (
+        f"{_MEGATRON}/test_fused_adam",
+        f"{_MEGATRON}/test_optimizer_kinds",
+    ),
+    "slime/backends/megatron_utils/named_params.py": (
+        f"{_MEGATRON}/test_hf_weights",
+        f"{_MEGATRON}/test_freezing",
+    ),
+    "slime/backends/megatron_utils/convert.py": ("tools/test_convert",),
+    "slime/backends/megatron_utils/model_on_paper.py": ("check/test_memory",),
+    "slime/backends/megatron_utils/initialize.py": (
+        f"{_MEGATRON}/test_freezing",
+        f"{_MEGATRON}/test_context_parallel",
+    ),
+    "slime/backends/megatron_utils/worker.py": (
+        f"{_MEGATRON}/test_offload",
+        f"{_MEGATRON}/test_skipped_steps",
+        f"{_MEGATRON}/test_freezing",
+    ),
     "slime/backends/fsdp_utils/lr_scheduler.py": (
         "backends/fsdp_utils/test_lr_scheduler",
         "backends/megatron_utils/test_optimizer",
     ),
 }
 EQUIVALENT: dict[str, str] = {
-    "slime/backends/embedded_engine/sampler.py: -1  =>  +1": "the last of two dimensions, in _invert's sum",
+    "slime/backends/embedded_engine/sampler.py: -1  =>  +1 (5)": "the last of two dimensions",
+    "slime/models/checkpoint/mxfp4.py: scales > _BIAS + 125  =>  scales >= _BIAS + 125": (
+        "products with one scale more are looked at, and 6 x 2^125 is finite"
+    ),
+    "slime/weight_sync/transports/broadcast.py: 1  =>  2 (3)": "a pool with a thread more than it has tasks",
+    "slime/weight_sync/versions/manifest.py: 1  =>  2 (2)": "the blanks before a line of JSON",
 }
-"""By `sampled_mutants.label` of a mutant that no test can kill: why."""
+"""By the label of a mutant that no test can kill: why."""

@@ -41,7 +41,7 @@ PACKAGES = ("weight_sync", "models", "rollout", "backends")
 KILLED, SURVIVES, NOT_JUDGED = "killed", "survives", "not judged"
 _MAX_FILES, _MAX_SECONDS = 2, 10.0  # of tests beside the file of a module's name
 _FURTHER_SECONDS = 60.0
-_TEST_LIMIT_S = 150
+_TEST_LIMIT_S = 120
 _LEAST_S = 300.0
 _SLOWER = 10.0
 """So many times what the tests need on an idle machine; a busy one is no mutant's fault."""

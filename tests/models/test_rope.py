@@ -24,6 +24,7 @@ SCALINGS = {
     "yarn whose ramp goes on": YARN
     | {"original_max_position_embeddings": 2**26, "beta_slow": 1e-3, "beta_fast": 1e6},
     "yarn whose ramp begins before": YARN | {"original_max_position_embeddings": 64, "beta_fast": 64.0},
+    "yarn whose ramp has no length": YARN | {"original_max_position_embeddings": 6},
     "yarn with a factor of attention": YARN | {"attention_factor": 1.25},
 }
 

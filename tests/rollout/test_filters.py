@@ -39,6 +39,19 @@ def test_bare_verdicts_are_wrapped_and_no_filter_keeps():
     assert call_dynamic_filter(lambda *args: False, 1) == DynamicFilterOutput(keep=False)
 
 
+class Later:
+    """What an async filter returns."""
+
+    def __await__(self):
+        yield
+
+
+@pytest.mark.parametrize("answer", [None, Later()])
+def test_a_filter_that_decides_nothing_is_an_error(answer):
+    with pytest.raises(TypeError, match="expected a DynamicFilterOutput or a bool"):
+        call_dynamic_filter(lambda *args: answer, 1)
+
+
 def test_drops_are_counted_by_reason():
     metrics = MetricGatherer()
     for reason in ("a", "b", "a", None):
