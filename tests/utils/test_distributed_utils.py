@@ -131,6 +131,7 @@ join_process_group(10)
 sum_of_ranks = torch.tensor(dist.get_rank() + 1)
 dist.all_reduce(sum_of_ranks)
 print(f"{sum_of_ranks.item()} of {dist.get_world_size()}")
+dist.destroy_process_group()  # else gloo's threads may outlive the interpreter, which aborts
 """
 
 
