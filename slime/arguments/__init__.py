@@ -99,12 +99,12 @@ def _derive_and_look(
 ) -> None:
     from slime.arguments.core.run_args import is_known
     from slime.arguments.core.working_directory import make_absolute
-    from slime.arguments.registry import declared_groups, notes
+    from slime.arguments.registry import declared_groups, is_idle, notes
     from slime.arguments.validate.tokenizer_process import tokenizer_process
 
     if not mistakes.messages:
         told += notes(args)
-    specs = (spec for group in declared_groups() for spec in group.flags)
+    specs = (spec for group in declared_groups() for spec in group.flags if not is_idle(args, spec))
     mistakes.try_to(lambda: make_absolute(args, (spec for spec in specs if is_known(args, spec.dest))))
     # Started early: it takes as long as all that comes before its first answer is needed.
     with nullcontext() if mistakes.messages else tokenizer_process():

@@ -137,10 +137,23 @@ def derived_names() -> set[str]:
     return unset | {field.name for field in fields(RuntimeContext)}
 
 
+@cache
+def _by_option() -> dict[str, Flag]:
+    return {name: spec for group in declared_groups() for spec in group.flags for name in spec.names}
+
+
+def is_idle(args: Namespace, spec: Flag) -> bool:
+    """Whether the flag without which this one has no effect is not given."""
+    if not spec.idle_without:
+        return False
+    other = _by_option().get(spec.idle_without)
+    return other is None or vars(args).get(other.dest, other.default) == other.default
+
+
 def notes(args: Namespace) -> Iterator[str]:
     """What of the flags as given, before anything is derived, will have no effect."""
-    specs = [spec for group in declared_groups() for spec in group.flags if spec.idle_without]
-    for spec in specs:
+    idle = (spec for group in declared_groups() for spec in group.flags if is_idle(args, spec))
+    for spec in idle:
         value = getattr(args, spec.dest)
         if value != spec.default:
             shown = "" if isinstance(value, bool) else f" {value}"

@@ -25,6 +25,7 @@ def test_they_have_the_names_that_other_programs_have(words):
 def test_without_a_rank_they_have_no_effect(words, notes):
     (note,) = [note for note in notes(words(lora_alpha=8)) if "lora" in note]
     assert note.startswith("--lora-alpha 8.0: has no effect without --lora-rank")
+    assert not [note for note in notes(words(lora_alpha=8, lora_rank=4)) if "lora" in note]
 
 
 @pytest.mark.parametrize(

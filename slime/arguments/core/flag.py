@@ -48,8 +48,7 @@ class Flag:
         supported: the values this version can honour, None for all of them.
         wanted: what to use instead of an unsupported value, when that is not one of ``supported``.
         same_as_default: unsupported values that change nothing, as a size of 1; the default replaces them.
-        idle_without: the flag without which this one has no effect, which makes its value a matter of
-            indifference as long as that other one is refused.
+        idle_without: the flag without which this one has no effect, whatever its value.
         at_least, above, at_most, below: the range of a number, or of each number of a list.
         also: numbers outside of the range that mean something, as -1 for "all".
         place: the value names a file or a directory.
