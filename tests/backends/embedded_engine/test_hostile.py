@@ -130,7 +130,7 @@ async def test_the_connection_ends_with_an_answer_after_which_the_server_closes_
 
 async def test_any_failure_to_join_a_group_is_told():
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(weight_routes._in_daemon_thread(lambda: 1 // 0), 60)
+        await asyncio.wait_for(weight_routes._in_daemon_thread("test", lambda: 1 // 0), 60)
 
 
 def test_the_name_of_a_group_is_taken_once():
