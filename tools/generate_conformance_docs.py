@@ -4,7 +4,6 @@ python tools/generate_conformance_docs.py           # write the page
 python tools/generate_conformance_docs.py --check   # exit with 1 if it would change
 """
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.backends.sglang_utils.comparison import Note, Request, read_list  # noqa: E402
-from tools.generate_flag_docs import table  # noqa: E402
+from tools.generated_page import table, write_or_check  # noqa: E402
 
 PAGE = ROOT / "docs" / "conformance.md"
 HEADER = ("where", "SGLang", "embedded engine", "why")
@@ -126,16 +125,7 @@ def conformance_page() -> str:
 
 def main() -> int:
     """Writes or checks the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    text = conformance_page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE}: out of date (run python tools/generate_conformance_docs.py)", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, conformance_page(), "generate_conformance_docs.py")
 
 
 if __name__ == "__main__":

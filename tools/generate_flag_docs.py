@@ -20,6 +20,7 @@ from slime.arguments.core.foreign import foreign_flags
 from slime.arguments.core.parser import build_parser
 from slime.arguments.core.values import has_range, range_text
 from slime.arguments.registry import FlagGroup, documented_groups
+from tools.generated_page import table, write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """\
@@ -105,23 +106,9 @@ def is_refused(spec: Flag) -> bool:
     return spec.supported is not None and all(value == spec.default for value in spec.supported)
 
 
-def cell(text: str) -> str:
-    """Text that cannot break out of a table cell or start an HTML tag."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
 def anchored(text: str) -> str:
     """A cell of flags, where links to `flags.md#--lr` lead."""
     return re.sub(r"`(--[\w-]+)`", r'<a id="\1"></a>`\1`', text)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    cells = [[cell(text) for text in row] for row in rows]
-    if header[0] in ("flag", "options"):
-        cells = [[anchored(first), *rest] for first, *rest in cells]
-    lines = [header, ["---"] * len(header), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def group_section(group: FlagGroup) -> Iterator[str]:
@@ -130,12 +117,12 @@ def group_section(group: FlagGroup) -> Iterator[str]:
     honoured = [spec for spec in group.flags if not is_refused(spec)]
     if honoured:
         rows = [(names_text(spec), type_name(spec), default_text(spec), _help(spec)) for spec in honoured]
-        yield table(("flag", "type", "default", "meaning"), rows)
+        yield table(("flag", "type", "default", "meaning"), rows, anchored)
     refused = [spec for spec in group.flags if is_refused(spec)]
     if refused:
         yield "Not supported:\n"
         refusals = [(names_text(spec), spec.help, _wanted(spec)) for spec in refused]
-        yield table(("flag", "meaning", "wanted"), refusals)
+        yield table(("flag", "meaning", "wanted"), refusals, anchored)
 
 
 def _help(spec: Flag) -> str:
@@ -186,24 +173,18 @@ def flag_page() -> str:
             sections.insert(-1, ENGINE_NOTE)
     router = next(group for group in parser._action_groups if group.title == "router")
     header = ("flag", "type", "default", "meaning")
-    sections += [f"## Router\n\n{ROUTER_NOTE}\n", table(header, list(router_rows(router._group_actions)))]
+    sections += [
+        f"## Router\n\n{ROUTER_NOTE}\n",
+        table(header, list(router_rows(router._group_actions)), anchored),
+    ]
     sections += [f"## Options of Megatron-LM and of earlier versions\n\n{FOREIGN_NOTE}"]
-    sections += [table(("options", "what becomes of them", "why"), list(foreign_rows()))]
+    sections += [table(("options", "what becomes of them", "why"), list(foreign_rows()), anchored)]
     return "\n".join(sections)
 
 
 def main() -> int:
     """Writes or checks the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    text = flag_page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE}: out of date (run python tools/generate_flag_docs.py)", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, flag_page(), "generate_flag_docs.py")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python tools/generate_metric_docs.py            # writes the page
 python tools/generate_metric_docs.py --check    # exits with status 1 when the page is out of date
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime.observability.metric_table import METRICS, Metric
-from tools.generate_flag_docs import cell
+from tools.generated_page import cell, write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 INTRODUCTION = """\
@@ -74,16 +73,7 @@ def _row(metric: Metric) -> str:
 
 def main() -> int:
     """Writes or checks the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    text = metric_page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE}: out of date (run python tools/generate_metric_docs.py)", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, metric_page(), "generate_metric_docs.py")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import logging
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -75,7 +76,7 @@ async def run_agent(
     return code
 
 
-class BaseHarness:
+class BaseHarness(ABC):
     """Runs one kind of command-line agent in a sandbox. A kind says what is installed, written and started.
 
     What it writes lies in ``folder``, which the agent's user alone can read. The agent's environment has
@@ -109,9 +110,9 @@ class BaseHarness:
         """Returns the agent's environment, its key included."""
         return {}
 
+    @abstractmethod
     def start_command(self) -> str:
         """Returns a line of shell that works on the text in ``$SLIME_PROMPT_FILE``."""
-        raise NotImplementedError
 
     async def install_cli(self, sb: Sandbox) -> None:
         """Installs the agent's program, unless the sandbox has it.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.utils.addresses import is_loopback
+from slime.utils.same_site import FOREIGN, is_foreign
 from slime.weight_sync.versions.local import pull
 
 _MAX_BYTES = 64 * 1024
@@ -32,7 +33,7 @@ class PullServer(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, local: Path, api_key: str | None) -> None:
         super().__init__((host, port), _Handler)
-        self.local, self.api_key = local, api_key
+        self.host, self.local, self.api_key = host, local, api_key
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Status and content of the answer to a request."""
@@ -56,6 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.path != "/pull_weights":
             self._answer(404, {"success": False, "message": f"{self.path}: not here"})
+        elif is_foreign(self.headers.get("Host", ""), self.headers.get("Origin", ""), self.server.host):
+            self._answer(403, FOREIGN)
         elif not self._has_key():
             self._answer(401, {"success": False, "message": "wrong or missing API key"})
         else:

@@ -1,5 +1,6 @@
 """The server that says how likely a Megatron model finds tokens, against ``transformers``' models."""
 
+import asyncio
 import math
 import time
 from argparse import ArgumentParser, Namespace
@@ -9,6 +10,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from aiohttp import BasicAuth
 from aiohttp.test_utils import TestClient, TestServer
 
 from slime.backends.megatron_utils.server.app import LogProbApp
@@ -116,6 +118,12 @@ def test_a_teacher_is_asked_over_http_and_given_other_weights(checkpoints, tmp_p
                 other, log_probs_of(checkpoints[1], IDS)[:-1].gather(1, torch.tensor(IDS[1:])[:, None])[:, 0]
             )
             assert (torch.tensor(other) - wanted).abs().max() > 0.1
+            empty = client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)})
+            assert empty.status_code == 400 and "no *.safetensors files" in empty.text
+            assert client.post("/generate", json={"input_ids": IDS}).status_code == 503
+            back = client.post("/update_weights_from_disk", json={"model_path": checkpoints[0]})
+            assert back.status_code == 200, back.text
+            near(client.post("/generate", json={"input_ids": IDS}).json()["log_probs"], wanted)
     finally:
         process.kill()
 
@@ -190,6 +198,46 @@ async def test_nothing_is_answered_while_weights_are_replaced(idle, tmp_path):
     work.outcome.set_result(None)
     assert (await client.get("/healthz")).status == 200
     assert (await (await client.get("/info")).json())["model_path"] == str(tmp_path)
+
+
+async def test_nothing_is_answered_after_weights_that_could_not_be_loaded_but_other_weights_help(
+    idle, tmp_path
+):
+    app, client = idle
+    for reason, status in (("no tensor 'model.norm.weight'", 400), (None, 200)):
+        update = asyncio.create_task(client.post("/update_weights_from_disk", json={"load": str(tmp_path)}))
+        work = await asyncio.to_thread(app.work.get, timeout=60)
+        work.outcome.set_result(reason)
+        assert (await update).status == status
+        answer = await client.get("/healthz")
+        assert answer.status == (503 if reason else 200) and (reason or "ok") in await answer.text()
+    assert (await (await client.get("/info")).json())["model_path"] == str(tmp_path)
+
+
+async def test_requests_show_the_key_as_a_token_or_in_their_address():
+    app = LogProbApp(filled(MegatronServerConfig, args_with()), "secret")
+    app.state = ""
+    async with TestClient(TestServer(app.app)) as client:
+        assert (await client.get("/healthz")).status == 200
+        for shown, status in {
+            "Bearer secret": 200,
+            BasicAuth("student", "secret").encode(): 200,
+            "Bearer other": 401,
+            BasicAuth("secret", "other").encode(): 401,
+            "secret": 401,
+            "Basic ?": 401,
+            "": 401,
+        }.items():
+            answer = await client.get("/info", headers={"Authorization": shown})
+            assert answer.status == status, shown
+
+
+def test_a_key_is_required_beyond_loopback(monkeypatch):
+    monkeypatch.delenv("TEACHER_API_KEY", raising=False)
+    with pytest.raises(ValueError, match=r"^--teacher-host 0.0.0.0: no key .* \(wanted: TEACHER_API_KEY"):
+        validate_megatron_server_args(args_with(teacher_host="0.0.0.0"))
+    monkeypatch.setenv("TEACHER_API_KEY", "secret")
+    validate_megatron_server_args(args_with(teacher_host="0.0.0.0"))
 
 
 def test_flags_are_on_the_command_line_or_in_the_environment(monkeypatch):

@@ -4,6 +4,7 @@ import time
 from argparse import Namespace
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
@@ -323,6 +324,8 @@ def test_a_helper_that_fetches_weights_lives_and_ends_with_the_server(helped, tm
         body = {"local_checkpoint_dir": place, "source_dir": shared, "target_version": 1}
         with pytest.raises(EngineError, match=said):
             client.request("POST", f"{helped.endpoint.puller}/pull_weights", body)
+    foreign = {"Origin": "http://elsewhere.example", "Authorization": "Bearer k"}
+    assert httpx.post(f"{helped.endpoint.puller}/pull_weights", headers=foreign, json={}).status_code == 403
     helped._puller.terminate(5)
     assert not helped.is_alive()
     assert "helper that fetches weights" in helped.failure_reason()

@@ -45,12 +45,12 @@ class ToolFormat:
     """What begins calls only where a response begins."""
 
     def read(self, block: str, tools: Tools) -> list[Call]:
-        """The calls of what is from a marker to its end, both included.
+        """The calls of what is from a marker to its end, both included; none in a format without an end.
 
         Raises:
             Malformed: there is none.
         """
-        raise NotImplementedError
+        return []
 
     def read_rest(self, rest: str, tools: Tools) -> Parsed:
         """What follows the last marker that has no end; by default such a call is dropped."""

@@ -1,6 +1,7 @@
 """The HTTP side of the log-prob server: requests become work for the model's ranks, in their order."""
 
 import asyncio
+import hmac
 import itertools
 import queue
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 from aiohttp.typedefs import Handler
 
 from slime.backends.megatron_utils.server.arguments import MegatronServerConfig
@@ -39,15 +40,19 @@ class Refused(Exception):
 class LogProbApp:
     """Serves a model.
 
+    Args:
+        api_key: that requests have to show, as a bearer token or as the password of an address.
+
     Attributes:
-        work: what the ranks are to do.
+        work: what the ranks are to do. A "load" has as its outcome why it failed, None if it did not.
         state: why nothing is answered; empty while it is.
     """
 
-    def __init__(self, config: MegatronServerConfig) -> None:
-        self._config, self._path = config, config.first_weights
+    def __init__(self, config: MegatronServerConfig, api_key: str | None = None) -> None:
+        self._config, self._api_key, self._path = config, api_key, config.first_weights
         self.work: queue.Queue[Work] = queue.Queue()
         self.state = "starting"
+        self._loads_next = False
         self._numbers = itertools.count()
         self._waiting: dict[int, int] = {}  # requests, and how many tokens they have
         self.app = web.Application(client_max_size=_BODY_LIMIT, middlewares=[self._guard])
@@ -63,12 +68,25 @@ class LogProbApp:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin", "")
         if is_foreign(host, origin, self._config.teacher_host):
             return web.json_response(FOREIGN, status=403)
+        if request.path != "/healthz" and not self._has_key(request.headers.get("Authorization", "")):
+            return web.json_response({"error": "wrong or missing key"}, status=401)
         try:
             return await handler(request)
         except Refused as error:
             return web.json_response({"error": str(error)}, status=error.status)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             return web.json_response({"error": f"not a request: {error!r}"}, status=400)
+
+    def _has_key(self, shown: str) -> bool:
+        if self._api_key is None:
+            return True
+        key = shown.removeprefix("Bearer ")
+        if key == shown:
+            try:
+                key = BasicAuth.decode(shown).password
+            except ValueError:
+                return False
+        return hmac.compare_digest(key.encode(), self._api_key.encode())
 
     async def _detect(self, request: web.Request) -> web.Response:
         return web.json_response({"type": "megatron"})
@@ -126,26 +144,35 @@ class LogProbApp:
         return {"ids": ids, "sample_n": count, "labels": labels}
 
     async def _update(self, request: web.Request) -> web.Response:
-        """Requests before it are answered by the old weights, those that come meanwhile are refused."""
+        """Requests before it are answered by the old weights, those that come meanwhile are refused.
+
+        So are those after a failure, until an update succeeds.
+        """
         body = await request.json()
         path = body.get("model_path") or body.get("path") or body.get("load")
         if not isinstance(path, str) or not Path(path).is_dir():
             raise Refused(400, f"model_path {path!r} (wanted: a directory of weights)")
-        if self.state:
+        if self.state and not self._loads_next:
             raise Refused(409, self.state)
         limit = float(body.get("timeout_s") or self._config.megatron_server_update_timeout_s)
-        self.state = f"weights are being updated from {path}"
+        self.state, self._loads_next = f"weights are being updated from {path}", False
         outcome = self._put("load", path)
-        outcome.add_done_callback(lambda done: self._updated(path))
+        outcome.add_done_callback(lambda done: self._updated(path, done.result()))
         try:
             async with asyncio.timeout(limit):
-                await asyncio.shield(asyncio.wrap_future(outcome))
+                reason = await asyncio.shield(asyncio.wrap_future(outcome))
         except TimeoutError as error:
             raise Refused(504, f"not done within {limit:g} s: {self.state}") from error
+        if reason:
+            raise Refused(400, reason)
         return web.json_response({"success": True, "model_path": path})
 
-    def _updated(self, path: str) -> None:
-        self.state, self._path = "", path
+    def _updated(self, path: str, reason: str | None) -> None:
+        """After a failure some weights may be the new ones: only other weights help."""
+        if reason is None:
+            self.state, self._path = "", path
+        else:
+            self.state, self._loads_next = f"weights could not be updated: {reason}", True
 
     def _put(self, what: str, about: Any) -> "Future[Any]":
         work = Work(what, about)

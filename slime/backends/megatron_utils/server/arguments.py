@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from slime.utils.addresses import is_loopback
+
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -38,6 +40,7 @@ class _Option(NamedTuple):
             raise ValueError(f"{self.env} {text!r} in the environment (wanted: as --{self.name})") from None
 
 
+KEY = "TEACHER_API_KEY"
 _PORT = 65535
 _OPTIONS = (
     _Option("teacher-host", "127.0.0.1", "address to serve at", "TEACHER_HOST", str, None),
@@ -143,10 +146,16 @@ def configure_megatron_server_args(args: Namespace) -> Namespace:
     return args
 
 
+def key_of_server() -> str | None:
+    """What requests have to show; it stands in the environment alone, as command lines are seen by others."""
+    return os.environ.get(KEY) or None
+
+
 def validate_megatron_server_args(args: Namespace) -> None:
     """
     Raises:
-        ValueError: a value is out of range, or the server cannot have the model in such a layout.
+        ValueError: a value is out of range, the server cannot have the model in such a layout, or has no key
+            beyond loopback.
     """
     given = vars(args)
     for option in _OPTIONS:
@@ -155,6 +164,9 @@ def validate_megatron_server_args(args: Namespace) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
             wanted = f"{low} to {high}" if high is not None else f"at least {low}"
             raise ValueError(f"--{option.name} {value} (wanted: {wanted})")
+    if not is_loopback(given["teacher_host"]) and key_of_server() is None:
+        wanted = f"wanted: {KEY} in the environment"
+        raise ValueError(f"--teacher-host {given['teacher_host']}: no key beyond loopback ({wanted})")
     for dest, reason in _ALONE.items():
         if (given.get(dest) or 1) > 1:
             raise ValueError(

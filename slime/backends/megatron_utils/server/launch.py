@@ -16,10 +16,9 @@ import torch.distributed as dist
 from aiohttp import web
 
 from slime.backends.megatron_utils.server.app import LogProbApp, Work
-from slime.backends.megatron_utils.server.arguments import MegatronServerConfig
+from slime.backends.megatron_utils.server.arguments import MegatronServerConfig, key_of_server
 from slime.backends.megatron_utils.server.model import LogProbModel, Question
 from slime.config.run import filled
-from slime.utils.addresses import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +42,15 @@ def launch(args: Namespace) -> None:
             message: list[Any] = [None, None]
             dist.broadcast_object_list(message, src=0)
             _do(model, *message)
-    config = filled(MegatronServerConfig, args)
-    if not is_loopback(config.teacher_host):
-        logger.warning(
-            "--teacher-host %s: whoever reaches it may ask, and replace weights", config.teacher_host
-        )
-    served = LogProbApp(config)
+    config, key = filled(MegatronServerConfig, args), key_of_server()
+    served = LogProbApp(config, key)
     end = _serve(served.app, config.teacher_host, config.teacher_warmup_port)
     model = LogProbModel(args)
     if config.megatron_server_warmup:
         _warm_up(model, config.teacher_warmup_timeout_s)
     if config.teacher_port != config.teacher_warmup_port:
         end()
-        served = LogProbApp(config)
+        served = LogProbApp(config, key)
         _serve(served.app, config.teacher_host, config.teacher_port)
     served.state = ""
     logger.info("log-probs at http://%s:%d", config.teacher_host, config.teacher_port)
@@ -88,7 +83,19 @@ def _tell_and_do(model: LogProbModel, what: str, about: Any) -> Any:
 def _do(model: LogProbModel, what: str, about: Any) -> Any:
     if what == "answer":
         return model.answer(Question(**about))
-    return model.load(about) if what == "load" else None
+    return _load(model, about) if what == "load" else None
+
+
+def _load(model: LogProbModel, path: str) -> str | None:
+    """Returns why a rank could not load the weights; None if all have."""
+    reason = None
+    try:
+        model.load(path)
+    except (ValueError, OSError) as error:
+        reason = str(error)
+    reasons: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next(filter(None, reasons), None)
 
 
 def _serve(app: web.Application, host: str, port: int) -> Callable[[], None]:
