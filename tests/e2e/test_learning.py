@@ -20,11 +20,15 @@ def start(tmp_path_factory):
     return layout
 
 
-# One that differs in its advantages, one that differs in its loss, and one with a second model.
+# One that differs in its advantages, one that differs in its loss, one with a second model, and adapters.
+RUNS = {name: ALGORITHMS[name] for name in ("reinforce_plus_plus", "gspo", "ppo")}
+RUNS["adapters"] = (*ALGORITHMS["grpo"], "--lora-rank", "8", "--lora-alpha", "16", "--lr", "4e-3")
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["reinforce_plus_plus", "gspo", "ppo"])
+@pytest.mark.parametrize("name", RUNS)
 def test_practice_raises_held_out_accuracy(start, name) -> None:
     layout = branch(start, start.root.with_name(name))
-    practise(layout, 0, ROLLOUTS, name, ALGORITHMS[name], Console())
+    practise(layout, 0, ROLLOUTS, name, RUNS[name], Console())
     accuracy = curves(layout)["eval_sampled"]
     assert accuracy[str(ROLLOUTS)] >= accuracy["0"] + GAIN, accuracy

@@ -33,6 +33,7 @@ LAYOUTS = {
         },
     ),
     "PP 2 + VPP 2": (2, {**PP2, "virtual_pipeline_model_parallel_size": 2}),
+    "CP 2": (2, {"context_parallel_size": 2}),
     "DP 2": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 4000}),
 }
 
