@@ -74,6 +74,7 @@ async def put(sandbox, name):
     await sandbox.exec(f"chmod +x {PROGRAMS}/{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HARNESSES)
 async def test_an_agent_s_turns_are_trained_by_their_own_tokens(enter, engine, tokenizer, kind):
     harness, adapter_class = HARNESSES[kind]
@@ -114,6 +115,7 @@ async def test_what_a_task_says_is_filled_into_the_configuration(enter):
         CommandHarness("other", "agent --key {session_id}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stays", [False, True], ids=["one command", "detached"])
 async def test_an_agent_over_its_time_ends_with_all_that_it_started(enter, stays):
     sandbox = await enter(keep_background=stays)

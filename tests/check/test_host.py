@@ -14,6 +14,7 @@ from tests.check.harness import checked_args, host_of_trainers, write_config
 from tests.megatron_harness import run_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"fp32": True}, {"freeze_params_name_list": ["mlp"]}], ids=str)
 def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
     """Two data-parallel ranks, each of which gathers the state of both for a checkpoint.
@@ -32,6 +33,7 @@ def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
     assert role.node.needs.total == 2 * (host.asleep + host.saving)
 
 
+@pytest.mark.slow
 def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
     path = write_config("qwen3", tmp_path)
     weights = trained_roles(checked_args(path))[0].stages[0].states.weights

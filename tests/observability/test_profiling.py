@@ -46,6 +46,7 @@ def backward(names: set[str]) -> bool:
     return any("Backward" in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_rollout_get_a_trace_each(checkpoint, tmp_path) -> None:
     targets = {"profile_target": ["train_actor", "train_log_probs"], "use_rollout_entropy": True}
     traces = profile(checkpoint, tmp_path / "not" / "there", **targets)
@@ -56,6 +57,7 @@ def test_the_parts_of_a_rollout_get_a_trace_each(checkpoint, tmp_path) -> None:
     assert any("train_one_step" in name for name in steps), "stacks of Python"
 
 
+@pytest.mark.slow
 def test_a_rank_alone_may_be_profiled_with_all_that_it_does(checkpoint, tmp_path) -> None:
     traces = profile(checkpoint, tmp_path, world_size=2, profile_ranks=[1], profile_target=["train_overall"])
     (name,) = traces

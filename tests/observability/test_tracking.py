@@ -212,6 +212,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_offline_wandb_leaves_a_run_on_disk_and_a_job_that_goes_on_continues_it(tmp_path):
     """In a process of its own: wandb starts a service that would outlive the test."""
     command = [sys.executable, "-c", _JOBS, str(tmp_path)]

@@ -29,12 +29,20 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
         *("--tensor-model-parallel-size", 2, "--rollout-top-p", 0.9),
     ],
+    "changes over a directory": [
+        *("--update-weight-mode", "delta", "--update-weight-transport", "disk"),
+        *("--update-weight-disk-dir", "{}/versions", "--update-weight-local-checkpoint-dir", "{}/local"),
+    ],
+    "adapters": ["--lora-rank", 8, "--lr", 1e-2],
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, record_property) -> None:
-    run = start([*rl_flags, *ON_CPU, *LAYOUTS[layout], "--num-rollout", 3]).expect_success(timeout=600)
+def test_grpo_runs_and_trainer_and_engine_agree(
+    layout: str, start, rl_flags, tmp_path: Path, record_property
+) -> None:
+    own = [str(word).format(tmp_path) for word in LAYOUTS[layout]]
+    run = start([*rl_flags, *ON_CPU, *own, "--num-rollout", 3]).expect_success(timeout=600)
     rows = run.rows("train")
     assert sorted(rows) == [0, 1, 2]
     gap = max(row["train/train_rollout_logprob_abs_diff"] for row in rows.values())

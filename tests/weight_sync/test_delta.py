@@ -197,6 +197,7 @@ def test_an_engine_stands_still_only_to_load(trainer):
     assert engine.paths == [*session, "continue_generation"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_path, monkeypatch, encoding):
     """Links are lost and damaged, a reader comes by now and then, and an engine joins at version 57."""

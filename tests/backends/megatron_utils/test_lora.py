@@ -102,7 +102,9 @@ def reference(checkpoint, adapter, rollout):
     return step | {"adapter": trained, "merged": model.merge_and_unload().state_dict()}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if LAYOUTS[name][0] > 1 else ()) for name in LAYOUTS]
+)
 def test_one_step_agrees_with_peft(layout, checkpoint, adapter, rollout, reference, tmp_path):
     world_size, overrides = LAYOUTS[layout]
     args = trainer_args(checkpoint, lora_adapter_path=adapter, **{**FLAGS, **overrides})
@@ -140,6 +142,7 @@ def _rounded(rank, args):
     return {"merged": merged, "adapter": _tensors(worker.backend.weights(ADAPTER)), "lost": weights.rounding}
 
 
+@pytest.mark.slow
 def test_what_rounding_takes_from_merged_weights_is_told(checkpoint, adapter):
     args = trainer_args(
         checkpoint, lora_adapter_path=adapter, **FLAGS, params_dtype=torch.bfloat16, bf16=True
@@ -168,6 +171,7 @@ def _start(rank, args, target):
     }
 
 
+@pytest.mark.slow
 def test_an_adapter_begins_as_the_base_and_alike_in_every_layout(checkpoint, tmp_path):
     flags = dict(lora_rank=RANK, lora_target_modules=["q_proj", "v_proj", "mlp.down_proj"])
     flags |= dict(lora_exclude_modules=[r".*layers\.0\..*"], lora_use_rslora=True)

@@ -51,6 +51,7 @@ def answers(rank, args, questions):
     return [model.answer(Question(**question)) for question in questions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [{}, {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}], ids=str
 )
@@ -84,6 +85,7 @@ def near(found, wanted):
     torch.testing.assert_close(torch.tensor(found), wanted, atol=NEAR, rtol=NEAR)
 
 
+@pytest.mark.slow
 def test_a_teacher_is_asked_over_http_and_given_other_weights(checkpoints, tmp_path):
     forking()  # before ports are chosen
     port, early, log = free_port(), free_port(), tmp_path / "log"

@@ -309,6 +309,7 @@ def helped(tmp_path):
     engine.shutdown()
 
 
+@pytest.mark.slow
 def test_a_helper_that_fetches_weights_lives_and_ends_with_the_server(helped, tmp_path):
     assert helped.endpoint.puller == f"http://127.0.0.1:{helped.placement.puller_port}"
     helped.launch()
