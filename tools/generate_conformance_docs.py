@@ -38,8 +38,8 @@ them), over a gloo group and from disk. Log-probs agree to 1e-5.
 
 `scripts/test-sglang.sh` also trains with SGLang on the CPU, in float32, two steps of each kind of run:
 colocated and disaggregated layouts, fully async, streaming, SlimeRouter with its radix tree, PPO, FSDP,
-several turns with a tool, distillation from a teacher behind an engine, replayed routes of experts; and it
-kills schedulers during updates. In each kind log-probs of trainer and engine are less than 1e-5 apart as
+several turns with a tool, distillation from a teacher behind an engine, replayed routes of experts, adapters,
+weights as changes over a directory; and it kills schedulers during updates. In each kind log-probs of trainer and engine are less than 1e-5 apart as
 long as tokens are those of the weights that a step starts from. `python benchmarks/sglang_runs.py` writes
 the gaps and times to `benchmarks/results/sglang_runs.json`. Quantised engines are not among them: SGLang
 serves float8 and 4-bit checkpoints in bfloat16 and float16 only, and ends its start by saying so.
