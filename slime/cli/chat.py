@@ -1,70 +1,156 @@
 """``slime chat``: talks to a model in the terminal, behind a URL or in a directory."""
 
 import argparse
-import json
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 
-import httpx
+from slime.cli.chat_engine import served
+from slime.cli.chat_model import ChatFailed, ChatModel
 
-from slime.processes.child import ManagedProcess
-from slime.utils.addresses import find_available_port
-
-_FIRST_PORT = 31_000
-_START_SECONDS, _CONNECT_SECONDS = 600.0, 30.0
-_HELP = "/reset forgets what was said, /quit or the end of input leaves"
-Message = dict[str, str]
+_INDENT = " " * 7
 
 
-class ChatFailed(RuntimeError):
-    """The server cannot be reached, or refuses."""
+@dataclass(frozen=True)
+class Command:
+    """A line that is not for the model; ``act`` returns what is printed."""
+
+    about: str
+    act: Callable[[ChatModel, str], str]
+
+
+def _reset(model: ChatModel, text: str) -> str:
+    model.reset()
+    return "What was said is forgotten."
+
+
+def _system(model: ChatModel, text: str) -> str:
+    if not text:
+        return f"The model is told first: {model.system or '(nothing)'}"
+    model.system = text
+    return _reset(model, text)
+
+
+COMMANDS = {
+    "/help": Command("these lines", lambda model, text: page()),
+    "/reset": Command("forgets what was said", _reset),
+    "/system": Command("TEXT: tells the model this first, and forgets the rest", _system),
+}
+_LEAVING = ("/exit", "/quit")
+
+
+def page() -> str:
+    """What may be typed."""
+    rows = {
+        **{name: command.about for name, command in COMMANDS.items()},
+        "/exit": "leaves, as /quit and Ctrl-D do",
+        "Ctrl-C": "stops an answer, or drops the line that is typed",
+        "\\": "at the end of a line: it goes on in the next one",
+    }
+    return "\n".join(f"  {name:<8} {about}" for name, about in rows.items())
 
 
 def run(words: Sequence[str]) -> int:
     """Reads lines and prints answers, until the input ends."""
-    parser = argparse.ArgumentParser("slime chat", description=f"{__doc__} {_HELP}.", allow_abbrev=False)
-    parser.add_argument(
-        "model", help="http://HOST:PORT of an engine or a router, or a checkpoint's directory"
-    )
-    parser.add_argument("--system", help="what the model is told first")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-tokens", type=int, default=512, help="of an answer")
-    parser.add_argument(
-        "--key-variable", metavar="NAME", help="variable of the environment with the server's key"
-    )
-    args = parser.parse_args(words)
+    args = _parser().parse_args(words)
     try:
-        with _served(args.model) as url:
-            _talk(_Model(url, args))
-    except (ChatFailed, httpx.HTTPError, OSError) as error:
+        key = _key(args.key_variable)
+        with served(args.model) as url:
+            options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+            _talk(ChatModel(url, key, args.system, options))
+    except (ChatFailed, OSError) as error:
         print(f"error: {args.model}: {harmless(str(error))}", file=sys.stderr)
         return 1
     return 0
 
 
-def _talk(model: "_Model") -> None:
-    print(f"{model.name} at {model.url}: {_HELP}.")
-    while True:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "slime chat",
+        description=__doc__,
+        epilog=f"in the conversation:\n{page()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", help="http://HOST:PORT of an engine or a router, or a checkpoint's directory"
+    )
+    parser.add_argument("--system", help="what the model is told first")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=int, default=512, help="of an answer (default: 512)")
+    parser.add_argument(
+        "--key-variable", metavar="NAME", help="variable of the environment with the server's key"
+    )
+    return parser
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable)):
+        raise ChatFailed(f"--key-variable {variable}: not set (wanted: export {variable}=KEY)")
+    return key
+
+
+def _talk(model: ChatModel) -> None:
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):  # a Python without it reads plain lines
+            import readline  # noqa: F401  # lets lines be edited, and earlier ones come back
+    print(f"{harmless(model.name)} at {model.url}; /help says what may be typed, Ctrl-D leaves.")
+    while (line := _next_line(typed)) is not None:
+        name, _, rest = line.partition(" ")
+        if name in COMMANDS:
+            print(harmless(COMMANDS[name].act(model, rest.strip())))
+        elif typed and name.startswith("/") and name[1:].isalpha():
+            print(f"{name} is no command: /help has them.")
+        elif line:
+            _show(model, line, typed)
+
+
+def _next_line(typed: bool) -> str | None:
+    """What is typed, without space at its ends; None where that is all."""
+    print()
+    try:
+        line = input("you    ")
+        while line.endswith("\\"):
+            line = f"{line[:-1]}\n{input(_INDENT)}"
+    except EOFError:
+        print(flush=True)  # the prompt's line has no end yet
+        return None
+    except KeyboardInterrupt:
+        if not typed:
+            raise
+        print("\n(Ctrl-D leaves)")
+        return ""
+    line = line.strip()
+    return None if line in _LEAVING else line
+
+
+def _show(model: ChatModel, line: str, typed: bool) -> None:
+    """Prints an answer as it comes; in a terminal a failure is told, and the conversation goes on."""
+    print("model  ", end="", flush=True)
+    try:
+        print(_printed(model.answer(line)), flush=True)
+    except ChatFailed as error:
+        print(flush=True)
+        if not typed:
+            raise
+        print(f"error: {harmless(str(error))}", flush=True)
+
+
+def _printed(answer: Generator[str, None, str]) -> str:
+    """Prints the pieces, further lines below the first one; returns what is to be said of the end."""
+    with closing(answer):
         try:
-            line = input("\nyou    ")
-        except EOFError:
-            print()
-            return
-        if line.strip() == "/quit":
-            return
-        if line.strip() == "/reset":
-            model.reset()
-        elif line.strip():
-            print("model  ", end="", flush=True)
-            for piece in model.answer(line):
-                print(harmless(piece), end="", flush=True)
-            print()
+            while True:
+                print(harmless(next(answer)).replace("\n", f"\n{_INDENT}"), end="", flush=True)
+        except StopIteration as end:
+            return str(end.value)
+        except KeyboardInterrupt:
+            return " (stopped)"
 
 
 def harmless(text: str) -> str:
@@ -72,107 +158,3 @@ def harmless(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
     )
-
-
-class _Model:
-    """A conversation with a server that speaks OpenAI's protocol."""
-
-    def __init__(self, url: str, args: argparse.Namespace) -> None:
-        self.url, self._args = url.rstrip("/"), args
-        key = os.environ.get(args.key_variable or "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
-        self._client = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
-        self.name = self._first_model()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets what was said."""
-        system = self._args.system
-        self._messages: list[Message] = [{"role": "system", "content": system}] if system else []
-
-    def _first_model(self) -> str:
-        answer = self._client.get(f"{self.url}/v1/models")
-        if answer.status_code != 200:
-            raise ChatFailed(f"/v1/models answers {answer.status_code}: {answer.text[:300]}")
-        return str(answer.json()["data"][0]["id"])
-
-    def answer(self, text: str) -> Iterator[str]:
-        """Yields what the model says, as it comes."""
-        self._messages.append({"role": "user", "content": text})
-        body = {
-            "model": self.name,
-            "messages": self._messages,
-            "temperature": self._args.temperature,
-            "max_tokens": self._args.max_tokens,
-            "stream": True,
-        }
-        said = ""
-        with self._client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
-            if answer.status_code != 200:
-                raise ChatFailed(
-                    f"answers {answer.status_code}: {answer.read().decode(errors='replace')[:300]}"
-                )
-            for piece in _pieces(answer.iter_lines()):
-                said += piece
-                yield piece
-        self._messages.append({"role": "assistant", "content": said})
-
-
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text in the events of a stream."""
-    for line in lines:
-        if not line.startswith("data:") or line.removeprefix("data:").strip() == "[DONE]":
-            continue
-        event: dict[str, Any] = json.loads(line.removeprefix("data:"))
-        if "error" in event:
-            raise ChatFailed(str(event["error"]))
-        for choice in event.get("choices", ()):
-            yield choice.get("delta", {}).get("content") or ""
-
-
-@contextmanager
-def _served(model: str) -> Iterator[str]:
-    """The URL of a server; for a directory the embedded engine is started, and ended on exit."""
-    if model.startswith(("http://", "https://")):
-        yield model
-        return
-    if not (Path(model) / "config.json").is_file():
-        raise ChatFailed("no config.json there (wanted: http://HOST:PORT, or a checkpoint's directory)")
-    port = find_available_port(_FIRST_PORT)
-    command = [
-        sys.executable,
-        "-m",
-        "slime.backends.embedded_engine",
-        "--model-path",
-        model,
-        "--port",
-        str(port),
-    ]
-    with tempfile.TemporaryDirectory() as logs:
-        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMP_WAIT_POLICY": "PASSIVE"}
-        engine = ManagedProcess(command, name="engine", log_path=Path(logs) / "engine.log", env=env)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _await(engine, url)
-            yield url
-        finally:
-            engine.terminate()
-
-
-def _await(engine: ManagedProcess, url: str) -> None:
-    print("loading the model ...", file=sys.stderr)
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        if not engine.is_alive():
-            raise ChatFailed(f"the engine has ended: {engine.log_tail(1).strip()}")
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:  # not listening yet
-            pass
-        if time.monotonic() > deadline:
-            raise ChatFailed(
-                f"the engine was not ready within {_START_SECONDS:g} s: {engine.log_tail(1).strip()}"
-            )
-        time.sleep(0.2)
