@@ -1,11 +1,13 @@
 """The table of docs/launch-scripts.md: what refuses each of the original's launch scripts.
 
-python -m tests.arguments.launch_table     # writes its rows anew
+python -m tests.arguments.launch_table     # writes its names and rows anew
 """
 
 import re
 import sys
 import tempfile
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,27 @@ from tests.arguments.sglang_options import as_installed
 from tools.make_tiny_model import make_config, make_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs/launch-scripts.md"
-_ROW = re.compile(r"^\| `(?P<name>[^`]+)` \| (?:starts|refused) \|(?P<why>.*)\|$")
-_COUNT = re.compile(r"^\d+ start\.", re.MULTILINE)
+_ROW = re.compile(r"^\| `(?P<name>[^`]+\.(?:sh|py))` \|(?P<why>.*)\|$", re.MULTILINE)
+_STARTING = re.compile(r"^\d+ start: (.*?)\n$", re.MULTILINE | re.DOTALL)
 
 
 def table(ending: str = ".sh") -> dict[str, list[str]]:
     """By script: what the page says refuses it, nothing if it starts; ``.py`` for the launchers in Python."""
-    rows = filter(None, map(_ROW.match, PAGE.read_text(encoding="utf-8").splitlines()))
-    found = {row["name"]: re.findall(r"`([^`]+)`", row["why"]) for row in rows}
+    page = PAGE.read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {name: [] for names in _STARTING.findall(page) for name in _quoted(names)}
+    found |= {row["name"]: _quoted(row["why"]) for row in _ROW.finditer(page)}
     return {name: messages for name, messages in found.items() if name.endswith(ending)}
+
+
+def starting(names: Iterable[str]) -> str:
+    """The paragraph of those that start."""
+    listed = ", ".join(f"`{name}`" for name in names)
+    text = f"{listed.count(',') + 1} start: {listed}."
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
 
 
 def _measured(root: Path) -> dict[str, list[str]]:
@@ -50,8 +64,7 @@ def _measured(root: Path) -> dict[str, list[str]]:
 
 
 def _row(name: str, messages: list[str]) -> str:
-    why = "".join(f" `{message}`," for message in messages).rstrip(",")
-    return f"| `{name}` | {'refused' if messages else 'starts'} |{why} |"
+    return f"| `{name}` | {', '.join(f'`{message}`' for message in messages)} |"
 
 
 def main() -> None:
@@ -60,9 +73,9 @@ def main() -> None:
         found = _measured(Path(folder))
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     rows = [place for place, line in enumerate(lines) if (row := _ROW.match(line)) and row["name"] in found]
-    lines[rows[0] : rows[-1] + 1] = [_row(name, messages) for name, messages in found.items()]
-    started = sum(not messages for messages in found.values())
-    text = _COUNT.sub(f"{started} start.", "\n".join(lines) + "\n")
+    lines[rows[0] : rows[-1] + 1] = [_row(name, messages) for name, messages in found.items() if messages]
+    paragraph = starting(name for name, messages in found.items() if not messages)
+    text = _STARTING.sub(lambda _: f"{paragraph}\n", "\n".join(lines) + "\n", count=1)
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from slime.arguments.registry import declared_groups
 from tests.arguments.launch_reasons import reasons
-from tests.arguments.launch_table import PAGE, table
+from tests.arguments.launch_table import PAGE, starting, table
 from tests.arguments.original_scripts import SCRIPTS, words_of, write_data, write_model
 from tests.arguments.sglang_options import as_installed
 
@@ -34,10 +34,12 @@ def command(tmp_path, monkeypatch, checkpoint, weights):
     return prepare
 
 
-def test_the_page_has_a_row_for_each_of_the_44():
+def test_the_page_names_each_of_the_44():
     assert len(SCRIPTS) == 44
     assert table().keys() == SCRIPTS.keys()
-    assert f"\n{sum(not messages for messages in table().values())} start." in PAGE.read_text()
+    for ending in (".sh", ".py"):
+        named = [name for name, messages in table(ending).items() if not messages]
+        assert f"\n{starting(named)}\n" in PAGE.read_text()
 
 
 def test_flags_that_the_page_calls_not_supported_are_refused():

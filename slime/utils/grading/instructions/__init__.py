@@ -1,7 +1,13 @@
 """Instructions whose following can be checked by a program: those of IFBench (arXiv 2507.02833).
 
-Written from their descriptions. ``CHECKS`` maps the name of an instruction to a function of the response and
-of the instruction's own arguments.
+Written from their descriptions, so that some verdicts are not those of the published code: sentences are
+split by their marks and not by NLTK's model, syllables are groups of vowels, ``words:start_verb`` goes by a
+list of verbs and by endings, ``ratio:sentence_words`` also demands different words, ``format:title_case``
+lets minor words be small, ``format:sub-bullets`` demands a bullet, ``repeat:repeat_span`` takes the last
+index in or leaves it out, and ``format:quotes`` does not take an apostrophe for a quote.
+
+``CHECKS`` maps the name of an instruction to a function of the response and of the instruction's own
+arguments.
 """
 
 from collections.abc import Mapping, Sequence
