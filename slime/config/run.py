@@ -34,11 +34,17 @@ def run_config(args: Any) -> RunConfig:
     return filled(RunConfig, args)
 
 
-def filled(kind: type[T], args: Any) -> T:
-    """A group or a slice, with the values that ``args`` has under the names of its fields."""
+def filled(kind: type[T], args: Any, thin: bool = False) -> T:
+    """A group or a slice, with the values that ``args`` has under the names of its fields.
+
+    Args:
+        thin: a plug-in's own ``args`` may lack flags, which then have their defaults. Reading what follows
+            from flags fails where it is not there.
+    """
     groups, values = _fields_of(cast(Hashable, kind))
-    parts: dict[str, Any] = {name: filled(group, args) for name, group in groups.items()}
-    own = {name: args if name == "flat" else getattr(args, name) for name in values}
+    parts: dict[str, Any] = {name: filled(group, args, thin) for name, group in groups.items()}
+    known = [name for name in values if hasattr(args, name) or name == "flat" or not thin]
+    own = {name: args if name == "flat" else getattr(args, name) for name in known}
     made = object.__new__(kind)
     vars(made).update(parts, **own)  # __init__ of a frozen class takes five times as long, for each sample
     return made

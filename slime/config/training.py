@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from slime.config.advantages import AdvantageConfig
 from slime.config.batches import BatchConfig
 from slime.config.debug import CiConfig, DebugConfig
-from slime.config.distillation import DistillationConfig
+from slime.config.estimation import EstimationConfig
 from slime.config.hooks import HookConfig
 from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
@@ -16,11 +15,9 @@ from slime.config.rollout import RolloutConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(PolicyConfig):
+class TrainingConfig(PolicyConfig, EstimationConfig):
     """What rewards, passes, advantages, losses and optimizer steps read."""
 
-    advantages: AdvantageConfig
-    distillation: DistillationConfig
     model: ModelConfig
     batches: BatchConfig
     rollout: RolloutConfig

@@ -3,7 +3,7 @@
 import torch
 
 from slime.config.advantages import ESTIMATORS
-from slime.config.training import TrainingConfig
+from slime.config.estimation import EstimationConfig
 from slime.training.estimators.distillation import apply_opd_kl_to_advantages
 from slime.training.estimators.result import Estimates
 from slime.training.kl import compute_approx_kl
@@ -14,7 +14,7 @@ from slime.utils.types import RolloutBatch
 
 
 def compute_advantages_and_returns(
-    config: TrainingConfig, rollout_data: RolloutBatch, context: ParallelContext | None = None
+    config: EstimationConfig, rollout_data: RolloutBatch, context: ParallelContext | None = None
 ) -> None:
     """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``: per sample [R] float32.
 
@@ -45,7 +45,7 @@ def compute_advantages_and_returns(
 
 
 def _kl(
-    config: TrainingConfig, rollout_data: RolloutBatch, policy: list[torch.Tensor] | None
+    config: EstimationConfig, rollout_data: RolloutBatch, policy: list[torch.Tensor] | None
 ) -> list[torch.Tensor]:
     """Per token KL of the policy to the reference, zero if the reward has no KL term."""
     if config.kl.kl_coef == 0 or policy is None:
@@ -56,7 +56,7 @@ def _kl(
     ]
 
 
-def _estimate(config: TrainingConfig, rollout_data: RolloutBatch) -> None:
+def _estimate(config: EstimationConfig, rollout_data: RolloutBatch) -> None:
     estimate = load_function(ESTIMATORS[config.advantages.advantage_estimator].returns)
     estimated = estimate(config, rollout_data)
     if not isinstance(estimated, Estimates):

@@ -47,6 +47,10 @@ def all_gather_with_cp(
             f"all_gather_with_cp: {len(tensor)} values for a response of {response_length} tokens (wanted: "
             f"all of them, or the {own} of context-parallel rank {context.cp_rank})"
         )
+    if not whole and context.cp_group is None:
+        raise ValueError(
+            "all_gather_with_cp: a piece of a response, and no group of ranks that have the others"
+        )
     # Where one rank has all, only the others can tell whole from piece: they have to be given it.
     if context.cp_group is None or (whole and response_length not in counts) or not response_length:
         return tensor
@@ -121,6 +125,16 @@ def get_sum_of_sample_mean(
         return whole(values)
 
     return reduce
+
+
+def own_tokens(total_length: int, response_length: int, context: ParallelContext) -> torch.Tensor:
+    """Which of a response's tokens this rank has the rows of, under zigzag context parallelism: [n] int64.
+
+    Raises:
+        ValueError: under ``--allgather-cp``, which cuts across sequences.
+    """
+    _refuse_contiguous(context)
+    return (_owners(total_length, response_length, context) == context.cp_rank).nonzero()[:, 0]
 
 
 def _predicting(chunk: Range, total: int, response: int) -> Range:

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slime.config.advantages import ESTIMATORS, AdvantageConfig
+from slime.config.estimation import EstimationConfig
 from slime.config.loss import LogitsConfig
-from slime.config.run import run_config
+from slime.config.run import filled, run_config
 from slime.training import advantages
 from slime.training.context_parallel import RowSplit, segment_multiple
+from slime.training.cp_plugins import all_gather_with_cp, own_tokens
 from slime.training.log_probs import response_log_probs
 from slime.training.losses import policy, sft, value
 from slime.training.losses.reducers import LossOutput, Reducer
@@ -131,8 +134,71 @@ def value_loss_function(
 def compute_advantages_and_returns(
     args: Namespace, rollout_data: RolloutBatch, context: ParallelContext | None = None
 ) -> None:
-    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``: whole responses, as its masks are."""
-    advantages.compute_advantages_and_returns(run_config(args), rollout_data, context)
+    """Adds ``kl``, ``advantages`` and ``returns`` to ``rollout_data``, as its log-probs and values are.
+
+    These are whole responses, or a context-parallel rank's pieces of all of them; masks are whole. What an
+    advantage takes from other tokens, by a discount or whitening, is computed from the pieces of all ranks,
+    which then have to make this call together. A function of the user's own is given the pieces, unless its
+    advantages are whitened.
+
+    Raises:
+        ValueError: values of another length; pieces under ``--allgather-cp``.
+    """
+    config = filled(EstimationConfig, args, thin=True)
+    context = context or ParallelContext.current()
+    if context.cp_size == 1:
+        return advantages.compute_advantages_and_returns(config, rollout_data, context)
+    pieces, whole = _has_pieces(rollout_data, context), _looks_at_other_tokens(config.advantages)
+    as_given: RolloutBatch = {}
+    if whole:
+        as_given = {name: rollout_data[name] for name in _token_values(rollout_data)}
+        rollout_data |= {n: _gathered(values, rollout_data, context) for n, values in as_given.items()}
+    elif pieces:
+        as_given = {"loss_masks": rollout_data["loss_masks"]}
+        rollout_data["loss_masks"] = _own(rollout_data["loss_masks"], rollout_data, context)
+    try:
+        advantages.compute_advantages_and_returns(config, rollout_data, context)
+    finally:
+        rollout_data |= as_given
+    for name in _RESULTS & rollout_data.keys() if whole and pieces else ():
+        rollout_data[name] = _own(rollout_data[name], rollout_data, context)
+
+
+_RESULTS = {"kl", "advantages", "returns", "opd_reverse_kl"}
+
+
+def _looks_at_other_tokens(config: AdvantageConfig) -> bool:
+    discounted = ESTIMATORS[config.advantage_estimator].discounted
+    return config.normalize_advantages or (discounted and not config.custom_advantage_function_path)
+
+
+def _token_values(rollout_data: RolloutBatch) -> dict[str, Tensors]:
+    names = ("log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs", "values")
+    return {name: rollout_data[name] for name in names if rollout_data.get(name) is not None}
+
+
+def _has_pieces(rollout_data: RolloutBatch, context: ParallelContext) -> bool:
+    lengths = rollout_data["response_lengths"]
+    found = {name: [len(value) for value in values] for name, values in _token_values(rollout_data).items()}
+    if all(sizes == list(lengths) for sizes in found.values()):
+        return False
+    own = [len(mask) for mask in _own(rollout_data["loss_masks"], rollout_data, context)]
+    for name, sizes in found.items():
+        if sizes != own:
+            raise ValueError(f"{name}: {sizes} values, wanted {own}, this rank's pieces of {list(lengths)}")
+    return True
+
+
+def _gathered(values: Tensors, rollout_data: RolloutBatch, context: ParallelContext) -> Tensors:
+    sizes = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    return [all_gather_with_cp(value, *size, context) for value, size in zip(values, sizes, strict=True)]
+
+
+def _own(values: Tensors, rollout_data: RolloutBatch, context: ParallelContext) -> Tensors:
+    """This rank's pieces of whole responses."""
+    sizes = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    places = [own_tokens(*size, context) for size in sizes]
+    return [value[place.to(value.device)] for value, place in zip(values, places, strict=True)]
 
 
 def build_topp_keep_mask(

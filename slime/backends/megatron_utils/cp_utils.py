@@ -35,21 +35,27 @@ def held_mpu(module: str, name: str) -> Any:
 __getattr__ = partial(held_mpu, __name__)
 
 
-def context_by(module: str, gathers: bool = False) -> ParallelContext:
+def context_by(module: str, gathers: bool = False, whitens: bool = False) -> ParallelContext:
     """Returns the trainer's layout, else what the ``mpu`` says that a module holds now.
 
     Args:
         gathers: whether values are gathered over the context-parallel group.
+        whitens: whether values are summed over the batch.
     """
     trainer, holder = ParallelContext.of_trainer(), sys.modules[module]
     if trainer is not None or not ("mpu" in vars(holder) or "megatron.core" in sys.modules):
         return trainer or ParallelContext()
     mpu = holder.mpu
     size = mpu.get_context_parallel_world_size()
-    if size <= 1:  # 0 before torch.distributed is initialized
+    if not size:  # before torch.distributed is initialized
         return ParallelContext()
+    shared = mpu.get_data_parallel_group() if whitens else None
+    if size == 1:
+        return ParallelContext(dp_group=shared)
     group = mpu.get_context_parallel_group() if gathers else None
-    return ParallelContext(cp_group=group, cp_rank=mpu.get_context_parallel_rank(), cp_size=size)
+    return ParallelContext(
+        dp_group=shared, cp_group=group, cp_rank=mpu.get_context_parallel_rank(), cp_size=size
+    )
 
 
 def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar
 
+import torch.distributed as dist
+
 from slime.backends.megatron_utils.cp_utils import context_by, held_mpu
 from slime.training import loss_plugins
 from slime.training.estimators.distillation import apply_opd_kl_to_advantages
@@ -43,7 +45,16 @@ def _laid_out(function: _Function, gathers: bool = True) -> _Function:
 
 
 _build_topp_keep_mask = _laid_out(loss_plugins.build_topp_keep_mask, gathers=False)
-compute_advantages_and_returns = _laid_out(loss_plugins.compute_advantages_and_returns, gathers=False)
+
+
+@wraps(loss_plugins.compute_advantages_and_returns)
+def compute_advantages_and_returns(*arguments: Any, **options: Any) -> None:
+    """See `slime.training.loss_plugins.compute_advantages_and_returns`."""
+    ranks = dist.is_initialized()  # else each rank has to be able to do it alone
+    context = context_by(__name__, gathers=ranks, whitens=ranks)
+    loss_plugins.compute_advantages_and_returns(*arguments, **{"context": context, **options})
+
+
 get_log_probs_and_entropy = _laid_out(loss_plugins.get_log_probs_and_entropy)
 get_values = _laid_out(loss_plugins.get_values)
 policy_loss_function = _laid_out(loss_plugins.policy_loss_function)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from slime.config.training import TrainingConfig
+from slime.config.estimation import EstimationConfig
 from slime.utils.types import RolloutBatch
 
 
-def group_relative_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Tensor]:
+def group_relative_returns(config: EstimationConfig, shard: RolloutBatch) -> list[torch.Tensor]:
     """A_t = (r - mean of the group) / its deviation (arXiv 2402.03300, sec. 4.1.2), the same for all t.
 
     What of that is done, and the mean of whom, ``post_process_rewards`` has decided: RLOO, for instance,

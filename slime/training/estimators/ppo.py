@@ -2,13 +2,13 @@
 
 import torch
 
-from slime.config.training import TrainingConfig
+from slime.config.estimation import EstimationConfig
 from slime.training.estimators.gae import get_advantages_and_returns_batch
 from slime.training.estimators.result import Estimates
 from slime.utils.types import RolloutBatch
 
 
-def gae(config: TrainingConfig, shard: RolloutBatch) -> Estimates:
+def gae(config: EstimationConfig, shard: RolloutBatch) -> Estimates:
     """Advantages and returns from the critic's ``values``, the KL penalties and the rewards.
 
     The steps of the decision process are the trained tokens: what the loss mask leaves out, as a tool's

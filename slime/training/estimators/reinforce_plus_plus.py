@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from slime.config.training import TrainingConfig
+from slime.config.estimation import EstimationConfig
 from slime.utils.types import RolloutBatch
 
 
-def token_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Tensor]:
+def token_returns(config: EstimationConfig, shard: RolloutBatch) -> list[torch.Tensor]:
     """Discounted returns of the KL penalties and of the reward at the last trained token."""
     kl_coef, gamma = config.kl.kl_coef, config.advantages.gamma
     return get_reinforce_plus_plus_returns(
@@ -17,7 +17,7 @@ def token_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Ten
     )
 
 
-def baseline_returns(config: TrainingConfig, shard: RolloutBatch) -> list[torch.Tensor]:
+def baseline_returns(config: EstimationConfig, shard: RolloutBatch) -> list[torch.Tensor]:
     """The centred reward less the KL penalty of each token."""
     return get_reinforce_plus_plus_baseline_advantages(shard["rewards"], shard["kl"], None, config.kl.kl_coef)
 
