@@ -25,7 +25,6 @@ from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
-from slime.rollout.weight_clock import clock
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
     check_lengths,
@@ -41,6 +40,7 @@ from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
 from slime.utils.notes import take_notes
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
+from slime.utils.weight_clock import clock
 
 logger = logging.getLogger(__name__)
 POLL = 0.5  # seconds between two looks at the fleet while a rollout runs

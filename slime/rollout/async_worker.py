@@ -23,9 +23,9 @@ from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import check_given_up, generate_and_rm_group, is_given_up
 from slime.rollout.ledger import ABORTED, SPLIT, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
-from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import cancel_all, get_async_loop, run
 from slime.utils.types import Sample
+from slime.utils.weight_clock import clock
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from slime.rollout import generation, sglang_rollout
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.fully_async_rollout import stop_worker
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.weight_clock import clock
 from slime.utils.types import EngineEndpoint, Sample
+from slime.utils.weight_clock import clock
 from tests.engines.embedded import ENDLESS, make_checkpoint, token_logprobs
 from tests.engines.forked import Blow
 from tests.ray.forked_engines import ForkedEngine, ForkedEngines, manager_of

@@ -10,8 +10,8 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate as stock_generate
-from slime.rollout.weight_clock import clock
 from slime.utils.types import Sample
+from slime.utils.weight_clock import clock
 
 calls: list = []
 

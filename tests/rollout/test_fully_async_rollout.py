@@ -16,9 +16,9 @@ from slime.rollout.fully_async_rollout import (
     generate_rollout_fully_async,
     stop_worker,
 )
-from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import run
 from slime.utils.types import Sample
+from slime.utils.weight_clock import clock
 from tests.engines.fake import NEVER
 from tests.rollout import plugins
 from tests.rollout.test_sglang_rollout import PLUGINS, balanced, question

@@ -9,9 +9,9 @@ from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate
 from slime.rollout.sglang_streaming_rollout import generate_streaming
-from slime.rollout.weight_clock import clock
 from slime.utils.async_utils import run
 from slime.utils.types import EngineEndpoint, Sample
+from slime.utils.weight_clock import clock
 from tests.engines.embedded import SHAPE, Server, make_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
 import asyncio
 
-from slime.rollout.weight_clock import WeightClock
+from slime.utils.weight_clock import WeightClock
 
 
 def test_an_update_that_begins_again_counts_once():

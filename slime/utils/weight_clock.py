@@ -1,6 +1,6 @@
-"""Which weights the engines have, for rollout functions that go on while the weights change.
+"""Which weights the engines have, for code that goes on to generate while the weights change.
 
-The rollout manager tells; rollout functions ask::
+The rollout manager tells; rollout functions and adapters ask::
 
     begun = clock.updates
     ...                        # generate
