@@ -17,11 +17,13 @@ class Form:
     Attributes:
         folders: of ``TASKS``; a file of a later one takes the place of an earlier one's.
         words: what stands in the place of ``@NAME@`` in its files.
+        first: a command to give before its script.
     """
 
     about: str
     folders: tuple[str, ...]
     words: Mapping[str, str] = field(default_factory=dict)
+    first: str = ""
 
 
 _REWARD = "custom_rm_path: task.reward"
@@ -42,6 +44,7 @@ FORMS = {
         "an agent with a tool that knows only OpenAI's client",
         ("shared", "agent"),
         {"TEMPLATE": "false", "LENGTH": "64", "FUNCTIONS": _GENERATE},
+        first="pip install 'openai>=3,<4' && ",
     ),
     "distillation": Form(
         "a student learns from a teacher's log-probs of its own answers",
@@ -66,8 +69,9 @@ def run(words: Sequence[str]) -> int:
         print(f"error: {error.filename or args.directory}: {error.strerror or error}", file=sys.stderr)
         return 2
     where = shlex.quote(str(args.directory))
-    about = FORMS[args.form].about
-    print(f"{args.directory}: {about}\n\n  cd {where} && bash run.sh\n\nREADME.md goes on from it.")
+    form = FORMS[args.form]
+    print(f"{args.directory}: {form.about}\n\n  cd {where} && {form.first}bash run.sh\n")
+    print("README.md goes on from it.")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The phases of a start on the screen: what is done, what has begun, and since when the command runs.
 
-    phases.show()                                       # in the driver alone
+    phases.show("checking flags")                       # in the driver alone
     phases.reached("Ray is up", then="starting engines")
     phases.end()
 
@@ -17,7 +17,7 @@ from typing import TextIO
 
 import psutil
 
-_INTERVAL = 30.0  # seconds between two lines, where nothing is done
+_INTERVAL = 15.0  # seconds between two lines, where nothing is done
 
 
 class Phases:
@@ -26,20 +26,23 @@ class Phases:
     def __init__(self, stream: TextIO, began: float, interval: float = _INTERVAL) -> None:
         self._stream, self._began, self._interval = stream, began, interval
         self._lock, self._changed = threading.Lock(), threading.Event()
-        self._under_way: str | None = None
+        self._under_way = ""
         self._ended = False
+
+    def begin(self, what: str) -> None:
+        """Begins the first phase, which is told if it takes long."""
+        self._under_way = what
+        threading.Thread(target=self._remind, name="phases", daemon=True).start()
 
     def reached(self, done: str, then: str = "") -> None:
         """Says what is done and what has begun; without that nothing more comes."""
         with self._lock:
             if self._ended:
                 return
-            starts, self._under_way = self._under_way is None, then
+            self._under_way = then
             self._print(f"{done}; {then}" if then else done)
             self._ended = not then
         self._changed.set()
-        if starts and then:
-            threading.Thread(target=self._remind, name="phases", daemon=True).start()
 
     def end(self) -> None:
         """Whatever is printed from now on comes from somebody else."""
@@ -66,10 +69,11 @@ class Phases:
 _shown: Phases | None = None
 
 
-def show() -> None:
+def show(first: str) -> None:
     """Lets this process's phases be seen, on standard error."""
     global _shown
     _shown = Phases(sys.stderr, psutil.Process().create_time())
+    _shown.begin(first)
 
 
 def reached(done: str, then: str = "") -> None:

@@ -23,12 +23,15 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PARENT_POLL_S = 0.5
+KERNEL_LOG = "/dev/kmsg"
+RECENT_S = 600.0
+"""Process ids come again: an older line of the kernel's is about another process."""
 DEFAULT_GRACE_S = 5.0
 """The grace after a SIGTERM or SIGINT that somebody sends to the supervisor itself."""
 
@@ -92,6 +95,35 @@ def gone_process(pid: int) -> Callable[[], bool]:
     except ProcessLookupError:
         return lambda: True
     return lambda: bool(select.select([handle], [], [], 0)[0])
+
+
+def killed_for_memory(pid: int) -> str | None:
+    """The kernel's own line about a process that it killed of late for want of memory.
+
+    None where there is none, and where the kernel's log may not be read, as by most users in containers.
+    """
+    try:
+        log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        told = [line for line in _kernel_lines(log) if f"Killed process {pid} (" in line]
+    finally:
+        os.close(log)
+    return told[-1].partition(", file-rss")[0] if told else None
+
+
+def _kernel_lines(log: int) -> Iterator[str]:
+    """Recent lines of the kernel's log; each read returns one, ``LEVEL,NUMBER,MICROSECONDS,FLAGS;TEXT``."""
+    while True:
+        try:
+            head, _, text = os.read(log, 8192).decode(errors="replace").partition(";")
+        except BrokenPipeError:  # that one has been overwritten
+            continue
+        except OSError:  # there are no more
+            return
+        if time.monotonic() - int(head.split(",")[2]) / 1e6 < RECENT_S:
+            yield text.partition("\n")[0]
 
 
 class Supervisor:
@@ -160,6 +192,13 @@ class Supervisor:
                 return True
             if pid == self.child:
                 self.status = status
+                self.tell_want_of_memory()
+
+    def tell_want_of_memory(self) -> None:
+        """Adds to the command's log that the kernel killed it, which nobody else would say there."""
+        killed = self.status == signal.SIGKILL and self.kill_at is None
+        if killed and (told := killed_for_memory(self.child)):
+            os.write(2, f"\nerror: the kernel says: {told}\n".encode())
 
     def kill_tree(self) -> None:
         """SIGKILLs everything below, again and again, until nothing is left.

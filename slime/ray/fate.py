@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.processes.child import signal_name
 from slime.processes.forked import Declined, server_of_run, status_of
+from slime.processes.supervisor import killed_for_memory
 
 _ASK_TIMEOUT = 15.0  # seconds for another node to say what it knows
 _NOTICE_TIME = 1.0  # seconds that Ray may know of a death before the parent of the process does
@@ -58,6 +59,8 @@ def known_end(pid: int) -> str:
     if status is None and (crash := _crash(pid)):
         return crash
     # Every other end of a Python process leaves a trace.
+    if told := killed_for_memory(pid):
+        return f"was killed by SIGKILL; the kernel says: {told}"
     certain = "was killed by SIGKILL" if status else "left no trace, as after SIGKILL"
     return f"{certain} (somebody sent it, or the kernel for want of memory)"
 

@@ -50,13 +50,20 @@ def main(
     end_on_sigterm()
     words = sys.argv[1:] if argv is None else list(argv)
     misfits: list[str] = []
-    args = parse_args(argv=words, show=lambda args: misfits.extend(_shown_if_checked(args)), refuse=refuse)
+    phases.show("checking flags, model and data")
+    try:
+        args = parse_args(
+            argv=words, show=lambda args: misfits.extend(_shown_if_checked(args)), refuse=refuse
+        )
+    except SystemExit:
+        phases.end()
+        raise
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
     if args.check:
+        phases.end()
         raise SystemExit(_fits(misfits))
     reached("arguments checked")
-    phases.show()
     phases.reached("flags are in order", then="starting Ray")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -124,6 +131,7 @@ def _written_to(config: RunConfig) -> list[str | None]:
 def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> None:
     # Imported late: bad flags are answered without waiting for them.
     from slime.ray.cluster import ray_cluster
+    from slime.ray.setup import sides
 
     if config.engines.rollout_external:
         from slime.backends.sglang_utils.external import external_engines
@@ -133,7 +141,7 @@ def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> 
         keep_record()
         with ray_cluster(config):
             reached("Ray up")
-            phases.reached("Ray is up", then="starting engines and trainer")
+            phases.reached("Ray is up", then=f"starting {' and '.join(sides(config))}")
             _in_cluster(config, loop)
 
 

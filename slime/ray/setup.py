@@ -29,6 +29,22 @@ class Groups:
     rollout: RolloutGroup
 
 
+def sides(config: RunConfig) -> list[str]:
+    """What a run starts, in words: some runs have no engines, others no trainer."""
+    missing = {"engines": config.debug.debug_train_only, "trainer": config.debug.debug_rollout_only}
+    return [side for side, is_missing in missing.items() if not is_missing]
+
+
+def _say_ready(config: RunConfig) -> None:
+    match sides(config):
+        case ["trainer"]:
+            phases.reached("data is ready", then="loading the trainer")
+        case ["engines"]:
+            phases.reached("engines and data are ready", then="entering the loop")
+        case _:
+            phases.reached("engines and data are ready", then="loading the trainer")
+
+
 @contextmanager
 def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
     """Places, starts and connects all sides, and stops them on exit.
@@ -65,11 +81,12 @@ def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
         )
         trainers.append(actor)
         rollout.wait_ready()
-        phases.reached("engines and data are ready", then="loading the trainer")
+        _say_ready(config)
         critic.wait_ready()
         critic.offload()
         actor.wait_ready()
-        phases.reached("the trainer is ready", then="giving engines their first weights")
+        if len(sides(config)) > 1:
+            phases.reached("the trainer is ready", then="giving engines their first weights")
         rollout.load(actor.start_rollout_id - 1)
         yield Groups(config, actor, critic, rollout)
     finally:

@@ -8,6 +8,9 @@ import time
 import psutil
 import pytest
 
+from slime.processes.supervisor import KERNEL_LOG
+from tests.scarcity import memory_group, small_disk
+
 pytestmark = pytest.mark.e2e
 
 LONG = ["--colocate", "--num-rollout", 1000]
@@ -152,6 +155,35 @@ def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) 
     last = run.output.splitlines()[-1]  # the traceback ends with the cause as well
     assert last.startswith("error: ") and "RuntimeError: this reward is broken" in last
     run.expect_no_processes()
+
+
+@pytest.mark.nightly
+def test_a_full_disk_ends_the_run_with_its_name(start, rl_flags, tmp_path) -> None:
+    """A real one: the record of the flags has room on it, a checkpoint has not."""
+    with small_disk(tmp_path / "disk", "512k") as disk:
+        run = start([*rl_flags, "--colocate", "--save", disk, "--save-interval", 1])
+        assert run.wait(300) == 1
+        last = run.output.splitlines()[-1]
+        assert last.startswith("error: ") and f"no space is left on the disk of {disk}" in last
+        run.expect_no_processes()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("victim", "fragment"),
+    [("rank 0", "ray::TrainRayActor"), ("engine", "slime.backends.embedded_engine")],
+)
+def test_a_process_that_the_kernel_kills_for_memory_ends_the_run_so(victim, fragment, training) -> None:
+    """In a control group whose limit is as good as nothing."""
+    pid = training.pid_of(fragment)
+    with memory_group(f"slime-test-{os.getpid()}", 1 << 20) as group:
+        group.take(pid)
+        assert training.wait(300) == 1
+        last = training.output.strip().splitlines()[-1]
+        training.expect_no_processes()
+    assert last.startswith("error: ") and victim in last and "SIGKILL" in last
+    if os.access(KERNEL_LOG, os.R_OK):
+        assert f"the kernel says: Memory cgroup out of memory: Killed process {pid} (" in last
 
 
 def test_too_small_a_cluster_is_refused_with_both_numbers(start_alone, rl_flags) -> None:
