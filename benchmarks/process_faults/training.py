@@ -37,7 +37,7 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
     ),
     "caches are not flushed before an update": Fault(
         "slime/weight_sync/transports/session.py",
-        "        self._engines.each(lambda engine: engine.flush_cache())\n",
+        "        self._engines.each(self._flush)\n",
         "",
         ("tests/weight_sync/test_handle.py",),
         "the_last_one_carries_the_version",

@@ -14,6 +14,12 @@ class WeightSyncConfig:
     update_weights_interval: int = flag(
         1, above=0, help="rollouts between two weight syncs (train_async.py only)"
     )
+    pause_generation_mode: Literal["abort", "retract", "in_place"] = flag(
+        "abort",
+        help="what becomes of answers under way when engines stop for new weights. abort: they end, and "
+        "whoever asked goes on from their tokens; retract, in_place: they go on by themselves, what was "
+        "computed of them is computed anew or kept",
+    )
     check_weight_update_equal: bool = flag(
         False, help="verify that the first sync brings back every weight that the engines had loaded"
     )

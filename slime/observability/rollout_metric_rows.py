@@ -69,6 +69,13 @@ ROLLOUTS = (
         "high with groups",
     ),
     Metric(
+        "rollout/recomputed_tokens",
+        "computed again, as an update or an abort came between",
+        "tokens",
+        "sum of samples",
+        "absent with in_place",
+    ),
+    Metric(
         "rollout/spec_accept_rate",
         "accepted in speculative decoding",
         "part",

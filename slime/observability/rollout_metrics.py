@@ -205,7 +205,12 @@ def _prefix_cache_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if not total:
         return {}
     cached = sum(sample.prefix_cache_info.cached_tokens for sample in samples)
-    return {"prefix_cache_hit_rate": cached / total, "avg_cached_tokens_per_sample": cached / len(samples)}
+    again = sum(sample.prefix_cache_info.recomputed_tokens for sample in samples)
+    return {
+        "prefix_cache_hit_rate": cached / total,
+        "avg_cached_tokens_per_sample": cached / len(samples),
+        **({"recomputed_tokens": again} if again else {}),
+    }
 
 
 def _compute_top_p_kept_vocab_metrics(all_samples: Sequence[Sample]) -> dict[str, float]:

@@ -68,6 +68,7 @@ class RolloutManager:
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
+        clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")

@@ -23,6 +23,7 @@ from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
+from slime.utils.weight_clock import clock
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +102,18 @@ def _of_inputs(sample: Sample) -> dict[str, Any]:
     return {"input_ids": inputs.ids}
 
 
-def wanted_of_tokens(args: Any, evaluation: bool = False) -> dict[str, bool]:
-    """The part of a request that asks for what training needs to know of each token."""
+def wanted_of_tokens(args: Any, evaluation: bool = False) -> dict[str, Any]:
+    """The part of a request that asks for what training needs to know of each token.
+
+    It also keeps the request from prefixes of older weights, where engines have some.
+    """
     config = filled(GenerationConfig, args)
     wanted = {
         "return_logprob": True,
         "return_routed_experts": config.off_policy.use_rollout_routing_replay and not evaluation,
         "return_sampling_mask": config.nucleus.replays_nucleus and not evaluation,
     }
-    return {name: True for name, is_wanted in wanted.items() if is_wanted}
+    return {**{name: True for name, is_wanted in wanted.items() if is_wanted}, **clock.cache_key()}
 
 
 def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]) -> None:
@@ -119,6 +123,8 @@ def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_para
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output["text"]
     )
+    if resumed and output["meta_info"].get("finish_reason"):
+        sample.prefix_cache_info.add_resumed(output["meta_info"])
     if resumed:
         # A character whose tokens the abort parted is in neither text.
         sample.response = GenerateState(args).tokenizer.decode(

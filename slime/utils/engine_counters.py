@@ -43,10 +43,16 @@ class SpecInfo:
 
 @dataclass
 class PrefixCacheInfo:
-    """Counters of the engine's prefix cache, in prompt tokens, summed over the calls of a sample."""
+    """Counters of what an engine had computed before, in tokens, summed over the calls of a sample.
+
+    Attributes:
+        cached_tokens: of prompts, found in the engine's cache.
+        recomputed_tokens: computed once more, because an update or an abort came between.
+    """
 
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
+    recomputed_tokens: int = 0
 
     @property
     def prefix_cache_hit_rate(self) -> float:
@@ -57,6 +63,15 @@ class PrefixCacheInfo:
         """Count one engine call."""
         self.cached_tokens += meta_info.get("cached_tokens", 0)
         self.total_prompt_tokens += meta_info.get("prompt_tokens", 0)
+        self.recomputed_tokens += recomputed_tokens(meta_info)
+
+    def add_resumed(self, meta_info: Mapping[str, Any]) -> None:
+        """Count further what a call computed again that went on where an earlier one had ended.
+
+        All but the newest token had been computed.
+        """
+        computed = meta_info.get("prompt_tokens", 0) - meta_info.get("cached_tokens", 0)
+        self.recomputed_tokens += max(computed - 1, 0)
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -64,3 +79,14 @@ class PrefixCacheInfo:
     @staticmethod
     def from_dict(data: Mapping[str, int]) -> "PrefixCacheInfo":
         return PrefixCacheInfo(**data)
+
+
+def recomputed_tokens(meta_info: Mapping[str, Any]) -> int:
+    """How many tokens a call computed again, because updates of the weights retracted it.
+
+    All but the newest token had been computed. An update before the first token is not told of.
+    """
+    if not meta_info.get("num_retractions"):
+        return 0
+    changes = (meta_info.get("weight_versions") or [])[1:]
+    return sum(meta_info["prompt_tokens"] + span["start"] - 1 for span in changes)

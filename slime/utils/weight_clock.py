@@ -19,12 +19,14 @@ class WeightClock:
         version: of the weights after the last update that ended; None before the first.
         updates: that have begun so far.
         ahead: updates that will come before the rollout that is asked for now is trained on.
+        keeps_prefixes: engines keep what older weights computed, for requests that go on with it.
     """
 
     def __init__(self) -> None:
         self.version: int | None = None
         self.updates = 0
         self.ahead = 0
+        self.keeps_prefixes = False
         self._open = False
         self._lock = threading.Lock()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -47,6 +49,13 @@ class WeightClock:
     def updating(self) -> bool:
         """Whether an update has begun and not ended; the pause of the engines may be yet to come."""
         return self._open
+
+    def cache_key(self) -> dict[str, str]:
+        """The part of a request by which it starts from no prefix that weights before it have computed.
+
+        Nothing, where there are none. One that is sent while an update is open is answered after it.
+        """
+        return {"extra_key": f"weights-{self.updates}"} if self.keeps_prefixes else {}
 
     async def settled(self) -> None:
         """Returns when no update is open."""

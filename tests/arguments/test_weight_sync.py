@@ -53,3 +53,21 @@ def test_engines_that_span_machines_are_refused(words, refusals, changes):
     others = dict(rollout_num_gpus=4, rollout_num_gpus_per_engine=4, num_gpus_per_node=2)
     said = refusals(words(**changes | others, actor_num_gpus_per_node=1))
     assert any("with engines of 4 GPUs, which span machines of 2" in line for line in said)
+
+
+FULLY_ASYNC = dict(rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async")
+OWN = "slime.rollout.sleep_rollout.sleep"
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_answers_may_go_on_over_an_update_where_some_are_under_way(words, notes, refusal, mode):
+    own = dict(**ENGINES, pause_generation_mode=mode)
+    assert not [line for line in notes(words(**own, **FULLY_ASYNC)) if "pause" in line]
+    assert validated_args(words(**own, **FULLY_ASYNC)).pause_generation_mode == mode
+    assert not [line for line in notes(words(**own, rollout_function_path=OWN)) if "pause" in line]
+    for others in (own, dict(pause_generation_mode=mode, rollout_function_path=OWN)):
+        (line,) = [line for line in notes(words(**others)) if "pause" in line]
+        assert line.startswith(f"--pause-generation-mode {mode}: has no effect, no answer is under way when")
+    masked = dict(partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
+    said = refusal(words(**own, **FULLY_ASYNC, **masked))
+    assert said.startswith(f"--pause-generation-mode {mode}: with --mask-offpolicy-in-partial-rollout")

@@ -13,7 +13,7 @@ LAYOUTS = {
     ],
 }
 WAITING = ["--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
-VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens")
+VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens", "recomputed")
 
 
 def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Rollout functions against an embedded engine whose weights are updated while it answers."""
 
 import time
+from collections import Counter
 
 import pytest
 
@@ -48,11 +49,11 @@ def real_args(make_args, server):
     return lambda **overrides: make_args(**{**own, **overrides})
 
 
-def update(client, version):
+def update(client, version, mode="abort"):
     """Updates the weights as ``WeightUpdate`` and the rollout manager do."""
     clock.begin_update()
-    client.pause_generation()
-    client.flush_cache()
+    client.pause_generation(mode)
+    client.flush_idle_cache()
     client.begin_weight_update()
     client.end_weight_update()
     client.update_weight_version(str(version))
@@ -75,27 +76,46 @@ def test_streaming_gives_the_sample_of_the_default_function(client, real_args):
     assert streamed == ask(generate)
 
 
-@pytest.mark.parametrize("path", [None, STREAMING])
-def test_answers_under_way_go_on_with_the_new_weights(client, real_args, make_source, path):
+@pytest.mark.parametrize(
+    ("path", "modes"),
+    [(None, ["abort"]), (STREAMING, ["abort"]), (None, ["retract", "in_place"])],
+    ids=["asked again", "streamed", "within a request"],
+)
+def test_answers_under_way_go_on_with_the_new_weights(client, real_args, make_source, path, modes):
     args = real_args(
         custom_generate_function_path=path, rollout_max_response_len=400, sglang_server_concurrency=8
     )
     GenerateState(args).sampling_params |= {"ignore_eos": True}
     source = make_source(args)
-    samples, mixed, version = [], [], 1
+    samples, metrics, mixed, version = [], Counter(), [], 1
     # An update may find nothing under way, as engine and test are not always equally fast.
     while version < 5 or (not mixed and version < 50):
         output = generate_rollout_fully_async(args, version - 1, source)
         samples += [sample for group in output.samples for sample in group]
+        metrics.update(output.metrics)
         mixed = [sample for sample in samples if len(sample.version_spans) > 1]
         time.sleep(0.1)  # so that others are under way
         version += 1
-        update(client, version)
+        update(client, version, modes[version % len(modes)])
     assert len({sample.index for sample in samples}) == len(samples) == 6 * (version - 1)
     assert all(sample.response_length == 400 == len(sample.rollout_log_probs) for sample in samples)
     assert mixed
     for sample in mixed:
         versions = [int(version) for version, _ in sample.version_spans]
         assert versions == sorted(versions)
+    begun_again = sum(len(sample.weight_versions) - 1 for sample in samples)
+    assert (begun_again > 0) == (modes == ["abort"]) == (metrics["rollout/fully_async/resumed"] > 0)
+    for sample in samples:
+        again = sample.prefix_cache_info.recomputed_tokens
+        assert again == sum(recomputed(sample, modes))
     stop_worker()
     assert source.ledger.balanced and source.ledger.leased == 0
+
+
+def recomputed(sample, modes):
+    """The tokens that were computed before each update that had some computed again, by mode."""
+    made = 0
+    for number, (version, count) in enumerate(sample.version_spans):
+        if number and modes[int(version) % len(modes)] != "in_place":
+            yield len(sample.tokens) - sample.response_length + made - 1
+        made += count

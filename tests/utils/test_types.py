@@ -233,3 +233,17 @@ def test_what_is_no_list_is_extended_as_one() -> None:
     sample = Sample(tokens=(1,), loss_mask=np.array([], dtype=int))  # type: ignore[arg-type]
     sample.append_response_tokens(tokens=[2], log_probs=[-1.0])
     assert (sample.tokens, sample.loss_mask) == ([1, 2], [1])
+
+
+def test_tokens_that_an_update_had_computed_again_are_counted():
+    spans = [{"version": str(v), "start": v * 5, "end": v * 5 + 5} for v in range(3)]
+    meta = {"prompt_tokens": 7, "cached_tokens": 2, "weight_versions": spans}
+    counters = Sample.PrefixCacheInfo()
+    counters.add(meta | {"num_retractions": 0})  # kept in place
+    assert counters.recomputed_tokens == 0
+    counters.add(meta | {"num_retractions": 2})
+    assert counters.recomputed_tokens == (7 + 5 - 1) + (7 + 10 - 1)
+    counters.add_resumed({"prompt_tokens": 12, "cached_tokens": 4})
+    counters.add_resumed({"prompt_tokens": 12, "cached_tokens": 12})
+    assert counters.recomputed_tokens == 27 + 7
+    assert Sample.PrefixCacheInfo.from_dict(counters.to_dict()) == counters

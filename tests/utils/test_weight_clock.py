@@ -23,6 +23,17 @@ def test_age_is_counted_to_the_weights_that_are_trained():
     assert clock.age(None) == 0
 
 
+def test_prefixes_have_the_key_of_the_weights_that_will_read_them():
+    clock = WeightClock()
+    assert clock.cache_key() == {}
+    clock.keeps_prefixes = True
+    keys = [clock.cache_key()["extra_key"]]
+    for step in (clock.begin_update, lambda: clock.end_update(1), clock.begin_update):
+        step()
+        keys.append(clock.cache_key()["extra_key"])
+    assert keys[1] == keys[2] and len(set(keys)) == 3
+
+
 async def test_whoever_waits_is_woken_by_another_thread():
     clock = WeightClock()
     await clock.settled()

@@ -71,6 +71,17 @@ def test_engines_stand_still_around_the_buckets_for_as_long_as_is_told(engine, m
     assert engine.paths == WHOLE and session.pause == 3.5 and session.steps == ["leave", "join"]
 
 
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_engines_are_told_what_becomes_of_answers_under_way(engine, mode):
+    """What they have computed of answers that go on with it cannot be flushed, and need not be."""
+    engine.flush_refusals = 1
+    session = Session(pause_generation_mode=mode)
+    session.connect([endpoint(engine.url)])
+    update(session)
+    assert engine.seen("pause_generation") == [{"mode": mode}]
+    assert engine.paths.count("flush_cache") == (1 if mode == "in_place" else 2)
+
+
 def test_only_the_first_rank_speaks_to_them(engine, monkeypatch):
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     session = Session()

@@ -5,12 +5,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from slime.arguments.core.group import ConfigGroup
+from slime.arguments.groups.rollout import FULLY_ASYNC_FUNCTION, answers, is_fully_async
 from slime.arguments.validate.outputs import bad_output
 from slime.config.weight_sync import WeightSyncConfig
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """What is about a directory that nothing is written to, or about changes that are not sent."""
+    """What is about a directory that nothing is written to, changes that are not sent, a pause of nothing."""
+    yield from _idle_mode(args)
     if args.update_weight_mode != "delta":
         yield from _idle_without_changes(args)
     if args.update_weight_transport == "disk":
@@ -24,6 +26,15 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--update-weight-local-checkpoint-dir {args.update_weight_local_checkpoint_dir}: {unused}"
 
 
+def _idle_mode(args: Namespace) -> Iterator[str]:
+    mode, path = args.pause_generation_mode, args.rollout_function_path
+    if mode != "abort" and (args.colocate or (answers(path) and not is_fully_async(args))):
+        yield (
+            f"--pause-generation-mode {mode}: has no effect, no answer is under way when engines stop for "
+            f"new weights without --rollout-function-path {FULLY_ASYNC_FUNCTION}"
+        )
+
+
 def _idle_without_changes(args: Namespace) -> Iterator[str]:
     unused = "has no effect without --update-weight-mode delta"
     if args.update_weight_delta_encoding != "xor":
@@ -33,7 +44,8 @@ def _idle_without_changes(args: Namespace) -> Iterator[str]:
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
-    """A transport without its directories, and engines that cannot read from them."""
+    """A transport without its directories, engines that cannot read from them, a pause that hides tokens."""
+    yield from _unmasked(args)
     is_delta, is_disk = args.update_weight_mode == "delta", args.update_weight_transport == "disk"
     if is_disk and args.update_weight_disk_dir is None:
         yield (
@@ -54,6 +66,15 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
     if is_disk and args.update_weight_local_checkpoint_dir is not None:
         yield from _unreadable(args)
+
+
+def _unmasked(args: Namespace) -> Iterator[str]:
+    mode = args.pause_generation_mode
+    if mode != "abort" and args.partial_rollout and args.mask_offpolicy_in_partial_rollout:
+        yield (
+            f"--pause-generation-mode {mode}: with --mask-offpolicy-in-partial-rollout, which leaves out the "
+            "tokens of requests that an update has ended, and none ends (wanted: abort)"
+        )
 
 
 def _unreadable(args: Namespace) -> Iterator[str]:

@@ -175,7 +175,12 @@ class EngineClient:
         self.request("POST", "/abort_request", body)
 
     def pause_generation(self, mode: str = "abort") -> None:
-        """Returns when nothing runs; ``mode``: "abort", "retract" or "in_place"."""
+        """Returns when nothing is computed any more.
+
+        Args:
+            mode: what becomes of requests under way: "abort" ends them, "retract" gives up what was computed
+                of them, "in_place" keeps it.
+        """
         self.request("POST", "/pause_generation", {"mode": mode})
 
     def continue_generation(self) -> None:
@@ -193,12 +198,13 @@ class EngineClient:
             retry=retry_if_result(lambda flushed: not flushed),
         )
         try:
-            retrying(self._try_flush_cache)
+            retrying(self.flush_idle_cache)
         except RetryError:
             reason = f"requests still running or queued after {timeout:g} s"
             raise self._error("/flush_cache", 400, reason) from None
 
-    def _try_flush_cache(self) -> bool:
+    def flush_idle_cache(self) -> bool:
+        """Empties the KV cache unless a request under way needs what it holds; whether it did."""
         try:
             self.request("GET", "/flush_cache")
         except EngineError as error:

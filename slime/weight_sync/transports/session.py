@@ -51,6 +51,7 @@ class SessionTransport(Transport):
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         self._timeout = wait_limit(config.cluster)
+        self._pause_mode = config.weight_sync.pause_generation_mode
         self._endpoints: list[EngineEndpoint] = []
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
         self._check_pending = config.weight_sync.check_weight_update_equal
@@ -99,10 +100,16 @@ class SessionTransport(Transport):
     def _pause(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan, self._is_open = version, plan, True
         self._stopped_at = monotonic()
-        self._engines.each(lambda engine: engine.pause_generation())
-        self._engines.each(lambda engine: engine.flush_cache())
+        self._engines.each(lambda engine: engine.pause_generation(self._pause_mode))
+        self._engines.each(self._flush)
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+
+    def _flush(self, engine: EngineClient) -> None:
+        if self._pause_mode == "in_place":
+            engine.flush_idle_cache()  # refused where an answer goes on with what it holds
+        else:
+            engine.flush_cache()
 
     def _compare(self) -> None:
         if self._check_pending:

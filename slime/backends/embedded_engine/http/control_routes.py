@@ -30,14 +30,14 @@ async def pause_generation(request: Request) -> Response:
     body = await read_body(request, PauseBody)
     engine = state_of(request).engine
     await engine.run(lambda: engine.pause(body.mode))
-    return json_response({"message": f"Generation paused ({body.mode}).", "status": "ok"})
+    return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
 
 @router.post("/continue_generation")
 async def continue_generation(request: Request) -> Response:
     engine = state_of(request).engine
     await engine.run(engine.resume)
-    return json_response({"message": "Generation continued.", "status": "ok"})
+    return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
 
 @router.api_route("/flush_cache", methods=["GET", "POST"])
