@@ -58,8 +58,8 @@ _OF_ENGINES: dict[str, Fault] = {
     ),
     "a killed engine is not replaced": Fault(
         "slime/ray/engine_group.py",
-        "            elif engine.replaceable:\n",
-        "            elif engine.replaceable and not engine.gone.is_set():\n",
+        "            if engine.gone.is_set() and self._source.can_fill(place):\n",
+        "            if engine.gone.is_set() and not self._source.can_fill(place):\n",
         ("tests/e2e/test_recovery.py",),
         "colocated and generating",
     ),

@@ -53,22 +53,12 @@ class Engine:
     Attributes:
         rank: its number among all engines of the run; a replacement has its predecessor's.
         kind: what the router is told about it.
-        replaceable: whether another engine can take its place.
         model: whose engine it is, for messages; empty in a run of one model.
         gone: set once it has left the router and its process has ended.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        handle: EngineHandle,
-        *,
-        kind: str = "regular",
-        replaceable: bool = True,
-        model: str = "",
-    ) -> None:
-        self.rank, self.handle, self.kind, self.replaceable = rank, handle, kind, replaceable
-        self.model = model
+    def __init__(self, rank: int, handle: EngineHandle, *, kind: str = "regular", model: str = "") -> None:
+        self.rank, self.handle, self.kind, self.model = rank, handle, kind, model
         self.gone = threading.Event()
         self._endpoint: EngineEndpoint | None = None
         self._state = EngineState.STARTING

@@ -10,11 +10,8 @@ from slime.utils.types import EngineEndpoint
 class EngineSource(Protocol):
     """A way to get engines. Each has a place among those of the source, from 0."""
 
-    replaces: bool
-    """Whether a place whose engine died may be filled again."""
-
     def can_fill(self, place: int) -> bool:
-        """Whether it can be now."""
+        """Whether a place whose engine died can be filled again now."""
 
     def __len__(self) -> int:
         """The number of places."""
@@ -56,7 +53,7 @@ class EngineGroup:
         self.engines = [self._launch(self._first_rank + place) for place in range(len(self._source))]
 
     def replace_gone(self) -> list[Engine]:
-        """Begins to start engines in place of those that are gone; forgets them if there will be no others.
+        """Begins to start engines in place of those that are gone.
 
         An engine that is dead and not gone yet keeps its place: its address and GPUs are still taken. So
         does one whose place cannot be filled now.
@@ -64,11 +61,10 @@ class EngineGroup:
         engines, fresh = [], []
         for engine in self.engines:
             place = engine.rank - self._first_rank
-            if not engine.gone.is_set() or (engine.replaceable and not self._source.can_fill(place)):
-                engines.append(engine)
-            elif engine.replaceable:
-                fresh.append(self._launch(engine.rank))
-                engines.append(fresh[-1])
+            if engine.gone.is_set() and self._source.can_fill(place):
+                engine = self._launch(engine.rank)
+                fresh.append(engine)
+            engines.append(engine)
         self.engines = engines
         return fresh
 
@@ -82,5 +78,4 @@ class EngineGroup:
     def _launch(self, rank: int) -> Engine:
         handle = self._source.launch(rank - self._first_rank, rank)
         self.launches += 1
-        replaceable = self._source.replaces
-        return Engine(rank, handle, kind=self._kind, replaceable=replaceable, model=self._model)
+        return Engine(rank, handle, kind=self._kind, model=self._model)

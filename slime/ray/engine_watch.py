@@ -239,8 +239,6 @@ class EngineWatch:
 
 
 def _what_follows(model: ServedModel, engine: Engine) -> str:
-    if not engine.replaceable:
-        return "nobody replaces it"
     if model.restarts_alone(engine):
         return "it is replaced now"
     return "it is replaced before the next weight update, if it can be"

@@ -55,7 +55,7 @@ class ServedModel:
 
     def restarts_alone(self, engine: Engine) -> bool:
         """Whether another one may take its place at once: it needs no weights and no GPU of the trainer's."""
-        return engine.replaceable and not self.takes_updates and not engine.is_colocated
+        return not self.takes_updates and not engine.is_colocated
 
     def launch(self) -> None:
         """Begins to start all engines, then starts the router."""

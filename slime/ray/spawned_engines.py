@@ -60,8 +60,6 @@ class SpawnedEngines:
         trainer_gpus: how many of all slots, from the first on, belong to the trainer too if colocated.
     """
 
-    replaces = True
-
     def __init__(
         self,
         config: FleetConfig,

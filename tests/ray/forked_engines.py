@@ -20,7 +20,6 @@ from tests.engines.forked import ForkedEngine
 class ForkedEngines:
     """A source of them, made as ``SpawnedEngines`` is."""
 
-    replaces = True
     log_dir: Path
     launched: list[ForkedEngine]
 

@@ -79,8 +79,8 @@ class Handle:
 
 
 class Source:
-    def __init__(self, cluster: Cluster, places: int, replaces: bool = True) -> None:
-        self.cluster, self.places, self.replaces = cluster, places, replaces
+    def __init__(self, cluster: Cluster, places: int) -> None:
+        self.cluster, self.places = cluster, places
 
     def __len__(self) -> int:
         return self.places

@@ -396,19 +396,6 @@ def test_an_engine_of_a_later_group_is_replaced_in_its_own_place(make) -> None:
     assert sorted(cluster.told) == [(0, "5"), (1, "5"), (2, "5")]
 
 
-def test_an_engine_of_someone_else_is_not_replaced(make) -> None:
-    fleet, cluster = make(
-        models=lambda cluster: [
-            ServedModel("default", [EngineGroup(Source(cluster, 2, replaces=False))], lambda: Router(cluster))
-        ]
-    )
-    before = fleet.endpoints
-    cluster.ended[0] = "no healthy answer"
-    wait_until(lambda: cluster.routed == ["http://engine1"])
-    fleet.recover()
-    assert (fleet.endpoints, fleet.launches) == (before[1:], 2)
-
-
 def test_a_place_that_cannot_be_filled_yet_is_filled_later_and_hides_no_other_death(make) -> None:
     fleet, cluster = make(models=lambda cluster: [cluster.model(3)])
     cluster.taken.add(0)

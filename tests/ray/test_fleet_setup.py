@@ -46,8 +46,6 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
 
     class Source:
-        replaces = True
-
         def __init__(self, args: Any, slots: Slots, shape: Any, first_slot: int, trainer_gpus: int) -> None:
             made.append({"gpus": slots.gpu_ids, "shape": shape, "first": first_slot, "trainer": trainer_gpus})
 

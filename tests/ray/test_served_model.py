@@ -58,15 +58,6 @@ def test_a_dead_engine_keeps_its_place_until_it_is_gone() -> None:
     assert [engine.rank for engine in model.replace_gone()] == [0]
 
 
-def test_an_engine_that_nobody_can_replace_is_forgotten() -> None:
-    cluster = Cluster()
-    model = launched(cluster, Source(cluster, 2, replaces=False))
-    die(model, 0)
-    assert model.replace_gone() == []
-    assert [engine.rank for engine in model.engines] == [1]
-    assert model.launches == 2
-
-
 def test_an_engine_that_dies_while_it_is_admitted_does_not_stay_in_the_router() -> None:
     cluster = Cluster()
     model = launched(cluster, Source(cluster, 2))

@@ -298,8 +298,6 @@ class ExternalEngine:
 class ExternalEngines:
     """A source of engines at these endpoints. One that died serves again if its owner has started it anew."""
 
-    replaces = True
-
     def __init__(self, endpoints: Sequence[EngineEndpoint]) -> None:
         self._endpoints = list(endpoints)
 
