@@ -86,7 +86,7 @@ class Fp8Recipe:
 
 def block_fp8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Float8 [O, I] and the float32 scale of each block; one of zeros has the scale 1."""
-    return fp8.quantize(weight, (block[0], block[1]))
+    return fp8.quantize(weight, (block[0], block[1]), power_of_two=False)
 
 
 def _is_converted(name: str, spec: Spec) -> bool:

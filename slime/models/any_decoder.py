@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def transformers_config(path: str | Path, trust_remote_code: bool = False) -> "PretrainedConfig":
+def transformers_config(path: str | Path, trust_remote_code: bool) -> "PretrainedConfig":
     """The directory's config.json as ``transformers`` reads it.
 
     Raises:
@@ -36,7 +36,7 @@ def transformers_config(path: str | Path, trust_remote_code: bool = False) -> "P
     return config
 
 
-def require_causal(config: "PretrainedConfig", path: str | Path, trust_remote_code: bool = False) -> None:
+def require_causal(config: "PretrainedConfig", path: str | Path, trust_remote_code: bool) -> None:
     """Refuses what ``AutoModelForCausalLM`` would not build: an encoder, for instance, or a model of images.
 
     Raises:
@@ -55,7 +55,7 @@ def _unknown(path: str | Path, error: Exception) -> HfConfigError:
     return HfConfigError(f"{Path(path) / 'config.json'}: {reason}")
 
 
-def shape_of_any(path: str | Path, trust_remote_code: bool = False) -> dict[str, Any]:
+def shape_of_any(path: str | Path, trust_remote_code: bool) -> dict[str, Any]:
     """Sizes under the trainer's names, as ``transformers`` reads the directory's config.json.
 
     What an architecture has not, as heads where there is no attention, is 1 or 0.

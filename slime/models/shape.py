@@ -20,9 +20,9 @@ class ModelShape(DecoderShape, ModelParts):
     """
 
     rope: Rope
+    add_output_bias: bool
+    add_mlp_bias: bool
     local_rope: Rope | None = None
-    add_output_bias: bool = False
-    add_mlp_bias: bool = False
 
 
 def trained_shape(shape: ModelShape, config: HfConfig) -> dict[str, Any]:

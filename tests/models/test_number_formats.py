@@ -76,7 +76,7 @@ def test_float8_again_is_the_same_to_the_last_bit(weight, rows, columns, power_o
 @settings(max_examples=25, deadline=None)
 @given(matrices(), st.integers(1, 16), st.integers(1, 16), st.data())
 def test_a_part_of_a_float8_matrix_is_that_of_the_whole(weight, rows, columns, data):
-    codes, scale = fp8.quantize(weight, (rows, columns))
+    codes, scale = fp8.quantize(weight, (rows, columns), False)
     spans = []
     for size in weight.shape:
         start = data.draw(st.integers(0, size - 1))
@@ -144,7 +144,7 @@ def test_what_is_not_finite_is_refused(bad):
     weight = torch.ones(8, 8)
     weight[3, 3] = bad
     with pytest.raises(ValueError, match="numbers that are not finite"):
-        fp8.quantize(weight, (4, 4))
+        fp8.quantize(weight, (4, 4), False)
     with pytest.raises(ValueError, match="numbers that are not finite"):
         int4.quantize(weight, 8)
 

@@ -47,18 +47,21 @@ def checkpoint(tmp_path):
 
 
 ENCODINGS = {
-    "blocks": (FP8, Fp8Encoding("a.weight", (10, 20), (4, 6), "a.weight_scale_inv", (torch.float32, (3, 4)))),
+    "blocks": (
+        FP8,
+        Fp8Encoding("a.weight", (10, 20), (4, 6), "a.weight_scale_inv", (torch.float32, (3, 4)), False),
+    ),
     "ue8m0": (
         FP8 | {"scale_fmt": "ue8m0"},
         Fp8Encoding("a.weight", (10, 20), (4, 6), "a.weight_scale_inv", (torch.float8_e8m0fnu, (3, 4)), True),
     ),
     "one scale": (
         {"quant_method": "fp8"},
-        Fp8Encoding("a.weight", (10, 20), (10, 20), "a.weight_scale", (torch.float32, ())),
+        Fp8Encoding("a.weight", (10, 20), (10, 20), "a.weight_scale", (torch.float32, ()), False),
     ),
     "rows": (
         CHANNEL,
-        Fp8Encoding("a.weight", (10, 20), (1, 20), "a.weight_scale", (torch.float32, (10, 1))),
+        Fp8Encoding("a.weight", (10, 20), (1, 20), "a.weight_scale", (torch.float32, (10, 1)), False),
     ),
     "groups": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.bfloat16)),
     "int32": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.float32, torch.int32)),
@@ -175,7 +178,7 @@ def experts_one_by_one(tmp_path):
         for part, shape in parts.items():
             name = f"{EXPERTS}.{number}.{part}.weight"
             scale = torch.float32, fp8.scale_shape(shape, (4, 6))
-            made = Fp8Encoding(name, shape, (4, 6), f"{name}_scale_inv", scale)
+            made = Fp8Encoding(name, shape, (4, 6), f"{name}_scale_inv", scale, False)
             tensors |= made.encode(random(*shape, seed=number + shape[0]))
     save_file(tensors, tmp_path / "model.safetensors")
     config = {"model_type": "qwen3_5_moe", "quantization_config": FP8}

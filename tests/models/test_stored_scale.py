@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slime.models.checkpoint import fp8, int4, mxfp4
+from slime.models.checkpoint.stored_scale import is_kept
 
 
 def _int4(weight, stored):
@@ -12,7 +13,7 @@ def _int4(weight, stored):
 
 
 def _float8(weight, stored):
-    codes, scale = fp8.quantize(weight, (1, 32), stored=stored)
+    codes, scale = fp8.quantize(weight, (1, 32), False, stored)
     return codes.view(torch.uint8), scale
 
 
@@ -81,3 +82,18 @@ def test_the_ends_of_the_range_are_those_of_the_codes():
             codes, found = _int4(torch.tensor([[at] + [0.3] * 31]), scale)
             assert torch.equal(found, scale) == kept
             assert not kept or codes[0, 0] == code
+
+
+def test_a_scale_is_kept_until_numbers_move_and_then_while_more_than_half_of_it_is_used():
+    table = {  # reach, whether a number moved, the scale
+        (0.5, True, 1.0): False,
+        (0.501, True, 1.0): True,
+        (1.0, True, 1.0): True,
+        (1.001, True, 1.0): False,
+        (1.001, False, 1.0): False,
+        (0.1, False, 1.0): True,
+        (0.0, False, 0.0): True,
+        (1.0, True, 0.0): False,
+    }
+    found = {case: bool(is_kept(*map(torch.tensor, case))) for case in table}
+    assert found == table

@@ -48,7 +48,7 @@ def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTr
     return model
 
 
-def empty_model(path: str | Path, trust_remote_code: bool = False) -> PreTrainedModel:
+def empty_model(path: str | Path, trust_remote_code: bool) -> PreTrainedModel:
     """The whole model of a Hugging Face directory on the host, in memory that is reserved and not touched."""
     weights = _weight_map(path)
     config = plain_config(path, trust_remote_code)
@@ -74,7 +74,7 @@ def _weight_map(path: str | Path) -> WeightMap | None:
     return None if family is None else family.weights
 
 
-def plain_config(path: str | Path, trust_remote_code: bool = False) -> PretrainedConfig:
+def plain_config(path: str | Path, trust_remote_code: bool) -> PretrainedConfig:
     """Returns the config of a directory's language model, for weights that are not quantised, and without
     dropout.
     """

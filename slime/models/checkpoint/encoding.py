@@ -61,7 +61,7 @@ class Fp8Encoding:
     block: tuple[int, int]
     scale_name: str
     scale: Spec
-    power_of_two: bool = False
+    power_of_two: bool
 
     def specs(self) -> dict[str, Spec]:
         return {self.name: (fp8.FLOAT8, self.shape), self.scale_name: self.scale}

@@ -24,7 +24,7 @@ def scale_shape(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, in
 def quantize(
     weight: torch.Tensor,
     block: tuple[int, int],
-    power_of_two: bool = False,
+    power_of_two: bool,
     stored: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Float8 [O, I] and float32 scales [O / rows, I / columns], these quotients rounded up.

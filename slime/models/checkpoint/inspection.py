@@ -31,7 +31,6 @@ _EXPONENTS: Mapping[str, tuple[type[np.unsignedinteger[Any]], int]] = {
 """Unsigned integers of the same size, and the bits that are all set in NaN and infinities alone."""
 _READS = 512  # of all files together, two of each at least
 _READ_SIZE = 16384  # bytes
-_LONGEST_HEADER = 1 << 30  # bytes
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def read_headers(path: str | Path) -> dict[str, StoredTensor]:
     for file in sorted(Path(path).glob("*.safetensors")):
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _LONGEST_HEADER)))
+            header = json.loads(stream.read(length))
         for name, entry in header.items():
             if name != "__metadata__":
                 start, end = (8 + length + offset for offset in entry["data_offsets"])

@@ -46,7 +46,7 @@ def test_one_step_of_sft(architecture, tmp_path):
     path = save(tmp_path, architecture)
     rollout = random_rollout(96)
     loss, norm, weights = plain_step(path, rollout)
-    shape = shape_of_any(path)
+    shape = shape_of_any(path, False)
     args = fsdp_args(path, shape=shape, gradient_checkpointing=architecture == "Gemma", **SFT)
     result = run_ranks(train, 2, args, [rollout])[0]
     ((step,), _) = result["reports"][0]
@@ -63,7 +63,7 @@ def test_one_step_of_sft(architecture, tmp_path):
 def test_what_a_model_leaves_to_chance_in_training_is_not_computed(tmp_path):
     path, rollout = save(tmp_path, "Mixtral"), random_rollout(96)
     loss, norm, _ = plain_step(path, rollout)
-    args = fsdp_args(path, shape=shape_of_any(path), gradient_checkpointing=True, **SFT)
+    args = fsdp_args(path, shape=shape_of_any(path, False), gradient_checkpointing=True, **SFT)
     (result,) = run_ranks(train, 1, args, [rollout])
     ((step,), _) = result["reports"][0]
     assert step["train/loss"] == pytest.approx(loss, rel=1e-5)
@@ -79,7 +79,7 @@ def test_biases_of_experts_that_should_move_are_refused_in_any_architecture(tmp_
     )
     config.save_pretrained(tmp_path)
     args = model_args(str(tmp_path), moe_router_bias_update_rate=1e-3)
-    model = empty_model(tmp_path)
+    model = empty_model(tmp_path, False)
     with pytest.raises(ValueError, match=r"^--moe-router-bias-update-rate 0\.001: .*expert_bias alone"):
         require_fixed_biases(args, model)
     require_fixed_biases(model_args(str(tmp_path), moe_router_bias_update_rate=0.0), model)
@@ -87,7 +87,7 @@ def test_biases_of_experts_that_should_move_are_refused_in_any_architecture(tmp_
 
 
 def test_the_shape_says_what_config_json_says(tmp_path):
-    shape = shape_of_any(save(tmp_path, "GPT2"))
+    shape = shape_of_any(save(tmp_path, "GPT2"), False)
     wanted = {"model_type": "gpt2", "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128}
     assert wanted.items() <= shape.items()
     assert (shape["num_attention_heads"], shape["num_query_groups"], shape["kv_channels"]) == (4, 4, 8)
