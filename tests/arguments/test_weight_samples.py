@@ -12,7 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.models import family_of, read_shape, shape_from_hf_config
-from slime.models.checkpoint.inspection import bad_headers, bad_weights, read_headers, weight_names
+from slime.models.checkpoint.inspection import (
+    _has_infinite,
+    bad_headers,
+    bad_weights,
+    read_headers,
+    weight_names,
+)
 from slime.models.checkpoint.quantization import Quantization, read_quantization
 from slime.models.checkpoint.tensor_shapes import TensorShapes
 from slime.models.hf_config import HfConfig
@@ -292,3 +298,11 @@ def test_codes_and_scales_that_are_no_numbers_are_named(quantized, tmp_path: Pat
 def test_names_of_weights_that_are_stored_in_an_unknown_way_are_not_guessed(altered_checkpoint) -> None:
     with pytest.raises(ValueError, match="quant_method 'gguf'"):
         weight_names(altered_checkpoint(quantization_config={"quant_method": "gguf"}))
+
+
+def test_the_codes_of_eight_bits_that_are_no_numbers_are_known() -> None:
+    ends = {"F8_E4M3": {0x7F}, "F8_E5M2": {0x7C, 0x7D, 0x7E, 0x7F}}
+    wanted = {kind: codes | {code + 0x80 for code in codes} for kind, codes in ends.items()}
+    wanted["F8_E8M0"] = {0xFF}
+    found = {kind: {code for code in range(256) if _has_infinite(bytes([code]), kind)} for kind in wanted}
+    assert found == wanted

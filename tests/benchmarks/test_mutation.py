@@ -67,7 +67,7 @@ def test_what_is_drawn_is_the_same_each_time_and_has_tests_that_are_there():
         assert all((ROOT / file).is_file() for file in files), files
 
 
-def test_seconds_and_logs_of_no_trouble_are_not_drawn():
+def test_seconds_logs_of_no_trouble_and_imports_for_types_are_not_drawn():
     held = {
         ("5.0  =>  6.0", "GRACE_S = 5.0"): True,
         ("5.0  =>  6.0", "GRACE_S: float = 5.0"): True,
@@ -76,6 +76,7 @@ def test_seconds_and_logs_of_no_trouble_are_not_drawn():
         ("5  =>  6", "PLACES = 5"): False,
         ("logger.info('a', b)  =>  None", "logger.info('a', b)"): True,
         ("logger.warning('a')  =>  None", "logger.warning('a')"): False,
+        ("TYPE_CHECKING  =>  not TYPE_CHECKING", "if TYPE_CHECKING:"): True,
     }
     assert {case: sampled_mutants._tells_nothing(*case) for case in held} == held
 

@@ -195,6 +195,8 @@ def test_flops_of_latent_attention_and_shared_experts_counted_by_hand():
     linear = 2 * (2 * attention + mlp + 4 * 10)
     # Per layer, 2 heads, 3 causal pairs of 2 tokens: scores of width 7 and sums of width 6.
     assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * (7 + 6) * 3
+    args.q_lora_rank = None  # a query by one matrix, 4x14
+    assert calculate_fwd_flops([2], args) == 2 * (linear + 2 * 2 * (56 - 54)) + 2 * 2 * 2 * (7 + 6) * 3
 
 
 def test_flops_of_sparse_attention_counted_by_hand():

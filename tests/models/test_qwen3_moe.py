@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from slime.models import HfConfigError, calculate_fwd_flops, family_of, shape_from_hf_config
 from slime.models.hf_config import HfConfig
+from slime.models.rules import Rule
 from slime.models.shape import trained_shape
 from tests.megatron_harness import save_tiny_hf
 
@@ -75,6 +76,13 @@ def test_the_names_are_those_that_transformers_writes(tmp_path):
 def test_an_unknown_parameter_of_an_expert_is_refused(name):
     with pytest.raises(ValueError, match="no Hugging Face counterpart is known"):
         family_of("qwen3_moe").weights.rule_for(f"decoder.layers.0.{name}")
+
+
+def test_each_expert_has_tensors_of_its_own():
+    rule = family_of("qwen3_moe").weights.rule_for(
+        "decoder.layers.2.mlp.experts.local_experts.3.linear_fc2.weight"
+    )
+    assert rule == Rule(("model.layers.2.mlp.experts.3.down_proj.weight",))
 
 
 def test_gate_and_up_of_an_expert_are_split_and_joined():

@@ -25,6 +25,8 @@ SCALINGS = {
     | {"original_max_position_embeddings": 2**26, "beta_slow": 1e-3, "beta_fast": 1e6},
     "yarn whose ramp begins before": YARN | {"original_max_position_embeddings": 64, "beta_fast": 64.0},
     "yarn whose ramp has no length": YARN | {"original_max_position_embeddings": 6},
+    "yarn with one of two temperatures": YARN | {"mscale": 0.707},
+    "yarn with the other one": YARN | {"mscale_all_dim": 0.707},
     "yarn with a factor of attention": YARN | {"attention_factor": 1.25},
 }
 

@@ -4,6 +4,7 @@ import pytest
 
 from slime.config.generation import GenerationConfig
 from slime.config.run import filled
+from slime.rollout import generate_state
 from slime.rollout.generate_state import (
     GenerateState,
     params_for_sample,
@@ -49,3 +50,11 @@ def test_a_prompt_is_encoded_once_and_given_out_as_a_list_of_its_own(make_args, 
     assert state.encode_prompt(Sample(prompt="abc")) == first[:-1]
     with pytest.raises(ValueError, match="the prompt of sample 3 is a list of messages"):
         state.encode_prompt(Sample(index=3, prompt=[{"role": "user", "content": "q"}]))
+
+
+def test_no_more_prompts_are_kept_than_may_be(make_args, monkeypatch):
+    monkeypatch.setattr(generate_state, "_PROMPTS_KEPT", 2)
+    state = GenerateState(make_args())
+    for prompt in "abc":
+        state.encode_prompt(Sample(prompt=prompt))
+    assert len(state._encoded) <= 2

@@ -172,6 +172,7 @@ def test_dapo_looks_at_the_end():
     assert score("\\boxed{34}", "34", strict_box_verify=True)["acc"]
     assert not score("\\boxed{34}" + " " * 100, "34", strict_box_verify=True)["acc"]
     assert math_dapo_utils.is_correct_minerva("Answer: 3", "\\boxed{3}", gt_need_extract=True) == (True, "3")
+    assert math_dapo_utils.is_correct_minerva("Answer: 3", "3") == (True, "3")
     assert math_dapo_utils.is_correct_strict_box("x \\boxed{3}", "3") == (1, "3")
     assert math_dapo_utils.is_correct_strict_box("\\boxed{3}" + " " * 200, "3", [0, 0, 0, 100]) == (1, "3")
     assert math_dapo_utils.verify("Answer: 3", "4") == (False, "3")

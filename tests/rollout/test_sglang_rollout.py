@@ -394,7 +394,7 @@ async def test_a_request_that_the_engine_refuses_ends_the_rollout(engine, make_a
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_a_sample_that_its_generate_function_aborts_costs_its_group_only(
-    engine, make_args, make_source, partial
+    engine, make_args, make_source, partial, caplog
 ):
     path = PLUGINS + "giving_up_generate"
     args = make_args(
@@ -404,6 +404,7 @@ async def test_a_sample_that_its_generate_function_aborts_costs_its_group_only(
     output = await generate_rollout_async(args, 0, source)
     assert [group[0].group_index for group in output.samples] == [0, 2, 3]
     assert output.metrics["rollout/given_up"] == 1
+    assert [line for line in caplog.messages if "a generate function aborted one of them" in line]
     assert (1 in [group[0].group_index for group in source.buffer]) == partial
     assert balanced(source)
 

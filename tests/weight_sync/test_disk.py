@@ -184,9 +184,9 @@ def test_without_an_engine_nothing_is_gathered_and_nothing_stands_still(args, ro
 
 
 def test_ranks_send_side_by_side_and_the_slowest_counts():
-    reports = [SyncReport(3, 1.0, 0.5), SyncReport(4, 3.0, 0.25)]
-    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5)
-    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0)
+    reports = [SyncReport(3, 1.0, 0.5, 0.1, 0.4), SyncReport(4, 3.0, 0.25, 0.2, 0.3)]
+    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5, 0.2, 0.4)
+    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_versions_are_kept_if_they_are_wanted(connected, args, root):

@@ -126,3 +126,13 @@ def test_what_cannot_be_sent_is_known_before_an_engine_stops(update, log, monkey
     with pytest.raises(ValueError, match="'a': is in the update twice"):
         update.run(1)
     assert log == []
+
+
+def test_ranks_among_which_none_sends_give_nothing(log, monkeypatch):
+    elsewhere = Pretended("elsewhere", {"one"}, 3, 0.5, log)
+    monkeypatch.setattr(elsewhere, "source_ranks", lambda: {1})
+    monkeypatch.setattr(Source, "buckets", None)
+    update = WeightUpdate(run_config(run_args(distributed_timeout_minutes=1)), Source(), [elsewhere])
+    update.connect(endpoints("one"))
+    assert update.run(1).sent == 0
+    assert log[-2:] == [("elsewhere", "commit"), ("elsewhere", "resume")]

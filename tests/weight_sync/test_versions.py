@@ -325,3 +325,12 @@ def test_readers_of_a_machine_come_one_after_the_other(publisher, local):
         with pytest.raises(TimeoutError, match=f"{local}: another reader has it"):
             pull(publisher.root, local, 1, timeout_s=0.1)
     require_equal(pull(publisher.root, local, 1), publisher.kept[1])
+
+
+def test_positions_that_have_no_room_are_refused(monkeypatch):
+    monkeypatch.setattr("slime.weight_sync.versions.codec._MAX_POSITION", 4)
+    ones, zeros = np.ones(5, np.uint8), np.zeros(5, np.uint8)
+    assert difference(ones[:4], zeros[:4], "overwrite").changed == 4
+    assert difference(ones, zeros, "xor").changed == 5
+    with pytest.raises(ValueError, match="overwrite: a tensor of 5 bytes"):
+        difference(ones, zeros, "overwrite")

@@ -371,3 +371,15 @@ def test_null_means_the_default_and_unknown_fields_are_ignored(shared_server):
 @pytest.mark.parametrize("content", [b"{", b"[]", b"3", b"\xff", b'{"input_ids": "\\ud800"}'])
 def test_a_body_that_is_no_object_is_refused(shared_server, content):
     assert shared_server.client.post("/generate", content=content).status_code == 400
+
+
+def test_each_prompt_has_the_ids_that_were_named_for_it(shared_server):
+    body = {
+        "input_ids": [[5, 6], [7, 8], [9]],
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+    }
+    for ids, wanted in (([[1], None, [2, 3]], [[1], [], [2, 3]]), ([1, 2], [[1, 2]] * 3)):
+        answers = shared_server.post("/generate", token_ids_logprob=ids, **body).json()
+        found = [answer["meta_info"].get("output_token_ids_logprobs") or [[]] for answer in answers]
+        assert [[entry[1] for entry in first] for first, *_ in found] == wanted

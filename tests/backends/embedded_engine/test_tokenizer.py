@@ -32,3 +32,16 @@ def test_special_tokens_show_when_they_are_wanted(tokenizer):
     ids = [*tokenizer.encode("a"), tokenizer.eos_token_id]
     assert GrowingText(tokenizer, True).update(ids) == "a"
     assert GrowingText(tokenizer, False).update(ids) == "a<|im_end|>"
+
+
+def test_text_begins_as_the_tokenizer_has_it_begin_and_special_tokens_are_no_text(tokenizer, monkeypatch):
+    class Noted:
+        def encode(self, text, **options):
+            return [text, options]
+
+        def decode(self, ids, **options):
+            return [ids, options]
+
+    monkeypatch.setattr(tokenizer, "hf", Noted())
+    assert tokenizer.encode("a") == ["a", {"add_special_tokens": True}]
+    assert tokenizer.decode((1, 2)) == [[1, 2], {"skip_special_tokens": True}]
