@@ -4,7 +4,10 @@ _FORMATS = ("models/test_number_formats", "models/test_stored_scale", "models/te
 _ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
 _ENGINE = "backends/embedded_engine"
 _FSDP, _MEGATRON = "backends/fsdp_utils", "backends/megatron_utils"
-_SHAPES = ("models/test_shapes", "models/test_defaults", "models/test_flops")
+_SHAPES = (
+    *("models/test_shapes", "models/test_families", "models/test_qwen3_moe", "models/test_flops"),
+    "models/test_defaults",
+)
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_agreement"),
     "slime/weight_sync/update.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
@@ -20,6 +23,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/checkpoint/int4.py": _FORMATS,
     "slime/models/checkpoint/fp8.py": _FORMATS,
     "slime/models/checkpoint/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
+    "slime/models/checkpoint/stored_scale.py": _FORMATS,
     "slime/models/checkpoint/encoding.py": ("models/test_stored_format", "models/test_mxfp4"),
     "slime/models/checkpoint/stored_forms.py": ("arguments/test_weight_samples",),
     "slime/models/checkpoint/tensor_shapes.py": ("arguments/test_weight_samples",),
@@ -30,9 +34,12 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     ),
     "slime/models/checkpoint/tensor_slices.py": ("models/test_safetensors_file", "models/test_weights_dir"),
     "slime/models/hf_config.py": ("models/test_nested_family", "models/test_families"),
-    "slime/models/families/glm_moe_dsa.py": (*_SHAPES, "models/test_families"),
+    "slime/models/families/glm_moe_dsa.py": _SHAPES,
     "slime/models/rules.py": ("models/test_weights_dir", "backends/megatron_utils/test_hf_weights"),
-    "slime/models/linear_attention.py": ("models/test_shapes", "models/test_flops"),
+    "slime/models/linear_attention.py": (*_SHAPES, "models/test_stored_format"),
+    "slime/models/flops.py": _SHAPES,
+    "slime/models/shape.py": _SHAPES,
+    "slime/models/__init__.py": (*_SHAPES, "models/test_nested_family"),
     "slime/models/experts.py": _SHAPES,
     "slime/models/decoder.py": _SHAPES,
     **{
@@ -42,6 +49,32 @@ SAMPLED: dict[str, tuple[str, ...]] = {
             *("gemma3_text", "minimax_m2"),
         )
     },
+    **{
+        f"slime/models/families/{name}.py": (
+            "models/test_families",
+            *_SHAPES,
+            "arguments/test_weight_samples",
+        )
+        for name in (
+            *("glm4", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "mimo", "mixtral"),
+            *("qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_moe", "qwen3_next"),
+        )
+    },
+    "slime/models/family.py": (
+        "models/test_nested_family",
+        "models/test_mxfp4",
+        "arguments/test_sglang_models",
+    ),
+    "slime/models/checkpoint/expert_forms.py": ("models/test_weights_dir", "models/test_stored_format"),
+    "slime/models/checkpoint/inspection.py": (
+        "arguments/test_weight_samples",
+        "arguments/test_checkpoint_files",
+    ),
+    "slime/models/checkpoint/quantization.py": (
+        "models/test_weights_dir",
+        "models/test_mxfp4",
+        "models/test_stored_format",
+    ),
     "slime/rollout/attempts.py": _ROLLOUT,
     "slime/rollout/generation.py": ("rollout/test_original_calls", *_ROLLOUT),
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
@@ -64,14 +97,52 @@ SAMPLED: dict[str, tuple[str, ...]] = {
             f"{_ENGINE}/test_openai",
         )
         for name in (
-            *("answers", "chat_messages", "chat_tools", "dialects", "parsing_routes"),
+            *("answers", "chat_messages", "chat_tools", "dialects", "parsing_routes", "streaming"),
             *("openai_bodies", "openai_objects", "openai_routes"),
+        )
+    },
+    **{
+        f"slime/backends/embedded_engine/{name}.py": (
+            f"{_ENGINE}/tool_calls/test_formats",
+            f"{_ENGINE}/tool_calls/test_chats",
+        )
+        for name in (
+            *(
+                "reasoning",
+                "tool_calls/base",
+                "tool_calls/forced",
+                "tool_calls/formats",
+                "tool_calls/json_formats",
+            ),
+            *("tool_calls/literals", "tool_calls/pythonic", "tool_calls/stream", "tool_calls/tagged_formats"),
         )
     },
     **{
         f"slime/backends/embedded_engine/{name}.py": (f"{_ENGINE}/test_generate", f"{_ENGINE}/test_streaming")
         for name in ("http/generate_routes", "http/responses", "http/running", "stopping")
     },
+    "slime/backends/embedded_engine/http/app.py": (
+        f"{_ENGINE}/test_hostile",
+        f"{_ENGINE}/test_generate",
+        f"{_ENGINE}/test_server",
+        "utils/test_request_gate",
+    ),
+    "slime/backends/embedded_engine/http/bodies.py": (
+        f"{_ENGINE}/test_bodies",
+        f"{_ENGINE}/test_hostile",
+        f"{_ENGINE}/test_generate",
+    ),
+    "slime/backends/embedded_engine/build.py": (f"{_ENGINE}/test_build", f"{_ENGINE}/test_server"),
+    "slime/backends/embedded_engine/sequence.py": (
+        f"{_ENGINE}/test_admission",
+        f"{_ENGINE}/test_streaming",
+        f"{_ENGINE}/test_generate",
+        f"{_ENGINE}/test_scheduler",
+    ),
+    "slime/backends/embedded_engine/prompt_logprobs.py": (
+        f"{_ENGINE}/test_device",
+        f"{_ENGINE}/test_generate",
+    ),
     **{
         f"slime/backends/embedded_engine/{name}.py": (
             f"{_ENGINE}/test_weight_updates",
@@ -118,6 +189,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     ),
     "slime/backends/embedded_engine/__main__.py": (f"{_ENGINE}/test_server",),
     "slime/backends/embedded_engine/kv_cache.py": (
+        "backends/embedded_engine/test_kv_cache",
         "backends/embedded_engine/test_experts",
         "backends/embedded_engine/test_scheduler",
     ),
@@ -128,6 +200,12 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/backends/fsdp_utils/loss_scale.py": (f"{_FSDP}/test_float16",),
     "slime/backends/fsdp_utils/attention.py": (f"{_FSDP}/test_forward", f"{_FSDP}/test_ways"),
     "slime/backends/fsdp_utils/probe.py": (f"{_FSDP}/test_ways",),
+    "slime/backends/fsdp_utils/forward.py": (
+        f"{_FSDP}/test_forward",
+        f"{_FSDP}/test_ways",
+        f"{_FSDP}/test_critic",
+    ),
+    "slime/backends/fsdp_utils/initialize.py": (f"{_FSDP}/test_loading", f"{_FSDP}/test_worker"),
     "slime/backends/fsdp_utils/model.py": (f"{_FSDP}/test_hf_weights", f"{_FSDP}/test_any_model"),
     "slime/backends/fsdp_utils/value_head.py": (f"{_FSDP}/test_critic",),
     **{
@@ -160,6 +238,15 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         f"{_MEGATRON}/test_freezing",
     ),
     "slime/backends/megatron_utils/convert.py": ("tools/test_convert",),
+    "slime/backends/megatron_utils/lora_checkpoint.py": (
+        f"{_MEGATRON}/test_lora",
+        f"{_MEGATRON}/test_checkpoint",
+    ),
+    "slime/backends/megatron_utils/stateless_adam.py": (
+        f"{_MEGATRON}/test_update_rules",
+        f"{_MEGATRON}/test_optimizer_kinds",
+        "plugin_contracts/test_original_behaviour",
+    ),
     "slime/backends/megatron_utils/model_on_paper.py": ("check/test_memory",),
     "slime/backends/megatron_utils/initialize.py": (
         f"{_MEGATRON}/test_freezing",

@@ -8,10 +8,11 @@ else the file under ``tests/`` of the module's name and the cheapest that import
 others run that reach the module, nearest first, for a minute: the suite would run all of them. A test that
 fails counts if it passes without the mutant.
 
-Not drawn are numbers of seconds, retries and cache entries, of which one more is no fault, and lines of a log
-that tell no trouble. Prints a line per mutant and writes JSON after each: by seed, commit, date and what
-became of it, as it was drawn and since tests were added (``--again`` judges those that live). ``EQUIVALENT``
-of ``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
+Not drawn are numbers of seconds, retries and cache entries, of which one more is no fault, lines of a log
+that tell no trouble, and imports for types alone. Prints a line per mutant and writes JSON after each: by
+seed, commit, date and what became of it, as it was drawn and since tests were added (``--again`` judges those
+that live). ``EQUIVALENT`` of ``sampled_modules.py`` says of which it has been argued that nothing can tell
+them apart.
 """
 
 import argparse
@@ -102,8 +103,10 @@ def _labelled(path: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _tells_nothing(change: str, line: str) -> bool:
-    """Whether it changes a number of which one more is no fault, or what a log says where all is well."""
+    """Whether it is no fault: one more of some number, what a log says where all is well, types alone."""
     before = change.partition("  =>  ")[0]
+    if before == "TYPE_CHECKING":
+        return True
     if _NUMBER.fullmatch(before):
         named = rf"({_NO_FAULT})\b(: \w+)? ?= ?{re.escape(before)}(?![\d.])"
         return re.search(named, line) is not None
