@@ -1,6 +1,6 @@
 """``--check``: a run on paper.
 
-    found = report(args)
+    found = report(run_config(args))
     print(page(found))
     found.misfits        # what does not fit, one line each
 

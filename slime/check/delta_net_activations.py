@@ -4,9 +4,6 @@ The terms follow ``slime_plugins/models/gated_delta_net.py`` and, in plain torch
 kernels of flash-linear-attention keep less.
 """
 
-from argparse import Namespace
-from typing import cast
-
 from slime.check.kernels import Kernels
 from slime.config.model import ModelConfig
 from slime.models.linear_attention import DeltaNetSizes
@@ -16,17 +13,17 @@ _CHUNK = 64
 
 
 def delta_net(
-    args: Namespace, kernels: Kernels, tp: int, cp: int, longest: int
+    model: ModelConfig, kernels: Kernels, size: int, tp: int, cp: int, longest: int
 ) -> tuple[float, float, float]:
     """(projections and gates, the rule itself, what the output is projected from).
 
     Args:
-        args: shape, and the format of the parameters.
         kernels: of the device.
+        size: bytes of an element.
         tp, cp: ranks that share heads, and tokens; the rule is computed for the tokens of all of the latter.
         longest: tokens of a segment.
     """
-    sizes, size = DeltaNetSizes.of(cast(ModelConfig, args)), int(args.params_dtype.itemsize)
+    sizes = DeltaNetSizes.of(model)
     keys, heads = sizes.key_heads // tp, sizes.key_heads * sizes.ratio // tp
     projected = _convolved(sizes, keys, heads, size) + (2 * _FLOAT32 + size) * heads
     values = heads * sizes.value

@@ -1,11 +1,11 @@
 """The memory of an engine's GPU: SGLang gives weights and KV cache a fixed part of it."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slime.check.activations import longest_sample
 from slime.check.parameters import Kind, whole_model
+from slime.config.memory import MemoryConfig
 from slime.config.served_models import PLACEHOLDER, ServedModelConfig, ServerGroupConfig
 from slime.models import FAMILIES, read_shape
 from slime.models.checkpoint.quantization import read_quantization
@@ -49,33 +49,35 @@ class EngineNeeds:
 
 
 def engine_needs(
-    args: Namespace, gpu_bytes: int, trained: Mapping[Kind, int] | None = None
+    config: MemoryConfig, gpu_bytes: int, trained: Mapping[Kind, int] | None = None
 ) -> list[EngineNeeds]:
     """Returns the needs of the engines that serve the trained model; others have a config of their own.
 
     Args:
         trained: the parameters of that model, where they are known already.
     """
-    if args.model_type not in FAMILIES:
+    if config.model.model_type not in FAMILIES:
         return []
-    whole = whole_model(args) if trained is None else trained
+    whole = whole_model(config) if trained is None else trained
     return [
-        _needs(args, model, group, gpu_bytes, whole)
-        for model in args.served_models
-        if model.model_path == args.hf_checkpoint
+        _needs(config, model, group, gpu_bytes, whole)
+        for model in config.engines.served_models
+        if model.model_path == config.hf_checkpoint.hf_checkpoint
         for group in model.server_groups
         if group.worker_type != PLACEHOLDER
     ]
 
 
 def _needs(
-    args: Namespace,
+    config: MemoryConfig,
     model: ServedModelConfig,
     group: ServerGroupConfig,
     gpu_bytes: int,
     whole: Mapping[Kind, int],
 ) -> EngineNeeds:
-    given = {name.removeprefix("sglang_"): value for name, value in vars(args).items()} | group.overrides
+    given = {
+        name.removeprefix("sglang_"): value for name, value in vars(config.flat).items()
+    } | group.overrides
     size = _SIZES.get(str(given.get("dtype")), 2)
     kept = 1 if str(given.get("kv_cache_dtype")).startswith("fp8") else size
     stages = int(given.get("pp_size") or 1)
@@ -85,13 +87,13 @@ def _needs(
         gpus=group.size,
         engines=group.num_engines,
         static=int((_FRACTION if fraction is None else float(fraction)) * gpu_bytes),
-        weights=_weights(args, size, whole) // group.size,
-        token=_cached(read_shape(args.hf_checkpoint), group.size // stages) * kept / stages,
-        longest=longest_sample(args),
+        weights=_weights(config.hf_checkpoint.hf_checkpoint, size, whole) // group.size,
+        token=_cached(read_shape(config.hf_checkpoint.hf_checkpoint), group.size // stages) * kept / stages,
+        longest=longest_sample(config.rollout),
     )
 
 
-def _weights(args: Namespace, size: int, whole: Mapping[Kind, int]) -> int:
+def _weights(path: str, size: int, whole: Mapping[Kind, int]) -> int:
     """Bytes of the whole model. In quantised checkpoints float8 is all but embedding and head, numbers of 4
     bits are the experts.
 
@@ -99,7 +101,7 @@ def _weights(args: Namespace, size: int, whole: Mapping[Kind, int]) -> int:
         size: of an element that is not quantised.
     """
     each = dict.fromkeys(whole, float(size))
-    stored = read_quantization(HfConfig.read(args.hf_checkpoint))
+    stored = read_quantization(HfConfig.read(path))
     if stored is not None and stored.kind == "fp8":
         each |= {"dense": 1.0, "experts": 1.0}
     elif stored is not None:

@@ -5,12 +5,13 @@ The terms follow the forward passes of megatron-core's layer with our norms, att
 however many do. What all layers share (angles, masks) is left out.
 """
 
-from argparse import Namespace
 from dataclasses import dataclass, fields, replace
 
 from slime.check.delta_net_activations import delta_net
 from slime.check.kernels import Kernels
 from slime.check.layout import Layout
+from slime.config.memory import MemoryConfig
+from slime.config.model import ModelConfig
 
 _FLOAT32, _INDEX = 4, 8
 
@@ -51,59 +52,61 @@ class Rank:
         longest: tokens of the longest segment, those of all context-parallel ranks.
     """
 
-    args: Namespace
+    config: MemoryConfig
     layout: Layout
     kernels: Kernels
     longest: int
 
     @property
     def size(self) -> int:
-        return int(self.args.params_dtype.itemsize)
+        return self.config.precision.params_dtype.itemsize
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
 
     @property
     def share(self) -> float:
-        return 1 / self.layout.tp if self.args.sequence_parallel else 1.0
+        return 1 / self.layout.tp if self.config.megatron.sequence_parallel else 1.0
 
 
 def saved_by_layer(rank: Rank, layer: int) -> Saved:
     """Everything that a layer keeps without recomputation."""
-    args, norms = rank.args, 2 + args_norms(rank.args)
+    model = rank.model
+    norms = 2 + int(model.post_self_attn_layernorm) + int(model.post_mlp_layernorm)
     projected, core, core_inputs, output = _attention(rank, layer)
-    experts = bool(args.num_experts and args.moe_layer_freq[layer])
+    experts = bool(model.num_experts and model.moe_layer_freq[layer])
     return Saved(
         inputs=norms * rank.share * _norm_input(rank),
-        normed=2 * rank.share * args.hidden_size * rank.size,
+        normed=2 * rank.share * model.hidden_size * rank.size,
         projected=projected,
         core=core,
         core_inputs=core_inputs,
         output=output,
-        mlp=_experts(rank) if experts else _mlp(rank, args.ffn_hidden_size),
+        mlp=_experts(rank) if experts else _mlp(rank, model.ffn_hidden_size),
     )
 
 
 def _attention(rank: Rank, layer: int) -> tuple[float, float, float, float]:
     """(projected, core, core_inputs, output); ``core_inputs`` is all of it if it is never computed again."""
-    args, layout = rank.args, rank.layout
-    if args.multi_latent_attention:
+    model, layout = rank.model, rank.layout
+    if model.kv_lora_rank is not None:
         return _latent(rank)
-    if args.linear_attention_freq and args.linear_attention_freq[layer]:
-        projected, core, output = delta_net(args, rank.kernels, layout.tp, layout.cp, rank.longest)
+    if model.linear_attention_freq and model.linear_attention_freq[layer]:
+        projected, core, output = delta_net(
+            model, rank.kernels, rank.size, layout.tp, layout.cp, rank.longest
+        )
         return projected, core, core, output
     return _grouped(rank)
 
 
-def args_norms(args: Namespace) -> int:
-    """Norms behind attention and MLP."""
-    return int(args.post_self_attn_layernorm) + int(args.post_mlp_layernorm)
-
-
 def recomputed(rank: Rank, saved: Saved, experts: bool) -> Saved:
     """What is left of it with ``--recompute-granularity selective``."""
-    modules = rank.args.recompute_modules or ["core_attn"]
+    modules = rank.config.megatron.recompute_modules or ["core_attn"]
     if "core_attn" in modules:
         saved = replace(saved, core=saved.core_inputs)
     if "layernorm" in modules:
-        hidden = rank.args.hidden_size * rank.size
+        hidden = rank.model.hidden_size * rank.size
         spared = 2 * rank.share * (_norm_input(rank) - hidden)
         saved = replace(saved, inputs=saved.inputs - spared, normed=0)
     if ("moe" if experts else "mlp") in modules:
@@ -113,16 +116,17 @@ def recomputed(rank: Rank, saved: Saved, experts: bool) -> Saved:
 
 def angles(rank: Rank) -> float:
     """Cosines and sines, which all layers share."""
-    args = rank.args
-    latent = args.multi_latent_attention
-    width = args.qk_pos_emb_head_dim if latent else int(args.kv_channels * args.rope.percent)
-    return float(2 * width * rank.size * (2 if args.local_rope else 1))
+    model, rotary = rank.model, rank.config.rotary
+    latent = model.kv_lora_rank is not None
+    rotated = rotary.rope.percent if rotary.rope else 1
+    width = model.qk_pos_emb_head_dim if latent else int(model.kv_channels * rotated)
+    return float(2 * width * rank.size * (2 if rotary.local_rope else 1))
 
 
 def _norm_input(rank: Rank) -> float:
     """Counts the input of a norm on the residual stream."""
-    hidden = rank.args.hidden_size
-    if rank.args.layernorm_zero_centered_gamma:
+    hidden = rank.model.hidden_size
+    if rank.model.layernorm_zero_centered_gamma:
         # Computed in float32: a copy of the input, and what is multiplied by 1 + weight.
         return 2 * hidden * _FLOAT32 + rank.kernels.norm(1, 0, _FLOAT32)
     return hidden * rank.size + rank.kernels.norm(1, hidden, rank.size)
@@ -130,21 +134,21 @@ def _norm_input(rank: Rank) -> float:
 
 def _grouped(rank: Rank) -> tuple[float, float, float, float]:
     """Attention with query groups: (projected, core, core_inputs, output)."""
-    args, size, tp = rank.args, rank.size, rank.layout.tp
+    model, size, tp = rank.model, rank.size, rank.layout.tp
     heads, groups, width = (
-        args.num_attention_heads // tp,
-        max(1, args.num_query_groups // tp),
-        args.kv_channels,
+        model.num_attention_heads // tp,
+        max(1, model.num_query_groups // tp),
+        model.kv_channels,
     )
     queries, keys = heads * width * size, groups * width * size
-    gates = queries if args.attention_output_gate else 0
+    gates = queries if model.attention_output_gate else 0
     row = queries + gates + 2 * keys  # query, key and value of a token lie together
-    if args.num_query_groups < tp:  # each rank has those of all
+    if model.num_query_groups < tp:  # each rank has those of all
         row *= tp
-    copied = queries if groups > 1 and not args.qk_norm_over_heads else 0
-    if rank.args.softmax_type != "vanilla":
+    copied = queries if groups > 1 and not model.qk_norm_over_heads else 0
+    if rank.model.softmax_type != "vanilla":
         return 0.0, _with_sinks(rank, heads), copied + row, queries
-    has_norm = args.qk_layernorm
+    has_norm = model.qk_layernorm
     projected = row if has_norm or not rank.kernels.pads_values else 0.0
     core = queries + keys + rank.kernels.attention(heads)
     if rank.kernels.pads_values:
@@ -162,16 +166,16 @@ def _with_sinks(rank: Rank, heads: int) -> float:
     pairs = _FLOAT32 * (rank.longest + 1)
     if rank.size != _FLOAT32:
         pairs += rank.size * rank.longest
-    return heads * (3 * rank.args.kv_channels * rank.size + pairs)
+    return heads * (3 * rank.model.kv_channels * rank.size + pairs)
 
 
 def _head_norms(rank: Rank, heads: int, groups: int) -> float:
     """Beside the inputs of the norms of queries and keys."""
-    features = (heads + groups) * rank.args.kv_channels
-    if rank.args.qk_norm_over_heads:
+    features = (heads + groups) * rank.model.kv_channels
+    if rank.model.qk_norm_over_heads:
         # Copies of them in float32, and the normed ones before they are multiplied by the weights.
         return features * (_FLOAT32 + rank.size)
-    if rank.args.layernorm_zero_centered_gamma:
+    if rank.model.layernorm_zero_centered_gamma:
         copies = 2 if rank.size != _FLOAT32 else 1
         return copies * features * _FLOAT32 + rank.kernels.norm(heads + groups, 0, _FLOAT32)
     return rank.kernels.norm(heads + groups, features, rank.size)
@@ -179,13 +183,13 @@ def _head_norms(rank: Rank, heads: int, groups: int) -> float:
 
 def _latent(rank: Rank) -> tuple[float, float, float, float]:
     """Counts the activations of multi-latent attention."""
-    args, size, kernels = rank.args, rank.size, rank.kernels
-    heads = args.num_attention_heads // rank.layout.tp
-    score = heads * (args.qk_head_dim + args.qk_pos_emb_head_dim) * size
-    value = heads * args.v_head_dim * size
-    latents = [(args.kv_lora_rank, args.kv_lora_rank + args.qk_pos_emb_head_dim)]
-    if args.q_lora_rank is not None:
-        latents.append((args.q_lora_rank, args.q_lora_rank))
+    model, size, kernels = rank.model, rank.size, rank.kernels
+    heads = model.num_attention_heads // rank.layout.tp
+    score = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim) * size
+    value = heads * model.v_head_dim * size
+    latents = [(model.kv_lora_rank, model.kv_lora_rank + model.qk_pos_emb_head_dim)]
+    if model.q_lora_rank is not None:
+        latents.append((model.q_lora_rank, model.q_lora_rank))
     projected = 0.0
     for normed, given in latents:
         projected += rank.share * ((given + normed) * size + kernels.norm(1, normed, size))
@@ -200,21 +204,21 @@ def _latent(rank: Rank) -> tuple[float, float, float, float]:
 
 def _mlp(rank: Rank, width: int) -> float:
     """Gate and up, the activated gate, up with an offset of 0, and the product that down is computed from."""
-    parts = 3 if rank.args.bias_activation_fusion else 5
+    parts = 3 if rank.config.megatron.bias_activation_fusion else 5
     return parts * width // rank.layout.tp * rank.size
 
 
 def _experts(rank: Rank) -> float:
     """Router, the experts of a token, shared ones; tokens are taken to be spread evenly over experts."""
-    args, size, layout = rank.args, rank.size, rank.layout
-    routed = rank.share * layout.etp * args.moe_router_topk
-    parts = 4 if args.bias_activation_fusion else 6  # the last one is weighed by the router
-    if args.activation_func_clamp_value is not None:
+    model, size, layout = rank.model, rank.size, rank.layout
+    routed = rank.share * layout.etp * model.moe_router_topk
+    parts = 4 if rank.config.megatron.bias_activation_fusion else 6  # the last one is weighed by the router
+    if model.activation_func_clamp_value is not None:
         parts += 2  # the clamped gate, and the sigmoid in its activation
-    of_expert = args.hidden_size * size + parts * args.moe_ffn_hidden_size // layout.etp * size
-    router = rank.share * args.num_experts * (4 * _FLOAT32 + 3)
-    shared = args.moe_shared_expert_intermediate_size
+    of_expert = model.hidden_size * size + parts * model.moe_ffn_hidden_size // layout.etp * size
+    router = rank.share * model.num_experts * (4 * _FLOAT32 + 3)
+    shared = model.moe_shared_expert_intermediate_size
     of_shared = _mlp(rank, shared) if shared else 0.0
-    if shared and args.moe_shared_expert_gate:
-        of_shared += rank.share * (args.hidden_size + 1) * size
+    if shared and model.moe_shared_expert_gate:
+        of_shared += rank.share * (model.hidden_size + 1) * size
     return routed * (of_expert + 2 * _INDEX + size) + router + of_shared

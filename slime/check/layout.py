@@ -1,10 +1,10 @@
 """How a model is spread over the trainer's ranks: which of them share what, and who has which layers."""
 
-from argparse import Namespace
 from dataclasses import dataclass
 from itertools import accumulate
 
 from slime.arguments.groups.parallelism import layers_of_chunks
+from slime.config.memory import MemoryConfig
 
 Stage = tuple[range, ...]
 """The layers of a pipeline rank, those of each of its model chunks."""
@@ -44,17 +44,17 @@ class Layout:
         return range(stage * size, (stage + 1) * size)
 
 
-def layout_of(args: Namespace) -> Layout:
+def layout_of(config: MemoryConfig) -> Layout:
     """The layout that flags without contradictions describe."""
     world, tp, pp = (
-        args.trainer_world_size,
-        args.tensor_model_parallel_size,
-        args.pipeline_model_parallel_size,
+        config.cluster.trainer_world_size,
+        config.megatron.tensor_model_parallel_size,
+        config.megatron.pipeline_model_parallel_size,
     )
     cp, ep, etp = (
-        args.context_parallel_size,
-        args.expert_model_parallel_size,
-        args.expert_tensor_parallel_size,
+        config.parallelism.context_parallel_size,
+        config.experts.expert_model_parallel_size,
+        config.experts.expert_tensor_parallel_size,
     )
     etp = etp or tp  # a dense model has none
     shared = ep * etp * pp
@@ -67,13 +67,13 @@ def layout_of(args: Namespace) -> Layout:
         ep=ep,
         etp=etp,
         edp=max(1, world // shared),
-        stages=_stages(args, pp, args.virtual_pipeline_model_parallel_size or 1),
+        stages=_stages(config, pp, config.parallelism.virtual_pipeline_model_parallel_size or 1),
     )
 
 
-def _stages(args: Namespace, pp: int, chunks: int) -> tuple[Stage, ...]:
+def _stages(config: MemoryConfig, pp: int, chunks: int) -> tuple[Stage, ...]:
     """Chunk after chunk goes through all ranks: with two of each, rank 0 has the first and the third part."""
-    counts = layers_of_chunks(args, pp, chunks)
+    counts = layers_of_chunks(config.model.num_layers, config.parallelism, config.megatron, chunks)
     bounds = [0, *accumulate(counts)]
     parts = [range(begin, begin + count) for begin, count in zip(bounds, counts, strict=False)]
     return tuple(tuple(parts[rank::pp]) for rank in range(pp))

@@ -1,6 +1,5 @@
 """The memory that each GPU of a run needs, by what needs it."""
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,7 @@ from slime.check.parameters import (
     whole_parameters,
 )
 from slime.check.states import States, rank_states, sharded_states
-from slime.config.host import HostConfig
+from slime.config.memory import MemoryConfig
 from slime.config.run import filled
 from slime.config.trainers import trainer_of
 
@@ -78,46 +77,42 @@ class RoleNeeds:
         return fullest_node(self.layout, self.per_node, [stage.host for stage in self.stages])
 
 
-def trained_roles(args: Namespace) -> list[RoleNeeds]:
+def trained_roles(config: MemoryConfig) -> list[RoleNeeds]:
     """The actor, and the critic where there is one; none of a run without a trainer."""
-    if args.debug_rollout_only:
+    if config.debug.debug_rollout_only:
         return []
-    roles = [_role(args, "actor")]
-    if args.use_critic:
-        roles.append(_role(of_critic(args), "critic"))
+    roles = [_role(config, "actor")]
+    if config.critic.use_critic:
+        roles.append(_role(filled(MemoryConfig, of_critic(config.flat)), "critic"))
     return roles
 
 
-def _role(args: Namespace, role: str) -> RoleNeeds:
-    layout = layout_of(args)
-    tokens = micro_batch_tokens(args, layout)
-    per_node = ranks_of_a_node(filled(HostConfig, args), role == "critic")
-    if trainer_of(args).splits_weights_evenly:
-        whole = total_of_any(args, role)
-        states = sharded_states(args, sum(whole.values()), layout.world)
-        stage = StageNeeds(whole, states, None, _host(args, states, role))
+def _role(config: MemoryConfig, role: str) -> RoleNeeds:
+    layout = layout_of(config)
+    tokens = micro_batch_tokens(config, layout)
+    per_node = ranks_of_a_node(config, role == "critic")
+    if trainer_of(config.trainer).splits_weights_evenly:
+        whole = total_of_any(config, role)
+        states = sharded_states(config, sum(whole.values()), layout.world)
+        stage = StageNeeds(whole, states, None, rank_host(config, states, role == "critic"))
         return RoleNeeds(role, whole, layout, tokens, [stage], per_node)
-    every = whole_parameters(args, role)
-    stages = [_stage(args, layout, stage, tokens, every, role) for stage in range(layout.pp)]
-    return RoleNeeds(role, whole_model(args, role, every), layout, tokens, stages, per_node)
+    every = whole_parameters(config, role)
+    stages = [_stage(config, layout, stage, tokens, every, role) for stage in range(layout.pp)]
+    return RoleNeeds(role, whole_model(config, role, every), layout, tokens, stages, per_node)
 
 
 def _stage(
-    args: Namespace,
+    config: MemoryConfig,
     layout: Layout,
     stage: int,
     tokens: int | None,
     whole: Sequence[WholeParameter],
     role: str,
 ) -> StageNeeds:
-    chunks = stage_parameters(args, layout, stage, whole, role)
+    chunks = stage_parameters(config, layout, stage, whole, role)
     every: list[Parameter] = [parameter for chunk in chunks for parameter in chunk]
     kept = None
-    if tokens is not None and not not_estimated(args):
-        kept = activations(args, layout, stage, tokens, role)
-    states = rank_states(args, layout, chunks)
-    return StageNeeds(counted(every), states, kept, _host(args, states, role))
-
-
-def _host(args: Namespace, states: States, role: str) -> RankHost:
-    return rank_host(filled(HostConfig, args), states, critic=role == "critic")
+    if tokens is not None and not not_estimated(config):
+        kept = activations(config, layout, stage, tokens, role)
+    states = rank_states(config, layout, chunks)
+    return StageNeeds(counted(every), states, kept, rank_host(config, states, role == "critic"))

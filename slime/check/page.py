@@ -9,15 +9,13 @@ from slime.check.host import sample_bytes
 from slime.check.layout import Layout, Stage
 from slime.check.needs import RoleNeeds, StageNeeds, reserve
 from slime.check.report import GIB, Report
-from slime.config.host import HostConfig
-from slime.config.run import filled
 from slime.config.trainers import trainer_of
 
 
 def page(report: Report) -> str:
     """Parameters, layout, batches, memory, and what does not fit."""
-    args = report.args
-    lines = [f"{args.hf_checkpoint}: {args.model_type}", ""]
+    config = report.config
+    lines = [f"{config.hf_checkpoint.hf_checkpoint}: {config.model.model_type}", ""]
     for role in report.roles:
         lines += _section(f"Parameters of the {role.role}", _parameters(report, role))
         lines += _section(f"Layout of the {role.role}", _layout(report, role))
@@ -54,23 +52,23 @@ _OWN_LAYERS = ("slime.", "slime_plugins.")
 def _parameters(report: Report, role: RoleNeeds) -> Iterator[str]:
     whole = {str(kind): count for kind, count in role.whole.items()}
     yield f"{_billions(sum(whole.values()))} in all ({_split(whole)})"
-    args = report.args
+    config = report.config
     for flag, given in (
-        ("--spec", " ".join(args.spec or ())),
-        ("--custom-model-provider-path", args.custom_model_provider_path or ""),
+        ("--spec", " ".join(config.layer_variants.spec or ())),
+        ("--custom-model-provider-path", config.trainer.custom_model_provider_path or ""),
     ):
         if given and not given.startswith(_OWN_LAYERS):
-            yield f"{flag} {given}: is not looked into; the layers of a {args.model_type} are counted"
+            yield f"{flag} {given}: is not looked into; the layers of a {config.model.model_type} are counted"
 
 
 def _layout(report: Report, role: RoleNeeds) -> Iterator[str]:
     layout = role.layout
-    trainer = trainer_of(report.args)
+    trainer = trainer_of(report.config.trainer)
     if trainer.splits_weights_evenly:
         yield f"{layout.world} ranks, each with a part of every weight ({trainer.name.upper()})"
         return
     sizes = f"TP {layout.tp} x PP {layout.pp} x CP {layout.cp} x DP {layout.dp}"
-    if report.args.num_experts:
+    if report.config.model.num_experts:
         sizes += f"; experts EP {layout.ep} x ETP {layout.etp} x DP {layout.edp}"
     chunks = f", {layout.vpp} model chunks of each rank" if layout.vpp > 1 else ""
     yield f"{layout.world} ranks: {sizes}{chunks}"
@@ -93,39 +91,43 @@ def _layers(stage: Stage) -> str:
 
 
 def _placement(report: Report) -> Iterator[str]:
-    args = report.args
+    config = report.config
+    cluster, engines = config.cluster, config.engines
     if report.roles:
-        nodes = f"{args.actor_num_nodes} x {args.actor_num_gpus_per_node}"
-        yield f"actor: {args.trainer_world_size} GPUs ({nodes})"
-    if args.use_critic:
-        own = args.critic_num_gpus
+        nodes = f"{cluster.actor_num_nodes} x {cluster.actor_num_gpus_per_node}"
+        yield f"actor: {cluster.trainer_world_size} GPUs ({nodes})"
+    if config.critic.use_critic:
+        own = config.critic.critic_num_gpus
         yield f"critic: {own} GPUs of its own" if own else "critic: the actor's GPUs, in turns"
-    if args.rollout_external:
-        yield f"engines: {args.rollout_num_engines} that run elsewhere"
-    for model in args.served_models:
-        shared = "shared with the trainer" if args.colocate else "of their own"
+    if engines.rollout_external:
+        yield f"engines: {engines.rollout_num_engines} that run elsewhere"
+    for model in engines.served_models:
+        shared = "shared with the trainer" if cluster.colocate else "of their own"
         yield f"engines of {model.name}: {model.num_engines} on {model.total_num_gpus} GPUs {shared}"
-    gpus = 0 if args.debug_rollout_only else args.trainer_world_size + args.critic_num_gpus
-    engines = 0 if args.rollout_external else args.rollout_num_gpus
-    total = max(gpus, engines) if args.colocate else gpus + engines
-    yield f"GPUs in all: {total}, {args.num_gpus_per_node} of a node"
+    training = cluster.trainer_world_size + config.critic.critic_num_gpus
+    gpus = 0 if config.debug.debug_rollout_only else training
+    serving = 0 if engines.rollout_external else cluster.rollout_num_gpus
+    total = max(gpus, serving) if cluster.colocate else gpus + serving
+    yield f"GPUs in all: {total}, {cluster.num_gpus_per_node} of a node"
 
 
 def _batches(report: Report) -> Iterator[str]:
-    args = report.args
-    samples, step = args.rollout_batch_size * args.n_samples_per_prompt, args.global_batch_size
-    yield f"rollout: {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} = {samples} samples"
+    config = report.config
+    batches = config.batches
+    prompts, each = batches.rollout_batch_size, batches.n_samples_per_prompt
+    samples, step = prompts * each, batches.global_batch_size
+    yield f"rollout: {prompts} prompts x {each} = {samples} samples"
     if not report.roles:
         return
     actor = report.roles[0]
     layout = actor.layout
     mine = step // layout.dp
     yield f"optimizer steps: {samples // step} of {step} samples, {mine} of each data-parallel rank"
-    count = micro_batches(args, layout)
-    how = "as many as tokens want" if count is None else f"{count} of {args.micro_batch_size} samples"
+    count = micro_batches(batches, layout)
+    how = "as many as tokens want" if count is None else f"{count} of {batches.micro_batch_size} samples"
     limit = "no flag limits their tokens" if actor.tokens is None else f"up to {actor.tokens} tokens on a GPU"
     yield f"micro-batches of a step on each rank: {how}, {limit}"
-    longest = longest_sample(args)
+    longest = longest_sample(config.rollout)
     if count is None and longest and actor.tokens and longest > actor.tokens * layout.cp:
         yield (
             f"a sample may have {longest} tokens and be a micro-batch alone: then activations are "
@@ -138,7 +140,7 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "logits", "reser
 
 def _memory(report: Report, role: RoleNeeds) -> Iterator[str]:
     if all(stage.activations is None for stage in role.stages):
-        why = not_estimated(report.args) or "where no flag limits tokens"
+        why = not_estimated(report.config) or "where no flag limits tokens"
         yield f"activations are not estimated {why}"
     yield f"{'ranks':>12}" + "".join(f"{name:>12}" for name in _COLUMNS)
     for number, stage in enumerate(role.stages):
@@ -169,9 +171,9 @@ def _host(report: Report) -> Iterator[str]:
         ranks = f"{role.role} {node.ranks[0]}-{node.ranks[-1]}"
         sizes = [*astuple(node.needs), node.needs.total]
         yield f"{ranks:>20}" + "".join(_cell(size) for size in sizes)
-    longest, size = longest_sample(report.args), "not counted where no flag limits their length"
+    longest, size = longest_sample(report.config.rollout), "not counted where no flag limits their length"
     if longest is not None:
-        size = f"up to {sample_bytes(filled(HostConfig, report.args), longest) / GIB:.2f}"
+        size = f"up to {sample_bytes(report.config, longest) / GIB:.2f}"
     yield f"samples of a rollout, on the node of the rollout manager: {size}"
 
 

@@ -4,13 +4,13 @@ They are those of the model itself, which the trainer makes without the memory f
 """
 
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from slime.adapters.targets import is_of_adapter
 from slime.check.layout import Layout
+from slime.config.memory import MemoryConfig
 from slime.config.trainers import MEGATRON
 from slime.models import FAMILIES
 from slime.utils.misc import load_function
@@ -43,21 +43,21 @@ class Parameter:
     count: int = 1
 
 
-def whole_parameters(args: Namespace, role: str = "actor") -> list[WholeParameter]:
+def whole_parameters(config: MemoryConfig, role: str = "actor") -> list[WholeParameter]:
     """The parameters of a model of a family, whichever trainer it has. Takes up to a second."""
-    made: list[WholeParameter] = load_function(MEGATRON.parameters)(args, role)
+    made: list[WholeParameter] = load_function(MEGATRON.parameters)(config.flat, role)
     return made
 
 
 def stage_parameters(
-    args: Namespace, layout: Layout, stage: int, whole: Sequence[WholeParameter], role: str = "actor"
+    config: MemoryConfig, layout: Layout, stage: int, whole: Sequence[WholeParameter], role: str = "actor"
 ) -> list[list[Parameter]]:
     """Counts the parameters of each model chunk of a rank of this stage, of a model that has ``whole``."""
     chunks = layout.stages[stage]
     return [
         list(
             _chunk(
-                args,
+                config,
                 layout,
                 whole,
                 layers,
@@ -71,7 +71,7 @@ def stage_parameters(
 
 
 def _chunk(
-    args: Namespace,
+    config: MemoryConfig,
     layout: Layout,
     whole: Iterable[WholeParameter],
     layers: range,
@@ -84,17 +84,17 @@ def _chunk(
         of_layer = _LAYER.match(parameter.name)
         at_end = first if parameter.name == _EMBEDDING else last
         if int(of_layer[1]) in layers if of_layer else at_end:
-            yield _of_rank(args, layout, parameter, critic)
-        shares = not (critic or args.untie_embeddings_and_output_weights)
+            yield _of_rank(config, layout, parameter, critic)
+        shares = not (critic or config.model.untie_embeddings_and_output_weights)
         if parameter.name == _EMBEDDING and last and not first and shares:
             # On another stage than the embedding a tied head is a copy of it.
-            yield _of_rank(args, layout, parameter._replace(name=_HEAD), critic)
+            yield _of_rank(config, layout, parameter._replace(name=_HEAD), critic)
 
 
-def _of_rank(args: Namespace, layout: Layout, parameter: WholeParameter, critic: bool) -> Parameter:
+def _of_rank(config: MemoryConfig, layout: Layout, parameter: WholeParameter, critic: bool) -> Parameter:
     if _OF_EXPERT in parameter.name:
         shares = layout.etp if parameter.split else 1
-        experts = args.num_experts // layout.ep
+        experts = config.model.num_experts // layout.ep
         return Parameter(parameter.name, "experts", parameter.elements // shares, experts)
     kind = _kind(parameter.name, critic)
     return Parameter(parameter.name, kind, parameter.elements // (layout.tp if parameter.split else 1))
@@ -114,7 +114,7 @@ def counted(parameters: Iterable[Parameter]) -> dict[Kind, int]:
 
 
 def whole_model(
-    args: Namespace, role: str = "actor", whole: Iterable[WholeParameter] | None = None
+    config: MemoryConfig, role: str = "actor", whole: Iterable[WholeParameter] | None = None
 ) -> dict[Kind, int]:
     """Elements of the model as published: on one rank, its vocabulary not padded.
 
@@ -122,30 +122,31 @@ def whole_model(
         whole: its parameters, where they have been made already.
     """
     total: dict[Kind, int] = {"embedding": 0, "dense": 0, "experts": 0}
-    for parameter in whole_parameters(args, role) if whole is None else whole:
+    for parameter in whole_parameters(config, role) if whole is None else whole:
         if is_of_adapter(parameter.name):
             continue
         kind = _kind(parameter.name, critic=role == "critic")
         elements = parameter.elements
         if kind == "embedding":
-            elements = elements // args.padded_vocab_size * args.vocab_size
-        total[kind] += elements * (args.num_experts if kind == "experts" else 1)
+            elements = elements // config.model.padded_vocab_size * config.model.vocab_size
+        total[kind] += elements * (config.model.num_experts if kind == "experts" else 1)
     return total
 
 
-def total_of_any(args: Namespace, role: str = "actor") -> dict[Kind, int]:
+def total_of_any(config: MemoryConfig, role: str = "actor") -> dict[Kind, int]:
     """Parameters of a family, else those that ``transformers`` makes of config.json, without their values.
 
     A critic has a value head in the place of the output layer.
     """
-    if args.model_type in FAMILIES:
-        return whole_model(args, role)
+    if config.model.model_type in FAMILIES:
+        return whole_model(config, role)
     import torch  # these two take seconds, which the families do not need
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
+    path, trusted = config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code
+    described = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=args.trust_remote_code)
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
     embeddings = sum(p.numel() for p in model.get_input_embeddings().parameters())
     every = sum(p.numel() for p in model.parameters())
     if role == "critic" and (head := model.get_output_embeddings()) is not None:

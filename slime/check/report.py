@@ -1,11 +1,13 @@
 """A run on paper: what its GPUs hold, and what of it does not fit."""
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slime.check.engines import EngineNeeds, engine_needs
 from slime.check.needs import RoleNeeds, reserve, trained_roles
+from slime.config.check import CheckConfig
+from slime.config.cluster import ClusterConfig
+from slime.config.memory import MemoryConfig
 from slime.utils.accelerator import gpu_memory
 
 GIB = 2**30
@@ -22,33 +24,33 @@ class Report:
         misfits: what does not fit into it, one line each.
     """
 
-    args: Namespace
+    config: MemoryConfig
     gpu: int
     roles: Sequence[RoleNeeds]
     engines: Sequence[EngineNeeds]
     misfits: Sequence[str]
 
 
-def report(args: Namespace) -> Report:
+def report(config: MemoryConfig) -> Report:
     """Makes the report of flags that do not contradict each other; reads config.json and nothing else."""
-    gpu = gpu_bytes(args)
-    roles = trained_roles(args)
-    engines = engine_needs(args, gpu, roles[0].whole if roles else None)
-    return Report(args, gpu, roles, engines, list(_misfits(args, gpu, roles, engines)))
+    gpu = gpu_bytes(config.check)
+    roles = trained_roles(config)
+    engines = engine_needs(config, gpu, roles[0].whole if roles else None)
+    return Report(config, gpu, roles, engines, list(_misfits(config, gpu, roles, engines)))
 
 
-def gpu_bytes(args: Namespace) -> int:
+def gpu_bytes(config: CheckConfig) -> int:
     """Returns the memory of a GPU as the flag has it, else of the one here."""
-    if args.check_gpu_memory_gb is not None:
-        return int(args.check_gpu_memory_gb * GIB)
+    if config.check_gpu_memory_gb is not None:
+        return int(config.check_gpu_memory_gb * GIB)
     return gpu_memory() or int(_USUAL_GPU * GIB)
 
 
 def _misfits(
-    args: Namespace, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
+    config: MemoryConfig, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
 ) -> Iterator[str]:
     size = f"{gpu / GIB:.0f} GiB"
-    beside = _beside_training(args, engines)
+    beside = _beside_training(config.cluster, engines)
     for role in roles:
         stage = role.stages[role.fullest]
         wanted = stage.total + reserve(gpu) + beside
@@ -63,12 +65,12 @@ def _misfits(
             )
     for engine in engines:
         yield from _bad_engine(engine, size)
-    yield from _both_at_once(args, gpu, roles, engines)
+    yield from _both_at_once(config.cluster, gpu, roles, engines)
 
 
-def _beside_training(args: Namespace, engines: Sequence[EngineNeeds]) -> int:
+def _beside_training(config: ClusterConfig, engines: Sequence[EngineNeeds]) -> int:
     """Bytes of engines that do not make room for the trainer."""
-    if not args.colocate or args.offload_rollout:
+    if not config.colocate or config.offload_rollout:
         return 0
     return max((engine.static for engine in engines), default=0)
 
@@ -89,21 +91,23 @@ def _bad_engine(engine: EngineNeeds, size: str) -> Iterator[str]:
 
 
 def _both_at_once(
-    args: Namespace, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
+    config: ClusterConfig, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
 ) -> Iterator[str]:
     """Yields what a shared GPU lacks while weights are sent: room for both sides', or for one that stays."""
-    if not (args.colocate and roles and engines):
+    if not (config.colocate and roles and engines):
         return
     actor = roles[0].stages[roles[0].fullest].states
     trainer = actor.weights
-    if not args.offload_train:
+    if not config.offload_train:
         trainer += actor.gradients + actor.optimizer
         engine = max(engine.static for engine in engines)
     else:
         engine = max(engine.weights for engine in engines)
     wanted = trainer + engine + reserve(gpu)
     if wanted > gpu:
-        what = "while weights are sent" if args.offload_train else "as the trainer stays (--no-offload-train)"
+        what = (
+            "while weights are sent" if config.offload_train else "as the trainer stays (--no-offload-train)"
+        )
         yield (
             f"GPUs shared by trainer and engines need {wanted / GIB:.1f} GiB {what} "
             f"(found: a GPU of {gpu / GIB:.0f} GiB; wanted: more GPUs, or a larger "

@@ -2,13 +2,14 @@
 
 import math
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from slime.adapters.targets import is_of_adapter
 from slime.check.layout import Layout
 from slime.check.parameters import Parameter
+from slime.config.memory import MemoryConfig
+from slime.config.trainer import TrainerConfig
 from slime.models.families.deepseek_v32 import is_of_indexer
 
 _ALIGNED = 64
@@ -47,52 +48,67 @@ class Formats:
     moments: int
 
 
-def formats(args: Namespace) -> Formats:
+def formats(config: MemoryConfig) -> Formats:
     """What the flags about precision and the optimizer say."""
-    weight = args.params_dtype.itemsize
-    wide = args.accumulate_allreduce_grads_in_fp32 or (args.bf16 and not args.grad_reduce_in_bf16)
-    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, moments(args))
+    precision = config.precision
+    weight = precision.params_dtype.itemsize
+    wide = precision.accumulate_allreduce_grads_in_fp32 or (
+        precision.bf16 and not precision.grad_reduce_in_bf16
+    )
+    return Formats(weight, 4 if wide else weight, 0 if weight == 4 else 4, moments(config))
 
 
-def moments(args: Namespace) -> int:
+def moments(config: MemoryConfig) -> int:
     """Bytes of what the optimizer remembers of an element."""
-    if args.use_stateless_adam:
+    if config.optimizer.use_stateless_adam:
         return 0
-    if args.optimizer == "sgd":
-        return 4 if args.sgd_momentum else 0
-    if not args.use_precision_aware_optimizer:
+    if config.optimizer.optimizer == "sgd":
+        return 4 if config.optimizer.sgd_momentum else 0
+    if not config.optimizer_state.use_precision_aware_optimizer:
         return 8
-    return sum(2 if kind == "bf16" else 4 for kind in (args.exp_avg_dtype, args.exp_avg_sq_dtype))
+    return sum(
+        2 if kind == "bf16" else 4
+        for kind in (config.optimizer_state.exp_avg_dtype, config.optimizer_state.exp_avg_sq_dtype)
+    )
 
 
-def rank_states(args: Namespace, layout: Layout, chunks: Sequence[Sequence[Parameter]]) -> States:
+def rank_states(config: MemoryConfig, layout: Layout, chunks: Sequence[Sequence[Parameter]]) -> States:
     """Counts the states of a rank with these model chunks: each has a buffer of its experts, and one of all
     else.
     """
     total, adapts = States(0, 0, 0), any(is_of_adapter(p.name) for chunk in chunks for p in chunk)
     for chunk in chunks:
         for experts, ranks in ((False, layout.dp * layout.cp), (True, layout.edp)):
-            total += _buffer(args, [p for p in chunk if (p.kind == "experts") == experts], ranks, adapts)
+            total += _buffer(config, [p for p in chunk if (p.kind == "experts") == experts], ranks, adapts)
     return total
 
 
-def sharded_states(args: Namespace, parameters: int, ranks: int) -> States:
+def sharded_states(config: MemoryConfig, parameters: int, ranks: int) -> States:
     """What a rank of the FSDP trainer keeps: its part of every weight, gradient and moment, in float32."""
     mine = -(-parameters // ranks)
-    part, kept = 4 * mine, mine * moments(args)
-    if args.fsdp_cpu_offload:
+    part, kept = 4 * mine, mine * moments(config)
+    if config.fsdp.fsdp_cpu_offload:
         return States(0, 0, 0, host=2 * part + kept)
     return States(weights=part, gradients=part, optimizer=kept)
 
 
-def _buffer(args: Namespace, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:
-    kinds = formats(args)
-    trained = [p for p in parameters if (is_of_adapter(p.name) if adapts else _trains(args, p.name))]
+def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:
+    kinds = formats(config)
+    trained = [
+        p for p in parameters if (is_of_adapter(p.name) if adapts else _trains(config.trainer, p.name))
+    ]
     count = sum(p.elements * p.count for p in trained)
     frozen = sum(p.elements * p.count for p in parameters) - count
-    padded = _padded(trained, ranks, args.pad_buckets_for_high_nccl_busbw)
+    padded = _padded(trained, ranks, config.megatron.pad_buckets_for_high_nccl_busbw)
     mine = -(-count // ranks)
-    away = round(mine * (args.optimizer_offload_fraction if args.optimizer_cpu_offload else 0))
+    away = round(
+        mine
+        * (
+            config.optimizer_state.optimizer_offload_fraction
+            if config.optimizer_state.optimizer_cpu_offload
+            else 0
+        )
+    )
     return States(
         weights=(padded + frozen) * kinds.weight,
         gradients=padded * kinds.gradient,
@@ -108,11 +124,11 @@ def _padded(parameters: Iterable[Parameter], ranks: int, for_busbw: bool) -> int
     return -(-elements // multiple) * multiple
 
 
-def _trains(args: Namespace, name: str) -> bool:
+def _trains(config: TrainerConfig, name: str) -> bool:
     """Whether flags leave a parameter to be trained; a value head always is."""
-    if args.freeze_indexer and is_of_indexer(name):
+    if config.freeze_indexer and is_of_indexer(name):
         return False
-    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    only, frozen = config.only_train_params_name_list, config.freeze_params_name_list
     patterns = only or frozen
     if not patterns:
         return True

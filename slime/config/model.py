@@ -6,7 +6,7 @@ Each is stated once: one that is a flag as well says so in its field. config.jso
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.config.flag import shape_flag
+from slime.config.flag import flag, shape_flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,3 +199,10 @@ class ModelConfig(DecoderShape, MoeShape, LatentShape, IndexerShape, LinearShape
     """
 
     padded_vocab_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerVariantConfig:
+    """A layer spec in the place of the family's."""
+
+    spec: list[str] | None = flag(help="module and function of a layer spec: fn(args, config, vp_stage)")

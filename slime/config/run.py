@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from slime.config.fleet import FleetConfig
 from slime.config.generation import GenerationConfig
+from slime.config.memory import MemoryConfig
 from slime.config.metrics import MetricsConfig
 from slime.config.optimization import OptimizationConfig
 from slime.config.training import TrainingConfig
@@ -17,7 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(
-    TrainingConfig, OptimizationConfig, MetricsConfig, GenerationConfig, WeightUpdateConfig, FleetConfig
+    TrainingConfig,
+    OptimizationConfig,
+    MetricsConfig,
+    GenerationConfig,
+    WeightUpdateConfig,
+    FleetConfig,
+    MemoryConfig,
 ):
     """Everything that is known of a run when it starts."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
 from slime.models.rules import Rule, joined
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _COPY = re.compile(r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight")
 
 
-def trained_mtp_layers(args: object) -> int:
+def trained_mtp_layers(config: MtpConfig) -> int:
     """How many such layers a run trains, by ``--mtp-num-layers`` and ``--enable-mtp-training``."""
-    return (getattr(args, "mtp_num_layers", None) or 0) if getattr(args, "enable_mtp_training", False) else 0
+    return (config.mtp_num_layers or 0) if config.enable_mtp_training else 0
 
 
 def is_copy(name: str) -> bool:

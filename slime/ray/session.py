@@ -82,7 +82,7 @@ def _shown_if_checked(args: Namespace) -> Sequence[str]:
         return ()
     from slime.check import page, report
 
-    found = report(args)
+    found = report(run_config(args))
     print(page(found), flush=True)
     return found.misfits
 

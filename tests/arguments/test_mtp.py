@@ -9,6 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from slime.arguments import validated_args
+from slime.config.mtp import MtpConfig
+from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 from tests.arguments.conftest import write_empty_weights
 from tests.families import save_tiny_config
@@ -35,7 +37,7 @@ def model_with_layers(tmp_path):
 def test_they_train_with_both_flags(words, notes, model_with_layers):
     line = words(hf_checkpoint=model_with_layers("mimo", 2), **TRAINED)
     args = validated_args(line)
-    assert trained_mtp_layers(args) == 1
+    assert trained_mtp_layers(filled(MtpConfig, args)) == 1
     assert args.mtp_loss_scaling_factor == 0.2  # the original's default
     assert notes(line) == []
 
@@ -44,7 +46,7 @@ def test_a_number_alone_has_no_effect_and_gets_a_note(words, notes, model_with_l
     line = words(hf_checkpoint=model_with_layers("mimo", 1), mtp_num_layers=1)
     (note,) = notes(line)
     assert note.startswith("--mtp-num-layers 1: has no effect without --enable-mtp-training")
-    assert trained_mtp_layers(validated_args(line)) == 0
+    assert trained_mtp_layers(filled(MtpConfig, validated_args(line))) == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from slime.check.host import _IN_LISTS, _STORED, RankHost, fullest_node, sample_
 from slime.check.layout import Layout
 from slime.check.needs import trained_roles
 from slime.config.host import HostConfig
-from slime.config.run import filled
+from slime.config.run import filled, run_config
 from tests.check.harness import checked_args, host_of_trainers, write_config
 from tests.megatron_harness import run_ranks
 
@@ -24,7 +24,7 @@ def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
     save = {"save": tmp_path / "save", "save_interval": 1}
     args = checked_args(write_config("qwen3", tmp_path / "hf"), 2, **save, **flags)
     args.offload_train = True  # as --colocate has it, which wants engines
-    (role,) = trained_roles(args)
+    (role,) = trained_roles(run_config(args))
     host = role.stages[0].host
     for asleep, gathered in run_ranks(host_of_trainers, 2, args):
         assert asleep == pytest.approx(host.asleep, rel=0.01)
@@ -36,7 +36,7 @@ def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
 @pytest.mark.slow
 def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
     path = write_config("qwen3", tmp_path)
-    weights = trained_roles(checked_args(path))[0].stages[0].states.weights
+    weights = trained_roles(run_config(checked_args(path)))[0].stages[0].states.weights
     for copies, changes in (
         (0, {}),
         (2, {"use_kl_loss": True}),
@@ -45,7 +45,7 @@ def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
     ):
         args = checked_args(path)
         vars(args).update(changes)
-        assert trained_roles(args)[0].stages[0].host.versions == copies * weights, changes
+        assert trained_roles(run_config(args))[0].stages[0].host.versions == copies * weights, changes
 
 
 def test_the_fullest_node_is_found_where_a_node_has_parts_of_two_stages() -> None:

@@ -6,6 +6,7 @@ from slime.check.activations import activations, not_estimated
 from slime.check.kernels import Kernels
 from slime.check.layout import layout_of
 from slime.check.needs import trained_roles
+from slime.config.run import run_config
 from slime.models import FAMILIES
 from tests.check.harness import (
     NAMES,
@@ -103,7 +104,7 @@ def args_of(tmp_path_factory):
 
 
 def _estimated(args, rank=0):
-    (role,) = trained_roles(args)
+    (role,) = trained_roles(run_config(args))
     stage = role.stages[rank * role.layout.pp // role.layout.world]
     states = stage.states
     return {
@@ -121,8 +122,8 @@ def test_every_family_is_among_the_tiny_models(args_of):
 @pytest.mark.parametrize("name", NAMES)
 def test_families_whose_activations_are_not_estimated_are_named(name, args_of):
     args = args_of(name, 1, {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64})
-    assert not_estimated(args) == NOT_ESTIMATED.get(name, "")
-    (role,) = trained_roles(args)
+    assert not_estimated(run_config(args)) == NOT_ESTIMATED.get(name, "")
+    (role,) = trained_roles(run_config(args))
     assert [stage.activations is None for stage in role.stages] == [name in NOT_ESTIMATED]
 
 
@@ -156,7 +157,8 @@ def kept(args_of):
 def test_activations_are_those_that_autograd_keeps(case, kept):
     """Within a twentieth after the forward pass, and at the worst moment of forward and backward pass."""
     args, found = kept[case]
-    mine = activations(args, layout_of(args), 0, sum(LENGTHS), kernels=CPU)
+    config = run_config(args)
+    mine = activations(config, layout_of(config), 0, sum(LENGTHS), kernels=CPU)
     logits = mine.logits / 2  # autograd keeps them, and not their gradient
     assert logits == found["logits"]
     assert mine.kept + logits == pytest.approx(found["kept"], rel=0.05)

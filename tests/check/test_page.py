@@ -12,6 +12,7 @@ from slime.check import page, report
 from slime.check.activations import activations
 from slime.check.layout import layout_of
 from slime.check.parameters import whole_model
+from slime.config.run import run_config
 from slime.rollout.data_source import RolloutDataSource
 from tests.check.test_scripts import CHAT, write_rows
 from tests.models.public_configs import CONFIGS
@@ -50,8 +51,8 @@ def words(tmp_path):
 
 @pytest.fixture
 def checked(words):
-    """The args of such a command line."""
-    return lambda model, *flags: validated_args(words(model, *flags))
+    """The configuration of such a command line."""
+    return lambda model, *flags: run_config(validated_args(words(model, *flags)))
 
 
 @pytest.mark.parametrize("model", TOTALS)
@@ -66,10 +67,10 @@ def test_published_models_have_the_parameters_that_their_cards_round(model, chec
 
 
 def test_stages_have_the_layers_in_the_order_of_the_pipeline(checked):
-    args = checked(
+    config = checked(
         "qwen3-4B", "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "9"
     )
-    assert layout_of(args).stages == ((range(9), range(18, 27)), (range(9, 18), range(27, 36)))
+    assert layout_of(config).stages == ((range(9), range(18, 27)), (range(9, 18), range(27, 36)))
     uneven = checked(
         "qwen3-4B", "--pipeline-model-parallel-size", "4", "--decoder-first-pipeline-num-layers", "6"
     )
@@ -81,19 +82,20 @@ def test_stages_have_the_layers_in_the_order_of_the_pipeline(checked):
 
 
 def test_earlier_stages_keep_more_micro_batches(checked):
-    args = checked("qwen3-4B", "--pipeline-model-parallel-size", "4")
-    layout = layout_of(args)
-    kept = [activations(args, layout, stage, 1024).kept for stage in range(4)]
+    config = checked("qwen3-4B", "--pipeline-model-parallel-size", "4")
+    layout = layout_of(config)
+    kept = [activations(config, layout, stage, 1024).kept for stage in range(4)]
     assert kept[0] == pytest.approx(4 * kept[2] / 2)
     assert kept[1] == pytest.approx(3 * kept[2] / 2)
 
 
 def test_one_micro_batch_is_all_that_can_wait(checked):
     pipeline = ("--pipeline-model-parallel-size", "8", "--n-samples-per-prompt", "1", "--num-layers", "32")
-    args = checked("mixtral-8x7B", *pipeline)
-    args.use_dynamic_batch_size, args.micro_batch_size = False, 32
-    layout = layout_of(args)
-    assert activations(args, layout, 0, 1024).kept == activations(args, layout, 6, 1024).kept
+    config = checked("mixtral-8x7B", *pipeline)
+    config.flat.use_dynamic_batch_size, config.flat.micro_batch_size = False, 32
+    config = run_config(config.flat)
+    layout = layout_of(config)
+    assert activations(config, layout, 0, 1024).kept == activations(config, layout, 6, 1024).kept
 
 
 def test_the_page_tells_parameters_layout_batches_and_memory(checked):
@@ -154,7 +156,7 @@ def test_fsdp_counts_models_without_a_family(tmp_path, words):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
     config = Olmo2Config(**sizes, num_attention_heads=4, max_position_embeddings=8192, pad_token_id=None)
     config.save_pretrained(tmp_path)
-    actor, critic = report(validated_args(line)).roles
+    actor, critic = report(run_config(validated_args(line))).roles
     assert sum(actor.whole.values()) == sum(p.numel() for p in Olmo2ForCausalLM(config).parameters())
     assert actor.whole["embedding"] == 64 * 32
     assert actor.stages[0].activations is None
@@ -165,11 +167,11 @@ def test_fsdp_counts_models_without_a_family(tmp_path, words):
 
 
 def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, capsys):
-    args = checked("qwen3-4B", "--sglang-mem-fraction-static", "0.5", "--sglang-chunked-thing", "a", "b")
-    assert (args.rollout_engine, args.sglang_mem_fraction_static) == ("sglang", 0.5)
-    assert args.sglang_chunked_thing == ["a", "b"]
-    (engine,) = report(args).engines
-    assert engine.static == int(0.5 * report(args).gpu)
+    config = checked("qwen3-4B", "--sglang-mem-fraction-static", "0.5", "--sglang-chunked-thing", "a", "b")
+    assert (config.flat.rollout_engine, config.flat.sglang_mem_fraction_static) == ("sglang", 0.5)
+    assert config.flat.sglang_chunked_thing == ["a", "b"]
+    (engine,) = report(config).engines
+    assert engine.static == int(0.5 * report(config).gpu)
     (halved,) = report(checked("qwen3-4B", "--sglang-kv-cache-dtype", "fp8_e5m2")).engines
     assert halved.token == engine.token / 2
     with pytest.raises(UsageError, match="--slang-x: unknown flag"):
@@ -216,7 +218,7 @@ def test_stages_of_an_engine_share_layers(checked):
     (staged,) = report(checked("qwen3-4B", *size, "--sglang-pipeline-parallel-size", "2")).engines
     # 8 heads of keys and values over 4 GPUs rather than 8, and half of the layers.
     assert staged.token == whole.token and staged.weights == whole.weights
-    assert checked("qwen3-4B", *size, "--sglang-pp-size", "2").sglang_tp_size == 4
+    assert checked("qwen3-4B", *size, "--sglang-pp-size", "2").flat.sglang_tp_size == 4
 
 
 def test_delta_nets_keep_no_tokens(checked):
@@ -270,7 +272,7 @@ def test_a_run_that_only_evaluates_needs_no_prompts(tmp_path, checked):
     exam = tmp_path / "exam.jsonl"
     write_rows(exam, {"input": CHAT, "label": "2"})
     evaluation = ("--eval-prompt-data", "exam", str(exam), "--eval-interval", "1", "--apply-chat-template")
-    args = checked("qwen3-4B", "--num-rollout", "0", *evaluation)
+    args = checked("qwen3-4B", "--num-rollout", "0", *evaluation).flat
     args.prompt_data = None
     from slime.arguments.groups.data import derive
 
@@ -300,11 +302,12 @@ import sys
 from slime.arguments.core.parser import parse
 from slime.arguments.registry import CONFIG_GROUPS
 from slime.check import page, report
+from slime.config.run import run_config
 args = parse({words("qwen3-4B")!r}, None)
 for group in CONFIG_GROUPS:
     group.derive(args)
 assert not [message for group in CONFIG_GROUPS for message in group.contradictions(args)]
-page(report(args))
+page(report(run_config(args)))
 print([name for name in ("ray", "sglang", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

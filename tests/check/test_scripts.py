@@ -10,6 +10,7 @@ import pytest
 
 from slime.arguments import validated_args
 from slime.check import report
+from slime.config.run import run_config
 from tests.models.public_configs import CONFIGS
 from tests.scripts.test_launchers import flags_of
 
@@ -74,7 +75,7 @@ def checked(flags, config, gpu=80):
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(config))
     write_data(values)
-    return report(validated_args([*flags, "--check", "--check-gpu-memory-gb", str(gpu)]))
+    return report(run_config(validated_args([*flags, "--check", "--check-gpu-memory-gb", str(gpu)])))
 
 
 def model_of(launcher):

@@ -3,44 +3,19 @@
 import json
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from slime.arguments.core.flag import Flag, flag, flags_of, option_string, refused
+from slime.arguments.core.flag import Flag, flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.megatron import HONOURED, megatron_flags
 from slime.arguments.validate.checkpoint_files import is_release
+from slime.config.fsdp import FsdpConfig
 from slime.config.trainers import FSDP, trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape
 from slime.models.any_decoder import require_causal, transformers_config
 from slime.models.hf_config import HfConfig
 from slime.models.weight_prefix import WeightPrefix
-
-
-@dataclass(frozen=True)
-class FsdpArgs:
-    """What the trainer of --train-backend fsdp does otherwise."""
-
-    gradient_checkpointing: bool = flag(False, help="compute layers again in the backward pass (fsdp)")
-    attn_implementation: Literal["flash_attention_2", "sdpa", "eager", "flash_attention_3"] = flag(
-        "flash_attention_2",
-        supported=("flash_attention_2", "sdpa", "eager"),
-        help="attention of the transformers model (fsdp): flash_attention_2 keeps rows packed, with torch's "
-        "kernels; with the others each sequence gets a padded row",
-    )
-    fsdp_cpu_offload: bool = flag(
-        False, help="keep weights, gradients and optimizer state on the host between uses (fsdp)"
-    )
-    fsdp_state_dict_cpu_offload: bool = refused(
-        True, help="checkpoints pass through the host (fsdp; always so)", wanted="leave it out"
-    )
-    fsdp_cpu_backend: Literal["gloo"] = flag(
-        "gloo", supported=("gloo",), help="who sends host tensors (fsdp)"
-    )
-    warmup_ratio: float | None = refused(
-        help="part of the run that warms up (fsdp)", wanted="use --lr-warmup-fraction"
-    )
 
 
 def _differs(args: Namespace, spec: Flag) -> bool:
@@ -51,7 +26,7 @@ def notes(args: Namespace) -> Iterator[str]:
     """Flags of the other trainer."""
     trainer = trainer_of(args)
     if trainer.flag_group != FSDP.flag_group:
-        for spec in flags_of(FsdpArgs):
+        for spec in flags_of(FsdpConfig):
             if _differs(args, spec):
                 yield f"{spec.names[0]}: has no effect without --train-backend {FSDP.name}"
     idle = HONOURED - (HONOURED if trainer.reads is None else trainer.reads) - trainer.refused.keys()
@@ -150,7 +125,7 @@ def unusable(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {FSDP.flag_group: FsdpArgs},
+    {FSDP.flag_group: FsdpConfig},
     notes=notes,
     contradictions=contradictions,
     missing=missing,

@@ -14,11 +14,11 @@ from slime.arguments.core.group import ConfigGroup
 from slime.arguments.core.run_args import is_known
 from slime.arguments.groups.moe import layer_kinds
 from slime.arguments.validate.user_code import why_unusable
-from slime.config.model import PARTS, DecoderShape, ModelConfig
+from slime.config.model import PARTS, DecoderShape, LayerVariantConfig, ModelConfig
+from slime.config.rope import RotaryConfig
 from slime.config.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_from_hf_config, shape_of_any
 from slime.models.hf_config import HfConfig
-from slime.models.rope import Rope
 from slime.models.shape import pad_vocab_size
 
 
@@ -54,13 +54,6 @@ class ModelShapeArgs(MegatronSpelling, DecoderShape):
 
 
 @dataclass(frozen=True)
-class LayerVariantArgs:
-    """A layer spec in the place of the family's."""
-
-    spec: list[str] | None = flag(help="module and function of a layer spec: fn(args, config, vp_stage)")
-
-
-@dataclass(frozen=True)
 class VocabularyArgs:
     """Padding of the vocabulary, and the nominal length of a sequence."""
 
@@ -74,12 +67,10 @@ class VocabularyArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DerivedModelShape(MegatronSpelling, ModelConfig):
+class DerivedModelShape(MegatronSpelling, ModelConfig, RotaryConfig):
     """The shape as config.json has it; ``layernorm_epsilon`` is ``norm_epsilon``."""
 
     layernorm_epsilon: float
-    rope: Rope
-    local_rope: Rope | None
 
 
 # What all supported families share.
@@ -98,7 +89,8 @@ def derive(args: Namespace) -> None:
     wrong = list(_disagreements(args, shape))
     for name, value in shape.items():
         setattr(args, name, value)
-    for field in fields(ModelConfig):  # what of an architecture without a family nobody knows
+    # What of an architecture without a family nobody knows.
+    for field in (*fields(ModelConfig), *fields(RotaryConfig)):
         if is_known(args, field.name):
             vars(args).setdefault(field.name, None)
     if args.group_query_attention and args.num_query_groups == args.num_attention_heads:
@@ -178,7 +170,7 @@ CONFIG_GROUP = ConfigGroup(
     {
         "model shape": ModelShapeArgs,
         **dict(PARTS.values()),
-        "layer variants": LayerVariantArgs,
+        "layer variants": LayerVariantConfig,
         "vocabulary": VocabularyArgs,
     },
     derived=DerivedModelShape,

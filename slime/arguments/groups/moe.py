@@ -3,49 +3,17 @@
 import ast
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flag, flags_of, option_string
+from slime.arguments.core.flag import flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
+from slime.config.experts import ExpertConfig
 from slime.config.model import MoeShape
 from slime.config.trainers import trainer_of
 from slime.models import HfConfigError, read_shape
 
 _MAX_LAYERS = 100_000
-
-
-@dataclass(frozen=True)
-class ExpertArgs:
-    """How experts are trained and where they are."""
-
-    expert_model_parallel_size: int = flag(
-        1, above=0, help="expert parallel size: ranks that the experts of a layer are dealt out to"
-    )
-    expert_tensor_parallel_size: int | None = flag(
-        above=0,
-        help="ranks that each expert is split over; default that of attention, or 1 for those with biases",
-    )
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = flag(
-        "allgather", help="how tokens travel to their experts; flex is taken as alltoall"
-    )
-    moe_enable_deepep: bool = flag(False, help="DeepEP's kernels for --moe-token-dispatcher-type flex")
-    moe_router_dtype: Literal["fp32", "fp64"] | None = flag(help="number format of the router's scores")
-    moe_router_load_balancing_type: list[str] | None = flag(
-        same_as_default=(["aux_loss"],), help="how the router balances experts: aux_loss (default) or none"
-    )
-    moe_aux_loss_coeff: list[float] | None = flag(
-        at_least=0, same_as_default=([0.0],), help="weight of the balancing loss; 0 if left out"
-    )
-    moe_z_loss_coeff: float | None = flag(
-        at_least=0, same_as_default=(0.0,), help="weight of the loss that keeps the router's logits small"
-    )
-    moe_router_bias_update_rate: float = flag(
-        1e-3, at_least=0, at_most=1, help="how far a step moves expert biases towards a balance"
-    )
-    moe_grouped_gemm: bool = flag(False, help="one kernel for all experts of a rank (no effect here)")
-    moe_permute_fusion: bool = flag(False, help="fused sorting of tokens by expert (no effect here)")
 
 
 def layer_kinds(text: str, num_layers: int) -> tuple[int, ...]:
@@ -145,7 +113,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def _given_to_dense(args: Namespace) -> Iterator[str]:
-    for spec in (*flags_of(MoeShape), *flags_of(ExpertArgs)):
+    for spec in (*flags_of(MoeShape), *flags_of(ExpertConfig)):
         value = getattr(args, spec.dest)
         if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
             shown = "" if isinstance(value, bool) else f" {value}"
@@ -218,7 +186,7 @@ def _bad_losses(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"experts of the model": MoeShape, "experts": ExpertArgs},
+    {"experts of the model": MoeShape, "experts": ExpertConfig},
     derive=derive,
     notes=notes,
     contradictions=contradictions,

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
+from slime.config.megatron import MegatronConfig
 from slime.config.parallelism import ParallelConfig
+from slime.config.run import filled
 from slime.config.trainers import trainer_of
 
 # Each of them counts as a layer when layers are dealt out to pipeline stages.
@@ -68,7 +70,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     elif _layers(args) % pp:
         yield f"--pipeline-model-parallel-size {pp} does not divide {_described_layers(args)}"
     yield from _virtual_pipeline(args, uneven)
-    yield from _uniform_recomputation(args, pp)
+    yield from _uniform_recomputation(args)
 
 
 def _query_groups(args: Namespace, tp: int) -> Iterator[str]:
@@ -112,28 +114,33 @@ def _uneven_stages(args: Namespace) -> Iterator[str]:
         yield f"{shown}: cannot deal {layers} of {args.num_layers} layers out to {stages} other stages"
 
 
-def layers_of_chunks(args: Namespace, pp: int, chunks: int) -> list[int]:
+def layers_of_chunks(
+    layers: int, parallelism: ParallelConfig, megatron: MegatronConfig, chunks: int
+) -> list[int]:
     """Layers of each chunk of the pipeline, in the order in which a micro-batch goes through them."""
-    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
+    pp = megatron.pipeline_model_parallel_size
+    first, last = parallelism.decoder_first_pipeline_num_layers, parallelism.decoder_last_pipeline_num_layers
     if first or last:
         between = pp - bool(first) - bool(last)
-        each = (args.num_layers - (first or 0) - (last or 0)) // between if between else 0
+        each = (layers - (first or 0) - (last or 0)) // between if between else 0
         return [*([first] if first else []), *[each] * between, *([last] if last else [])]
-    embedding = int(args.account_for_embedding_in_pipeline_split and pp > 1)
-    loss = int(args.account_for_loss_in_pipeline_split and pp > 1)
-    counts = [(args.num_layers + embedding + loss) // (pp * chunks)] * (pp * chunks)
+    embedding = int(megatron.account_for_embedding_in_pipeline_split and pp > 1)
+    loss = int(megatron.account_for_loss_in_pipeline_split and pp > 1)
+    counts = [(layers + embedding + loss) // (pp * chunks)] * (pp * chunks)
     counts[0] -= embedding
     counts[-1] -= loss
     return counts
 
 
-def _uniform_recomputation(args: Namespace, pp: int) -> Iterator[str]:
+def _uniform_recomputation(args: Namespace) -> Iterator[str]:
     """megatron-core cuts the layers of a chunk into groups of one size."""
     size = args.recompute_num_layers
     uniform = (args.recompute_granularity, args.recompute_method) == ("full", "uniform")
     if not uniform or not size or not trainer_of(args).recomputes_layers:
         return
-    counts = layers_of_chunks(args, pp, args.virtual_pipeline_model_parallel_size or 1)
+    parallelism, megatron = filled(ParallelConfig, args), filled(MegatronConfig, args)
+    chunks = parallelism.virtual_pipeline_model_parallel_size or 1
+    counts = layers_of_chunks(args.num_layers, parallelism, megatron, chunks)
     if left := [count for count in counts if count % size]:
         yield (
             f"--recompute-num-layers {size}: does not divide the {left[0]} layers of a pipeline stage "

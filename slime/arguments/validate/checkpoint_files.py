@@ -11,6 +11,8 @@ from typing import Any, TypeGuard, cast
 
 from slime.arguments.core.flag import option_string
 from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
+from slime.config.run import filled
 from slime.config.trainers import trainer_of
 from slime.models import FAMILIES, HfConfigError, read_shape, shape_of_any
 from slime.models.checkpoint.inspection import bad_weights, weight_names
@@ -170,5 +172,7 @@ def _wanted_names(args: Namespace, name: str) -> set[str]:
     family = FAMILIES.get(args.model_type)
     if family is None:
         return set()
-    further = trained_mtp_layers(args) if name in ("hf_checkpoint", "load", "ref_load") else 0
+    further = (
+        trained_mtp_layers(filled(MtpConfig, args)) if name in ("hf_checkpoint", "load", "ref_load") else 0
+    )
     return set(family.weights.hf_names(cast(ModelConfig, args), further))

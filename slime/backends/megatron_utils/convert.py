@@ -24,6 +24,7 @@ from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
 from slime.config.run import filled
 from slime.models import family_of
 from slime.models.checkpoint.weights_dir import WeightsReader
@@ -44,7 +45,7 @@ def write_torch_dist(args: Namespace, root: str | Path) -> Path:
     final, temporary = Path(root) / RELEASE, Path(root) / f"{RELEASE}.tmp"
     with WeightsReader(args.hf_checkpoint) as reader:
         config = filled(ModelConfig, args)
-        _require_whole(config, trained_mtp_layers(args), reader)
+        _require_whole(config, trained_mtp_layers(filled(MtpConfig, args)), reader)
         source = HfSource(config, state.model, reader)
         on_first_rank(lambda: fresh_directory(temporary))
         dist_checkpointing.save({"model": model_state(state)}, str(temporary), StreamedSave(source))

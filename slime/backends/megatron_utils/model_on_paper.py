@@ -18,6 +18,7 @@ from slime.backends.megatron_utils.value_head import ValueHead
 from slime.check.parameters import WholeParameter
 from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
 from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 
@@ -55,7 +56,7 @@ def parameters(args: Namespace, role: str) -> list[WholeParameter]:
     config.expert_model_parallel_size = config.num_moe_experts or 1
     config.use_cpu_initialization = True  # the other way names a device
     config.perform_initialization = False
-    further = trained_mtp_layers(args) if role == "actor" else 0
+    further = trained_mtp_layers(filled(MtpConfig, args)) if role == "actor" else 0
     with _first_of(config.expert_model_parallel_size), torch.device("meta"):
         model = build_gpt(alone, config, pre_process=True, post_process=True, mtp_layers=further)
         if role == "actor" and (lora := filled(LoraConfig, args)).adapts:

@@ -20,6 +20,7 @@ from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
 from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
 from slime.config.run import filled
 from slime.config.trainer import TrainerConfig
 from slime.models import family_of
@@ -128,7 +129,7 @@ def build_gpt(
 
 def _mtp_layers(args: Namespace, role: str) -> int:
     """Counts the MTP layers that are built: a critic has none."""
-    return trained_mtp_layers(args) if role == "actor" else 0
+    return trained_mtp_layers(filled(MtpConfig, args)) if role == "actor" else 0
 
 
 def _spec_path(args: Namespace) -> str:

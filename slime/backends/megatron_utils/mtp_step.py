@@ -13,6 +13,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.utils import unwrap_model
 
 from slime.backends.megatron_utils.mtp import MtpLayers
+from slime.config.mtp import MtpConfig
+from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 from slime.training.losses.scaling import counted_tokens
 from slime.training.micro_batches import DataIterator
@@ -32,7 +34,7 @@ class MtpTraining:
 
     def __init__(self, args: Namespace, model: Sequence[DistributedDataParallel]) -> None:
         self._model = model
-        self._depths = trained_mtp_layers(args)
+        self._depths = trained_mtp_layers(filled(MtpConfig, args))
         self._factor: float = args.mtp_loss_scaling_factor
         self._per_token: bool = args.calculate_per_token_loss
         self._overlapped = bool(getattr(args, "overlap_param_gather", False))

@@ -36,6 +36,7 @@ from slime.backends.megatron_utils.optimizer import (
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.config.lora import LoraConfig
 from slime.config.loss import LossConfig
+from slime.config.mtp import MtpConfig
 from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
@@ -83,7 +84,9 @@ def setup_model_and_optimizer(
     replay = None
     if role == "actor" and getattr(args, "use_routing_replay", False):
         replay = RoutingReplay(model, from_engine=args.use_rollout_routing_replay)
-    mtp = MtpTraining(args, model) if role == "actor" and trained_mtp_layers(args) else None
+    mtp = (
+        MtpTraining(args, model) if role == "actor" and trained_mtp_layers(filled(MtpConfig, args)) else None
+    )
     adapts = role == "actor" and filled(LoraConfig, args).adapts
     return TrainState(model, optimizer, build_scheduler(args, optimizer), replay, mtp, adapts)
 

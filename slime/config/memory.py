@@ -1,0 +1,48 @@
+"""The slice of a run on paper."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.check import CheckConfig
+from slime.config.debug import DebugConfig
+from slime.config.engines import EngineConfig
+from slime.config.experts import ExpertConfig
+from slime.config.fsdp import FsdpConfig
+from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.host import HostConfig
+from slime.config.megatron import MegatronConfig
+from slime.config.model import LayerVariantConfig, ModelConfig
+from slime.config.mtp import MtpConfig
+from slime.config.optimizer import OptimizerConfig
+from slime.config.optimizer_state import OptimizerStateConfig
+from slime.config.parallelism import ParallelConfig
+from slime.config.precision import PrecisionConfig
+from slime.config.rollout import RolloutConfig
+from slime.config.rope import RotaryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig(HostConfig):
+    """What says what GPUs and hosts of a run hold.
+
+    Attributes:
+        flat: ``args``, for options of SGLang's own parser and for the trainer, which makes the model of them.
+    """
+
+    model: ModelConfig
+    rotary: RotaryConfig
+    layer_variants: LayerVariantConfig
+    mtp: MtpConfig
+    parallelism: ParallelConfig
+    experts: ExpertConfig
+    megatron: MegatronConfig
+    fsdp: FsdpConfig
+    precision: PrecisionConfig
+    optimizer: OptimizerConfig
+    optimizer_state: OptimizerStateConfig
+    rollout: RolloutConfig
+    engines: EngineConfig
+    hf_checkpoint: HfCheckpointConfig
+    debug: DebugConfig
+    check: CheckConfig
+    flat: Any
