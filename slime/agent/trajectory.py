@@ -18,6 +18,8 @@ from slime.utils.engine_meta import log_probs_within, nuclei_of_first
 from slime.utils.types import Sample
 
 Message = Mapping[str, Any]
+_OF_ANY_PART = ("weight_version", "weight_versions", "finish_reason")
+"""What an answer's ``meta_info`` says that holds for its first tokens too."""
 _STATUS = {"length": Sample.Status.TRUNCATED, "abort": Sample.Status.ABORTED}
 
 
@@ -218,7 +220,7 @@ def _append(sample: Sample, piece: _Piece, room: int) -> None:
     meta, log_probs = turn.meta_info, turn.output_log_probs
     if len(ids) < len(turn.output_ids):  # what is said of each token of the answer does not fit a part of it
         log_probs = list(log_probs_within(meta, log_probs))[: len(ids)]
-        kept = {key: meta[key] for key in ("weight_version", "finish_reason") if key in meta}
+        kept = {key: meta[key] for key in _OF_ANY_PART if key in meta}
         meta = {**kept, **nuclei_of_first(meta, len(ids))}
     sample.append_response_tokens(tokens=ids, log_probs=log_probs, meta_info=meta)
 

@@ -86,6 +86,8 @@ def recomputed_tokens(meta_info: Mapping[str, Any]) -> int:
 
     All but the newest token had been computed. An update before the first token is not told of.
     """
+    if "recomputed_tokens" in meta_info:  # of an answer that is joined of several
+        return int(meta_info["recomputed_tokens"])
     if not meta_info.get("num_retractions"):
         return 0
     changes = (meta_info.get("weight_versions") or [])[1:]

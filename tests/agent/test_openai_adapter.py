@@ -13,6 +13,7 @@ from slime.agent.adapters import OpenAIAdapter
 from slime.agent.adapters.common import Refused, Session, call_sglang_generate
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
+from slime.utils.weight_clock import clock
 from tests.engines.fake import EOS, NEVER
 
 PATH = "/v1/chat/completions"
@@ -450,6 +451,88 @@ async def test_an_abort_gives_the_session_up(serve, engine):
     base = Sample(index=1)
     assert await adapter.finish_session("s", base_sample=base) == [base]
     assert base.status is Sample.Status.ABORTED and not base.tokens
+
+
+class Interrupted:
+    """An engine that stands still after two tokens of each request, until it is aborted."""
+
+    def __init__(self, engine):
+        self.engine, self.left, self.at_work = engine, 2, threading.Event()
+        engine.delay = lambda conversation: self.may_come
+
+    def may_come(self):
+        if self.left == 0:
+            self.at_work.set()
+            return False
+        self.left -= 1
+        return True
+
+    async def update(self, version):
+        """New weights, as the trainer brings them; ``version`` is also how often that was done."""
+        await asyncio.to_thread(self.at_work.wait, 300)
+        clock.begin_update()
+        self.engine.weight_version = str(version)
+        self.engine.aborts += 1
+        await asyncio.sleep(0.05)
+        assert len(self.engine.seen("generate")) == version - 1  # nobody asks before it is over
+        self.left = 2
+        self.at_work.clear()
+        clock.end_update(version)
+
+
+@pytest.fixture
+def running_clock():
+    clock.__init__()
+    clock.end_update(1)
+    yield
+    clock.__init__()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_goes_on_over_updates_of_the_weights(serve, engine, tokenizer, running_clock, stream):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "a long answer"
+    made = tokenizer("a long answer" + EOS, add_special_tokens=False)["input_ids"]
+    updates = Interrupted(engine)
+    task = asyncio.create_task(client.post(PATH, json={"messages": [USER], "stream": stream}))
+    await updates.update(2)
+    await updates.update(3)
+    await asyncio.to_thread(updates.at_work.wait, 300)
+    updates.left = len(made)
+    response = await task
+    assert response.status_code == 200, response.text
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    told = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
+    said = "".join(told) if stream else response.json()["choices"][0]["message"]["content"]
+    assert said == "a long answer"
+    first, *others = engine.seen("generate")
+    start = len(first["input_ids"])
+    for body in others:
+        tokens = body["input_ids"][start:]
+        assert tokens == made[: len(tokens)] and tokens
+        assert body["sampling_params"]["max_new_tokens"] == 100 - len(tokens)
+    (sample,) = await adapter.finish_session("s", base_sample=Sample(), reward=1.0)
+    assert sample.tokens[start:] == made and sample.status is Sample.Status.COMPLETED
+    assert sample.version_spans == [("1", 2), ("2", 2), ("3", len(made) - 4)]
+    assert sample.weight_versions == ["3"] and sample.rollout_log_probs == [-0.25] * len(made)
+    again = sum(len(body["input_ids"]) - 2 for body in others)  # one is in the cache, one is new
+    assert sample.prefix_cache_info.recomputed_tokens == again
+
+
+async def test_a_turn_with_a_grammar_begins_anew_after_an_update(serve, engine, tokenizer, running_clock):
+    adapter, client = serve()
+    engine.answer = lambda conversation: '{"a": 1}'
+    made = tokenizer('{"a": 1}' + EOS, add_special_tokens=False)["input_ids"]
+    updates = Interrupted(engine)
+    body = {"messages": [USER], "response_format": {"type": "json_object"}}
+    task = asyncio.create_task(client.post(PATH, json=body))
+    await updates.update(2)
+    updates.left = len(made)
+    assert (await task).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    one, two = engine.seen("generate")
+    assert one["input_ids"] == two["input_ids"] and one["sampling_params"] == two["sampling_params"]
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.version_spans == [("2", len(made))]
 
 
 @pytest.mark.parametrize("ended", ["finished", "dropped"])

@@ -179,3 +179,12 @@ def test_every_answer_is_trained_in_one_sample_at_most_and_whole(data):
     assert made[-1][1] in whole
     sequences = [sample.tokens for sample in samples(manager)]
     assert any(tokens == [*made[-1][0], *made[-1][1]] for tokens in sequences)
+
+
+def test_a_turn_that_is_cut_off_keeps_the_versions_of_what_is_left():
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
+    manager, meta = TrajectoryManager(), META | {"weight_version": "4", "weight_versions": spans}
+    made = TurnRecord([1, 2], [3, 4, 5], "stop", [-3.0, -4.0, -5.0], meta_info=meta)
+    manager.record_turn("s", turn=made, prompt_messages=[USER], response_message=said("a"))
+    (sample,) = samples(manager, max_sample_tokens=4)
+    assert sample.version_spans == [("3", 1), ("4", 1)]

@@ -1,19 +1,23 @@
 """Rollout functions against an embedded engine whose weights are updated while it answers."""
 
+import asyncio
 import time
 from collections import Counter
 
 import pytest
 
+from slime.agent.adapters import OpenAIAdapter
+from slime.agent.adapters.session import TurnRequest
 from slime.backends.sglang_utils.client import EngineClient
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop_worker
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate
 from slime.rollout.sglang_streaming_rollout import generate_streaming
-from slime.utils.async_utils import run
+from slime.utils.async_utils import get_async_loop, run
 from slime.utils.types import EngineEndpoint, Sample
 from slime.utils.weight_clock import clock
-from tests.engines.embedded import SHAPE, Server, make_checkpoint
+from tests.engines.embedded import LONG, SHAPE, Server, make_checkpoint
+from tools.make_tiny_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +123,48 @@ def recomputed(sample, modes):
         if number and modes[int(version) % len(modes)] != "in_place":
             yield len(sample.tokens) - sample.response_length + made - 1
         made += count
+
+
+TURN = {"temperature": 0, "max_new_tokens": LONG // 2, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def agent(server):
+    """``agent(sid)``: the turn of a session, under way, and what it becomes."""
+    adapter = OpenAIAdapter(tokenizer=make_tokenizer(), sglang_url=f"{server.url}/generate")
+
+    def begin(sid):
+        adapter.open_session(sid, sampling_defaults=TURN)
+        asked = TurnRequest(sid, [{"role": "user", "content": "hi"}], None, {})
+        turn = asyncio.run_coroutine_threadsafe(adapter.turn(asked), get_async_loop())
+
+        def end():
+            assert turn.result(300).finish_reason == "length"
+            (sample,) = run(adapter.finish_session(sid, base_sample=Sample()))
+            return sample
+
+        return turn, end
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def undisturbed(agent):
+    return agent("undisturbed")[1]()
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_a_turn_that_an_update_meets_is_the_turn_without_one(client, agent, undisturbed, mode):
+    """Token by token and log-prob by log-prob, as the weights of the update are the same."""
+    turn, end = agent(mode)
+    while client.loads()["loads"][0]["num_used_tokens"] < 100:
+        assert not turn.done()
+        time.sleep(0.002)
+    update(client, 2, mode)
+    sample = end()
+    assert sample.tokens == undisturbed.tokens and sample.status is undisturbed.status
+    assert sample.rollout_log_probs == pytest.approx(undisturbed.rollout_log_probs, abs=1e-5)
+    (first, before), (second, after) = sample.version_spans
+    assert (first, second, before + after) == ("1", "2", TURN["max_new_tokens"])
+    again = sum(recomputed(sample, [mode]))
+    assert sample.prefix_cache_info.recomputed_tokens == again and (again == 0) == (mode == "in_place")

@@ -12,14 +12,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
+from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tokens_of
 from slime.agent.adapters.forced import ended_by_call
-from slime.agent.adapters.growing import (
-    Follow,
-    GrowingAnswer,
-    call_sglang_generate,
-    engine_answer,
-    refused_by,
-)
+from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
 from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
@@ -118,7 +113,8 @@ class BaseAdapter:
     ) -> list[Sample]:
         """Closes a session and returns its samples; none if it had no turn, or was finished before.
 
-        A session that an abort of the engine cut through gives ``base_sample`` back, ABORTED.
+        A session that an abort cut through gives ``base_sample`` back, ABORTED. An update of the weights does
+        not: its turns go on.
 
         Args:
             wait_timeout: seconds that turns under way have; later ones are not recorded.
@@ -212,13 +208,14 @@ class BaseAdapter:
             if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
                 await follow(*new)
 
-        answer = await engine_answer(self.sglang_url, body, tell if follow else None)
+        end = self._tokenizer.eos_token_id
+        answer = await engine_answer(self.sglang_url, body, tell if follow else None, end=end)
         meta = answer["meta_info"]
         reason = (meta.get("finish_reason") or {}).get("type", "stop")
         if reason == "abort":
             session.aborted = True
             raise Refused(503, "the engine stopped generating")
-        triples = meta.get("output_token_logprobs") or []
+        triples = tokens_of(answer)
         parsed = parse_model_output(
             self._text_of([triple[1] for triple in triples]),
             tools_schema=tools,

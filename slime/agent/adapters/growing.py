@@ -1,22 +1,20 @@
 """An answer that the agent is told while the engine writes it, or why there is none."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 import httpx
 from aiohttp import web
 
-from slime.agent.adapters.session import OPENAI_PARAMS, Refused, Session, sampling_of_turn
+from slime.agent.adapters.session import Refused
 from slime.agent.parsing import ParsedModelOutput
-from slime.agent.trajectory import TurnRecord
-from slime.utils.http_utils import HttpStatusError, post, stream
+from slime.utils.http_utils import HttpStatusError
 
 Follow = Callable[[str, str], Awaitable[None]]
 """Is told what is new of an answer's reasoning and of its text."""
 
-_RETRIES = 20
 _CALL, _THOUGHT_OPENS, _THOUGHT_CLOSES = "<tool_call>", "<think>", "</think>"
 _HALF_A_CHARACTER = "\ufffd"
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -63,30 +61,6 @@ class GrowingAnswer:
         return text.rstrip().rstrip(_HALF_A_CHARACTER)
 
 
-async def engine_answer(
-    url: str, body: Mapping[str, Any], follow: Callable[[list[Any]], Awaitable[None]] | None
-) -> Any:
-    """The engine's answer to a request; ``follow`` gets the log-prob triples so far as they come.
-
-    Raises:
-        HttpStatusError: the engine refuses, maybe in the middle of a stream.
-        httpx.TransportError: it cannot be reached, or its answer broke off.
-    """
-    if follow is None:
-        return await post(url, body, _RETRIES)
-    answer = None
-    async with aclosing(stream(url, {**body, "stream": True}, _RETRIES)) as chunks:
-        async for answer in chunks:
-            if error := answer.get("error"):
-                told = error if isinstance(error, dict) else {"message": error}
-                message = str(told.get("message", told))
-                raise HttpStatusError("POST", url, int(told.get("code") or 500), message)
-            await follow(answer["meta_info"].get("output_token_logprobs") or [])
-    if answer is None or not answer["meta_info"].get("finish_reason"):
-        raise HttpStatusError("POST", url, 502, "the answer broke off")
-    return answer
-
-
 def refused_by(error: HttpStatusError | httpx.TransportError, params: Mapping[str, Any]) -> Refused:
     """Returns what the agent is told of an engine that does not take its request, or of one that fails."""
     if not isinstance(error, HttpStatusError) or error.status != 400:
@@ -103,46 +77,6 @@ def _message_of(body: str) -> str:
     for key in ("error", "message"):
         said = said.get(key, said) if isinstance(said, dict) else said
     return said if isinstance(said, str) else body
-
-
-class HasEngine(Protocol):
-    """An adapter."""
-
-    sglang_url: str
-
-
-async def call_sglang_generate(
-    prompt_ids: Sequence[int],
-    session: Session,
-    body: Mapping[str, Any],
-    *,
-    adapter: HasEngine,
-    session_id: str | None = None,
-) -> TurnRecord:
-    """Asks the engine for what follows these tokens; an adapter of one's own records the turn.
-
-    Args:
-        session: whose sampling parameters come before those of ``body``.
-        body: a request in OpenAI's API.
-        session_id: routers send requests with the same one to the same engine.
-
-    Raises:
-        Refused: the prompt leaves no room for an answer.
-        HttpStatusError: the engine refuses.
-    """
-    params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
-    sampling = sampling_of_turn(session, params, len(prompt_ids))
-    request = {"input_ids": list(prompt_ids), "sampling_params": sampling, "return_logprob": True}
-    headers = {"X-SMG-Routing-Key": session_id} if session_id else None
-    meta = (await post(adapter.sglang_url, request, _RETRIES, headers))["meta_info"]
-    triples = meta.get("output_token_logprobs") or []
-    return TurnRecord(
-        prompt_ids=list(prompt_ids),
-        output_ids=[triple[1] for triple in triples],
-        finish_reason=(meta.get("finish_reason") or {}).get("type", "stop"),
-        output_log_probs=[triple[0] for triple in triples],
-        meta_info=meta,
-    )
 
 
 class EventStream:

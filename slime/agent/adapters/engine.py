@@ -1,0 +1,206 @@
+"""What adapters ask an engine for: answers that go on over updates of its weights."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from itertools import accumulate
+from typing import Any, Protocol
+
+from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
+from slime.agent.trajectory import TurnRecord
+from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
+from slime.utils.engine_counters import PrefixCacheInfo, recomputed_tokens
+from slime.utils.engine_meta import VersionSpans, merge_top_p, merge_versions
+from slime.utils.http_utils import HttpStatusError, post, stream
+from slime.utils.weight_clock import clock
+
+FollowTokens = Callable[[list[Any]], Awaitable[None]]
+"""Is told of the log-prob triples of all tokens so far."""
+
+_RETRIES = 20
+_PER_TOKEN = (
+    *("output_token_logprobs", "output_top_logprobs"),
+    *("output_token_sampling_mask", "output_token_sampling_logprobs"),
+)
+_ADDED_UP = ("completion_tokens", "e2e_latency", "num_retractions")
+_OF_THE_PROMPT = ("prompt_tokens", "cached_tokens")
+
+
+async def engine_answer(
+    url: str,
+    body: Mapping[str, Any],
+    follow: FollowTokens | None = None,
+    *,
+    end: int | None = None,
+    headers: dict[str, str] | None = None,
+) -> Any:
+    """The engine's answer to a request; for what an update of the weights cuts off, it is asked again.
+
+    What follows a grammar is asked for anew, as engines take none up in its middle; if ``follow`` was told of
+    it, it stays aborted. So does what something else has ended.
+
+    Args:
+        end: the token that ends an answer, which an abort may come upon.
+
+    Raises:
+        HttpStatusError: the engine refuses, maybe in the middle of a stream.
+        httpx.TransportError: it cannot be reached, or its answer broke off.
+    """
+    parts, constrained = list[Any](), bool(body["sampling_params"].keys() & GRAMMARS.keys())
+    while True:
+        so_far = [triple for part in parts for triple in tokens_of(part)]
+        updates, updating = clock.updates, clock.updating
+        asked = {**_rest(body, len(so_far)), **clock.cache_key()}
+        asked["input_ids"] = [*body["input_ids"], *(triple[1] for triple in so_far)]
+        answer = await _ask(url, asked, _behind(so_far, follow), headers)
+        if _is_aborted(answer):
+            _note_end(answer["meta_info"], asked["sampling_params"], end)
+        interrupted = _is_aborted(answer) and (updating or clock.updates != updates)
+        if not interrupted or (constrained and follow is not None):
+            return _joined([*parts, answer])
+        if not constrained:
+            parts.append(answer)
+        await clock.settled()
+
+
+def tokens_of(answer: Mapping[str, Any]) -> list[Any]:
+    """The log-prob, the id and the text of each token of an answer."""
+    return answer["meta_info"].get("output_token_logprobs") or []
+
+
+def _rest(body: Mapping[str, Any], made: int) -> dict[str, Any]:
+    """The request for what is left of an answer that has so many tokens."""
+    sampling = dict(body["sampling_params"])
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if sampling.get(name) is not None:
+            sampling[name] = max(sampling[name] - made, 0)
+    return {**body, "sampling_params": sampling}
+
+
+def _behind(so_far: list[Any], follow: FollowTokens | None) -> FollowTokens | None:
+    """Tells ``follow`` of tokens with those before them."""
+    if follow is None:
+        return None
+
+    async def tell(triples: list[Any]) -> None:
+        await follow([*so_far, *triples])
+
+    return tell
+
+
+def _is_aborted(answer: Mapping[str, Any]) -> bool:
+    return (answer["meta_info"].get("finish_reason") or {}).get("type") == "abort"
+
+
+def _note_end(meta: dict[str, Any], sampling: Mapping[str, Any], end: int | None) -> None:
+    """Gives an answer the reason by which its last token ended it, if the abort came upon that one."""
+    ids = [triple[1] for triple in meta.get("output_token_logprobs") or []]
+    if ids and ids[-1] == end and not sampling.get("ignore_eos"):
+        meta["finish_reason"] = {"type": "stop", "matched": end}
+    elif ids and len(ids) == sampling.get("max_new_tokens"):
+        meta["finish_reason"] = {"type": "length", "length": len(ids)}
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """One answer of those of which each goes on where the one before it was ended."""
+    if len(parts) == 1:
+        return parts[0]
+    metas = [part["meta_info"] for part in parts]
+    counts = [len(tokens_of(part)) for part in parts]
+    meta = {**metas[-1], **{name: metas[0][name] for name in _OF_THE_PROMPT if name in metas[0]}}
+    for name in _PER_TOKEN:
+        if name in meta:
+            meta[name] = [row for each in metas for row in each[name]]
+    for name in _ADDED_UP:
+        if name in meta:
+            meta[name] = sum(each[name] for each in metas)
+    return {"meta_info": {**meta, **_joined_versions(metas, counts), **_joined_nuclei(metas, counts)}}
+
+
+def _joined_versions(metas: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, Any]:
+    """Which weights made which tokens, and how many tokens were computed again for that."""
+    made, spans, counters = 0, VersionSpans(), PrefixCacheInfo()
+    for number, (meta, count) in enumerate(zip(metas, counts, strict=True)):
+        spans, made = merge_versions(spans, made, meta, count), made + count
+        counters.recomputed_tokens += recomputed_tokens(meta)
+        if number:
+            counters.add_resumed(meta)
+    ends = accumulate(count for _, count in spans)
+    versions = [
+        {"version": version, "start": end - count, "end": end}
+        for (version, count), end in zip(spans, ends, strict=True)
+    ]
+    return {"weight_versions": versions, "recomputed_tokens": counters.recomputed_tokens}
+
+
+def _joined_nuclei(metas: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, Any]:
+    """The nuclei of all tokens, where they are told in the manner of the original's SGLang."""
+    keys, nuclei = ("top_p_token_ids", "top_p_token_offsets"), (list[int](), [0])
+    if any(key not in meta for key in keys for meta in metas):
+        return {}
+    for meta, count in zip(metas, counts, strict=True):
+        nuclei = merge_top_p(nuclei, meta, count) or nuclei
+    return dict(zip(keys, nuclei, strict=True))
+
+
+async def _ask(
+    url: str, body: Mapping[str, Any], follow: FollowTokens | None, headers: dict[str, str] | None = None
+) -> Any:
+    """The engine's answer to one request; ``follow`` gets the log-prob triples so far as they come.
+
+    Raises:
+        HttpStatusError: the engine refuses, maybe in the middle of a stream.
+        httpx.TransportError: it cannot be reached, or its answer broke off.
+    """
+    if follow is None:
+        return await post(url, body, _RETRIES, headers)
+    answer = None
+    async with aclosing(stream(url, {**body, "stream": True}, _RETRIES, headers)) as chunks:
+        async for answer in chunks:
+            if error := answer.get("error"):
+                told = error if isinstance(error, dict) else {"message": error}
+                message = str(told.get("message", told))
+                raise HttpStatusError("POST", url, int(told.get("code") or 500), message)
+            await follow(tokens_of(answer))
+    if answer is None or not answer["meta_info"].get("finish_reason"):
+        raise HttpStatusError("POST", url, 502, "the answer broke off")
+    return answer
+
+
+class HasEngine(Protocol):
+    """An adapter."""
+
+    sglang_url: str
+
+
+async def call_sglang_generate(
+    prompt_ids: Sequence[int],
+    session: Session,
+    body: Mapping[str, Any],
+    *,
+    adapter: HasEngine,
+    session_id: str | None = None,
+) -> TurnRecord:
+    """Asks the engine for what follows these tokens; an adapter of one's own records the turn.
+
+    Args:
+        session: whose sampling parameters come before those of ``body``.
+        body: a request in OpenAI's API.
+        session_id: routers send requests with the same one to the same engine.
+
+    Raises:
+        Refused: the prompt leaves no room for an answer.
+        HttpStatusError: the engine refuses.
+    """
+    params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
+    sampling = sampling_of_turn(session, params, len(prompt_ids))
+    request = {"input_ids": list(prompt_ids), "sampling_params": sampling, "return_logprob": True}
+    headers = {"X-SMG-Routing-Key": session_id} if session_id else None
+    answer = await engine_answer(adapter.sglang_url, request, headers=headers)
+    meta, triples = answer["meta_info"], tokens_of(answer)
+    return TurnRecord(
+        prompt_ids=list(prompt_ids),
+        output_ids=[triple[1] for triple in triples],
+        finish_reason=(meta.get("finish_reason") or {}).get("type", "stop"),
+        output_log_probs=[triple[0] for triple in triples],
+        meta_info=meta,
+    )
