@@ -102,7 +102,9 @@ def commands_of(page: Path) -> Iterator[Command]:
     """Yields those of its blocks, and those in the text that begin with the name of a program."""
     name = str(page.relative_to(ROOT))
     for code in blocks(page):
-        for line in code.replace("\\\n", " ").splitlines():
+        whole = code.replace("\\\n", " ")
+        lines = [line.split(" #")[0].rstrip() for line in whole.splitlines()]
+        for line in re.sub(r"(?m)(^--.*)\n(?=--)", r"\1 ", "\n".join(lines)).splitlines():
             yield from _commands(name, line)
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
     for text in _INLINE.findall(prose):
