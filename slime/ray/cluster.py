@@ -250,7 +250,8 @@ def require_resources(num_gpus: int) -> None:
     for kind, needed in (("GPU", num_gpus), ("CPU", num_gpus)):
         if found.get(kind, 0) < needed:
             nodes = sum(1 for node in ray.nodes() if node["Alive"])
+            without = " (nodes without GPUs are started with ray start --num-gpus N)"
             raise ClusterTooSmall(
                 f"the cluster is too small: the run needs {needed} {kind}s, found {found.get(kind, 0):g} "
-                f"on {nodes} node(s)"
+                f"on {nodes} node(s){'' if found.get('GPU') else without}"
             )

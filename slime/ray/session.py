@@ -64,7 +64,8 @@ def main(
         phases.end()
         raise SystemExit(_fits(misfits))
     reached("arguments checked")
-    phases.reached("flags are in order", then="starting Ray")
+    address = os.environ.get("RAY_ADDRESS")
+    phases.reached("flags are in order", then=f"joining Ray at {address}" if address else "starting Ray")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         status = _run(run_config(args), loop, lambda: _keep_record(args, words))
