@@ -8,7 +8,7 @@ from tools.generate_flag_docs import PAGE, flag_page
 ROOT = PAGE.parents[1]
 ELSEWHERE = {
     *("--build-arg", "--entrypoint", "--gpus", "--rm", "--secret", "--shm-size", "--user"),
-    *("--address", "--generate", "--head", "--node-ip-address", "--nodes"),
+    *("--address", "--generate", "--head", "--node-ip-address", "--nodes", "--num-gpus"),
     *("--local-dir", "--no-deps", "--plugin-module", "--repo-type"),
     *("--allow-auto-truncate", "--api-key", "--enable-deterministic-inference", "--enable-metrics"),
     *("--disable-overlap-schedule", "--enable-return-routed-experts", "--model-path", "--no-x", "--x"),

@@ -240,13 +240,20 @@ class Fleet:
     def _ask(
         self, model: ServedModel, engine: Engine, request: Callable[[EngineClient], Answer]
     ) -> Answer | None:
-        """The answer to a control request; None from an engine that has died, if that is tolerated."""
+        """The answer to a control request; None from an engine that has died, if that is tolerated.
+
+        Raises:
+            EngineFailure: it gave no answer, and its process has ended, of which the reason says more.
+        """
         try:
             return request(engine.client)
         except EngineError as error:
             # One that was found dead meanwhile may refuse while it is being ended.
             refused = error.status is not None and engine.lives
             if refused or not self._config.fault_tolerance.use_fault_tolerance:
+                if error.status is None:
+                    self._watch.look()
+                    self._watch.check()
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None

@@ -202,6 +202,14 @@ def test_without_fault_tolerance_a_dead_engine_fails_the_request(make) -> None:
         fleet.release()
 
 
+def test_a_request_to_an_engine_whose_process_has_ended_tells_its_end(make) -> None:
+    fleet, cluster = make(colocated=True, fault_tolerant=False, look_interval=600)
+    cluster.dead.add("http://engine0")
+    lose_actor(fleet)
+    with pytest.raises(EngineFailure, match=r"ended: .*the process of rank 0 ended"):
+        fleet.release()
+
+
 def test_a_death_that_is_suspected_is_waited_for(make) -> None:
     fleet, _ = make(look_interval=60.0)
     launches = fleet.launches
