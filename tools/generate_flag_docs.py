@@ -121,8 +121,11 @@ def group_section(group: FlagGroup) -> Iterator[str]:
     refused = [spec for spec in group.flags if is_refused(spec)]
     if refused:
         yield "Not supported:\n"
-        refusals = [(names_text(spec), spec.help, _wanted(spec)) for spec in refused]
-        yield table(("flag", "meaning", "wanted"), refusals, anchored)
+        wanted: dict[str, list[str]] = {}
+        for spec in refused:
+            wanted.setdefault(_wanted(spec), []).append(names_text(spec))
+        rows = [(", ".join(names), instead) for instead, names in wanted.items()]
+        yield table(("flags", "wanted"), rows, anchored)
 
 
 def _help(spec: Flag) -> str:
