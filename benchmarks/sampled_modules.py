@@ -36,7 +36,11 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/hf_config.py": ("models/test_nested_family", "models/test_families"),
     "slime/models/families/glm_moe_dsa.py": _SHAPES,
     "slime/models/rules.py": ("models/test_weights_dir", "backends/megatron_utils/test_hf_weights"),
-    "slime/models/linear_attention.py": (*_SHAPES, "models/test_stored_format"),
+    "slime/models/linear_attention.py": (
+        "models/test_linear_attention",
+        *_SHAPES,
+        "models/test_stored_format",
+    ),
     "slime/models/flops.py": _SHAPES,
     "slime/models/shape.py": _SHAPES,
     "slime/models/__init__.py": (*_SHAPES, "models/test_nested_family"),
@@ -222,10 +226,11 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_mtp",)
         for name in ("mtp_step", "mtp_checkpoint")
     },
-    **{
-        f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_model_cpu_support",)
-        for name in ("cpu_support", "import_hook")
-    },
+    "slime/backends/megatron_utils/cpu_support.py": (f"{_MEGATRON}/test_model_cpu_support",),
+    "slime/backends/megatron_utils/import_hook.py": (
+        f"{_MEGATRON}/test_import_hook",
+        f"{_MEGATRON}/test_model_cpu_support",
+    ),
     "slime/backends/megatron_utils/moe.py": (f"{_MEGATRON}/test_moe_model", f"{_MEGATRON}/test_moe_step"),
     "slime/backends/megatron_utils/step.py": (f"{_MEGATRON}/test_train_step_parity",),
     "slime/backends/megatron_utils/value_head.py": (f"{_MEGATRON}/test_critic",),
@@ -262,6 +267,12 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "backends/megatron_utils/test_optimizer",
     ),
 }
+SAMPLED_FOLDERS: dict[str, tuple[str, ...]] = {
+    "slime/backends/embedded_engine/": tuple(
+        f"backends/sglang_utils/test_conformance{part}" for part in ("", "_nuclei", "_openai")
+    ),
+}
+"""Tests of all modules of a folder beside their own, which its server's process alone imports."""
 EQUIVALENT: dict[str, str] = {
     "slime/backends/embedded_engine/sampler.py: -1  =>  +1 (5)": "the last of two dimensions",
     "slime/models/checkpoint/mxfp4.py: scales > _BIAS + 125  =>  scales >= _BIAS + 125": (

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.mutation import Mutant, changes, mutants  # noqa: E402
 from benchmarks.pytest_in_copy import commit, copy_tree, preload, run_pytest  # noqa: E402
 from benchmarks.reaching_tests import importing, reaching, seconds  # noqa: E402
-from benchmarks.sampled_modules import EQUIVALENT, SAMPLED  # noqa: E402
+from benchmarks.sampled_modules import EQUIVALENT, SAMPLED, SAMPLED_FOLDERS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sampled_mutants.json"
 PACKAGES = ("weight_sync", "models", "rollout", "backends")
@@ -56,13 +56,16 @@ _NO_TROUBLE = re.compile(r"logger\.(info|debug)\(.*=>  None")
 @cache
 def test_files(path: str) -> tuple[str, ...]:
     """Returns the tests that have to see what is wrong with a module; none if nobody says which."""
+    of_folders = [names for folder, names in SAMPLED_FOLDERS.items() if path.startswith(folder)]
+    more = [f"tests/{name}.py" for names in of_folders for name in names]
     if path in SAMPLED:
-        return tuple(f"tests/{name}.py" for name in SAMPLED[path])
+        return (*(f"tests/{name}.py" for name in SAMPLED[path]), *more)
     parts = Path(path).parts
     mirror = str(Path("tests", *parts[1:-1], f"test_{parts[-1]}"))
     others = [name for name in importing(path) if name != mirror and seconds(name) <= _MAX_SECONDS]
     cheap = sorted(others, key=lambda name: (seconds(name), name))
-    return (*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MAX_FILES])
+    found = [*([mirror] if (ROOT / mirror).is_file() else []), *cheap[:_MAX_FILES], *more]
+    return tuple(dict.fromkeys(found))
 
 
 @cache

@@ -14,6 +14,8 @@ from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 
 calls: list = []
+told = []
+"""What `told_rm` answers."""
 
 
 async def length_rm(args, sample, **kwargs):
@@ -32,6 +34,10 @@ def thread_rm(args, sample, **kwargs):
 async def group_rm(args, samples, **kwargs):
     calls.append([sample.index for sample in samples])
     return [float(rank) for rank in range(len(samples))]
+
+
+async def told_rm(args, samples, **kwargs):
+    return list(told)
 
 
 async def exiting_rm(args, sample, **kwargs):

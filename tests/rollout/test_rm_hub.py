@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from slime.config.run import run_config
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_reward
-from slime.rollout.rm_hub import async_rm, batched_async_rm, remote
+from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm, remote
 from slime.utils.types import Sample
 from tests.rollout import plugins
 
@@ -181,3 +181,43 @@ async def test_the_error_of_a_remote_reward_holds_no_secret_of_its_address(make_
         with pytest.raises(httpx.HTTPStatusError) as error:
             await remote.remote_rm(args, Sample(prompt="p", response="r"), max_retries=1)
     assert str(error.value) == "--rm-url http://***@judge/score?***: HTTP 403: not you"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "found"),
+    [
+        ([[1.0, 2.0], 3.0], [1.0, 2.0, 3.0]),  # a list for a sample that was split
+        ([1.0, 3.0], [1.0, 1.0, 3.0]),  # one for all of it
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),  # one for each
+        ([[1.0, 2.0, 4.0], 3.0], None),
+        ([[1.0], 3.0], None),
+        ([1.0], None),
+        ([1.0, 2.0, 3.0, 4.0], None),
+    ],
+)
+async def test_samples_of_a_group_that_were_split_get_a_reward_each(make_args, monkeypatch, rewards, found):
+    monkeypatch.setattr(plugins, "told", rewards)
+    args = make_args(custom_rm_path=PLUGINS + "told_rm", group_rm=True)
+    group = [[Sample(index=0), Sample(index=1)], Sample(index=2)]
+    if found is None:
+        with pytest.raises(RolloutError, match="expected 2 rewards, a list or a number for each list"):
+            await grouped_async_rm(args, group)
+    else:
+        assert await grouped_async_rm(args, group) == found
+
+
+async def test_rewards_of_lists_are_looked_at_one_by_one(make_args, monkeypatch):
+    args = make_args(custom_rm_path=PLUGINS + "told_rm", group_rm=True)
+    monkeypatch.setattr(plugins, "told", [0.0, float("nan"), 1.0])
+    one, two, three = Sample(index=6), Sample(index=7), Sample(index=8)
+    for ask, group in ((batched_async_rm, [one, two, three]), (grouped_async_rm, [[one, two], three])):
+        with pytest.raises(RolloutError, match="returned nan for sample 7"):
+            await ask(args, group)
+
+
+async def test_a_group_without_split_samples_is_graded_as_a_batch(make_args):
+    args = make_args(custom_rm_path=PLUGINS + "group_rm", group_rm=True)
+    assert await grouped_async_rm(args, [Sample(index=4), Sample(index=5)]) == [0.0, 1.0]
+    assert plugins.calls == [[4, 5]]
+    own = Sample(index=0, response="abc", custom_rm_path=PLUGINS + "length_rm")
+    assert await grouped_async_rm(args, [[own, own], own]) == [await async_rm(args, own)] * 3

@@ -1,3 +1,4 @@
+import asyncio
 import re
 
 import pytest
@@ -5,8 +6,10 @@ from fastapi.responses import JSONResponse
 
 from slime.config.run import run_config
 from slime.observability.rollout_metrics import compute_perf_metrics_from_samples
+from slime.rollout import sglang_rollout
 from slime.rollout.attempts import flatten, oldest_version, without_answers
 from slime.rollout.base_types import RolloutError
+from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import prepare_request
 from slime.rollout.sglang_rollout import generate_and_rm, generate_rollout_async, get_model_url
 from slime.utils.types import EARLIER_TOKENS, Sample
@@ -470,3 +473,23 @@ async def test_the_session_goes_to_the_router_for_sticky_routing(engine, make_ar
     sessions = {s.session_id for group in output.samples for s in group}
     assert {call.headers["x-smg-routing-key"] for call in engine.calls if call.path == "generate"} == sessions
     assert len(sessions) == 6
+
+
+async def test_an_abort_is_repeated_at_growing_intervals_until_nothing_runs(make_args, monkeypatch):
+    state, intervals = GenerateState(make_args()), []
+    last = asyncio.get_running_loop().create_future()
+
+    async def answer(*args, **kwargs):
+        return {"workers": []}
+
+    async def wait(pending, timeout):
+        intervals.append(timeout)
+        if len(intervals) == 7:
+            last.set_result([])
+
+    monkeypatch.setattr(sglang_rollout, "get", answer)
+    monkeypatch.setattr(sglang_rollout, "abort_servers_until_idle", answer)
+    monkeypatch.setattr(asyncio, "wait", wait)
+    state.pending = {last: None}
+    assert await sglang_rollout.abort(state.args, 0) == [[]]
+    assert intervals == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]

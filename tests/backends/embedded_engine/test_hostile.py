@@ -161,3 +161,16 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(shared_ser
         time.sleep(0.2)
     assert shared_server.client.get("/server_info").status_code == 200
     assert "ClientDisconnect" not in shared_server.report()
+
+
+def test_all_of_several_stop_strings_are_looked_for_in_as_much_text_as_they_need():
+    class Letters:
+        eos_token_id = None
+
+        def decode(self, ids, skip_special_tokens=True):
+            return "".join(map(chr, ids))
+
+    stops, long = StopChecker(frozenset(), Letters()), "b" + "a" * 4999
+    response = sequence("x", [1], stop=("z", long), max_new_tokens=9999)
+    response.output_ids = [*map(ord, long)]
+    assert stops.reason(response, 1) == {"type": "stop", "matched": long}

@@ -5,6 +5,7 @@ import pytest
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.sampling_params import (
     SamplingParams,
+    _items,
     check_pattern,
     parse_sampling_params,
 )
@@ -124,3 +125,30 @@ def test_what_is_cut_off_or_penalised_is_known_beforehand():
     assert not any(params.filters for params in (SamplingParams(), SamplingParams(top_k=1, top_p=0.5)))
     kinds = ("frequency_penalty", "presence_penalty", "repetition_penalty")
     assert all(SamplingParams(**{kind: 0.5}).penalises for kind in kinds) and not SamplingParams().penalises
+
+
+def test_items_of_a_pattern_count_as_often_as_they_are_repeated():
+    table = {
+        **{
+            "": 0,
+            "ab": 2,
+            "a{0}": 1,
+            "a{1}": 1,
+            "a{3}": 3,
+            "ab{3}": 4,
+            "a{2,}": 2,
+            "a{2,9}": 2,
+            "[a-z]{4}": 4,
+        },
+        **{
+            "\\{{2}": 2,
+            "()": 1,
+            "(){5}": 5,
+            "(a{2}b){3}": 9,
+            "((ab){2}c){2}d": 11,
+            "[a-z]{4}": 4,
+            ")": 1,
+            "a){2}": 3,
+        },
+    }
+    assert {pattern: _items(pattern) for pattern in table} == table

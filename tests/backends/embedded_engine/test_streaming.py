@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from slime.backends.embedded_engine.http.answers import Reading
 from slime.backends.embedded_engine.http.openai_routes import ChatDialect, _events
 from slime.backends.embedded_engine.http.prompts import Generation
 from slime.backends.embedded_engine.http.responses import ResponseBuilder, final_text
+from slime.backends.embedded_engine.http.running import ClientGone, run_to_end
 from slime.backends.embedded_engine.http.state import ServerState
 from slime.backends.embedded_engine.http.streaming import TextStream, stream_generation
 from slime.backends.embedded_engine.sampling_params import SamplingParams
@@ -123,3 +126,31 @@ async def test_a_stream_of_chunks_shows_no_stop_token_and_ends_once(state, stopp
     assert all(bool(c["logprobs"]) == bool(c["delta"]["content"]) for c in choices)
     last = 1 if choices[-1]["delta"]["content"] else 0  # the stop token's goes with a text beside it
     assert sum(len(c["logprobs"]["content"]) for c in choices if c["logprobs"]) == LENGTH - 1 + last
+
+
+@pytest.mark.parametrize("state", [False], ids=[""], indirect=True)
+async def test_a_response_nobody_waits_for_is_aborted_and_one_that_ended_is_not(state, monkeypatch):
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    async def stays():
+        await asyncio.Event().wait()
+
+    aborted, scheduler = [], state.engine.scheduler
+    abort = scheduler.abort
+
+    def noted(sequences, *reason):
+        aborted.extend(sequences)
+        abort(sequences, *reason)
+
+    monkeypatch.setattr(scheduler, "abort", noted)
+    state.engine.start(asyncio.get_running_loop())
+    short = sequence(ignore_eos=True, max_new_tokens=2)
+    await run_to_end(state, SimpleNamespace(receive=stays), [short])
+    assert len(short.output_ids) == 2 and aborted == []
+    endless = sequence(ignore_eos=True, max_new_tokens=400)
+    with suppress(ClientGone):
+        await run_to_end(state, SimpleNamespace(receive=gone), [endless])
+    state.engine.stop()
+    assert aborted == [endless] and endless.finished
+    assert not state.live_rids

@@ -12,6 +12,7 @@ from slime.backends.embedded_engine import reasoning
 from slime.backends.embedded_engine.tool_calls.formats import FORMATS
 from slime.backends.embedded_engine.tool_calls.json_formats import JsonArray
 from slime.backends.embedded_engine.tool_calls.stream import CallStream
+from slime.backends.embedded_engine.tool_calls.tagged_formats import _read, _typed, kind_of, properties_of
 from tests.backends.embedded_engine.tool_calls.corpus import TOOLS, tool_texts
 from tests.each import hold_each
 
@@ -245,3 +246,92 @@ def test_forced_calls_are_an_array():
     assert calls('{"name": "now"}') == ("", [("now", "{}")])
     for other in ('[{"name": "now"', "[1]", "text", "[" * 100_000):
         assert calls(other) == (other, [])
+
+
+def test_the_kind_of_a_value_is_that_of_its_schema_and_of_its_alternatives():
+    table = [
+        ({"type": "integer"}, "integer"),
+        ({"type": ["null", "number"]}, "number"),
+        ({"type": ["null"]}, "string"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer"),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "string"),
+        ({"anyOf": [{"type": "integer"}, {"type": "array"}, {"type": "null"}]}, "integer"),
+        ({"anyOf": [{"oneOf": [{"type": "array"}]}]}, "array"),
+        ({"enum": [1, 2]}, "integer"),
+        ({"enum": [True]}, "boolean"),
+        ({"enum": [1, "a"]}, "string"),
+        ({"enum": [None]}, "null"),
+        ({"allOf": [{"type": "string"}, {"type": "object"}]}, "object"),
+        ({"allOf": [{}, {"anyOf": [{"type": "number"}]}]}, "number"),
+        ({"allOf": [{}]}, "string"),
+        ({"properties": {}}, "object"),
+        ({"items": {}}, "array"),
+        ({}, None),
+        ("integer", None),
+    ]
+    hold_each(table, lambda case: _equal(kind_of(case[0]), case[1]))
+
+
+def test_properties_are_an_objects_own_or_those_of_its_alternatives():
+    own, first, second = ({"properties": {"a": {"type": kind}}} for kind in ("string", "integer", "number"))
+    assert properties_of({**own, "anyOf": [first]}) == own["properties"]
+    assert properties_of({"allOf": [{"oneOf": [first]}, {"properties": {"b": {}}}]}) == {
+        "a": {"type": "integer"},
+        "b": {},
+    }
+    assert properties_of({"anyOf": [first, second]})["a"] in ({"type": "integer"}, {"type": "number"})
+    assert properties_of(None) == properties_of({"anyOf": "no list"}) == {}
+    deep = {"type": "integer", "properties": {"a": 1}}
+    for _ in range(60):
+        deep = {"anyOf": [deep]}
+    assert properties_of(deep) == {} and kind_of(deep) is None
+    assert properties_of(deep["anyOf"][0]) == {}
+    for _ in range(10):
+        deep = deep["anyOf"][0]
+    assert properties_of(deep) == {"a": 1} and kind_of(deep) == "integer"
+
+
+def test_arguments_between_tags_are_what_their_schema_says():
+    table = [
+        (("5", {"type": "integer"}), 5),
+        (("5.5", {"type": "integer"}), "5.5"),
+        (("5", {"type": "number"}), 5),
+        (("5.0", {"type": "number"}), 5.0),
+        (("5e0", {"type": "number"}), 5.0),
+        (("x", {"type": "number"}), "x"),
+        (("5", {"type": "string"}), "5"),
+        (("5", {}), "5"),
+        (("NULL", {"type": "string"}), None),
+        (("True", {"type": "boolean"}), True),
+        (("yes", {"type": "boolean"}), False),
+        (('{"a": [1]}', {"type": "object"}), {"a": [1]}),
+        (("[1, 'a']", {"type": "array"}), [1, "a"]),
+        (("none at all", {"type": "array"}), "none at all"),
+        (("(1, 2)", {"type": "tuple"}), [1, 2]),
+    ]
+    hold_each(table, lambda case: _equal(_typed(*case[0]), case[1]))
+
+
+def test_arguments_of_glm_are_json_then_literals_then_text():
+    table = [
+        (("5", None), 5),
+        (("5", "string"), "5"),
+        (('{"a": 1}', "string"), '{"a": 1}'),
+        (('{"a": 1}', "object"), {"a": 1}),
+        (('{\\"a\\": 1}', "object"), {"a": 1}),
+        (('"5"', "number"), 5),
+        (('"5.5"', "number"), 5.5),
+        (('"1E2"', "number"), 100.0),
+        (('"x"', "number"), "x"),
+        (("'a'", "string"), "a"),
+        (("'a", "string"), "'a"),
+        (("'", "string"), "'"),
+        (("a", "string"), "a"),
+        (("(1, 2)", None), [1, 2]),
+        (("no literal", None), "no literal"),
+    ]
+    hold_each(table, lambda case: _equal(_read(*case[0]), case[1]))
+
+
+def _equal(found, wanted):
+    assert (type(found), found) == (type(wanted), wanted)
