@@ -55,7 +55,6 @@ _BENCHMARKS = {
     "python benchmarks/mutation.py": "hours; tests/benchmarks/test_mutation.py has its parts",
     "python benchmarks/sampled_mutants.py": "hours; tests/benchmarks/test_mutation.py has its parts",
     "python benchmarks/planted_faults.py": "hours; tests/benchmarks/test_planted_faults.py has its parts",
-    "python benchmarks/families.py": "28 clusters; tests/backends/test_family_loop.py has its loop",
     "python benchmarks/fully_async.py": "many clusters; tests/e2e/test_rollout_functions.py has such a run",
     "python benchmarks/sglang_runs.py": "SGLang; tests/benchmarks/test_sglang_runs.py reads what it wrote",
 }
