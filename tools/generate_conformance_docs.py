@@ -29,20 +29,14 @@ bash scripts/conformance.sh http://127.0.0.1:30000   # and the SGLang that serve
 bash scripts/test-sglang.sh                          # installs SGLang, serves it on the CPU, trains with it
 ```
 
-The SGLang has to serve a small float32 checkpoint directory of the same machine, without an API key. The
-suite passes on SGLang 0.5.23 on a CPU: requests and log-probs, streams, errors, chat and completions,
-aborts, the three pauses, weights from tensors (by value and in shared memory, as a colocated trainer sends
-them), over a gloo group and from disk. Log-probs agree to 1e-5.
+The SGLang has to serve a small float32 checkpoint directory of the same machine, without an API key. The suite passes on SGLang
+0.5.23 on a CPU, weight updates included. Log-probs agree to 1e-5.
 
-## Whole runs
-
-`scripts/test-sglang.sh` also trains with SGLang on the CPU, in float32, two steps of each kind of run:
-colocated and disaggregated layouts, fully async, streaming, SlimeRouter with its radix tree, PPO, FSDP,
-several turns with a tool, distillation from a teacher behind an engine, replayed routes of experts, adapters,
-weights as changes over a directory; and it kills schedulers during updates. In each kind log-probs of trainer and engine are less than 1e-5 apart as
-long as tokens are those of the weights that a step starts from. `python benchmarks/sglang_runs.py` writes
-the gaps and times to `benchmarks/results/sglang_runs.json`. Quantised engines are not among them: SGLang
-serves float8 and 4-bit checkpoints in bfloat16 and float16 only, and ends its start by saying so.
+`scripts/test-sglang.sh` also trains with SGLang on the CPU, two steps of each kind of run (layouts, rollout functions, PPO, FSDP,
+tools, distillation, replayed routes, adapters, changes over a directory), and kills schedulers during updates. Log-probs of trainer
+and engine are less than 1e-5 apart as long as tokens are those of the weights that a step starts from
+(`python benchmarks/sglang_runs.py` writes `benchmarks/results/sglang_runs.json`). Quantised engines are not among them: SGLang
+serves float8 and 4-bit checkpoints in bfloat16 and float16 only.
 
 ## One script for both
 
@@ -52,18 +46,13 @@ attention) have no effect on the embedded engine, and a note says so. Options th
 
 ## Grammars
 
-`json_schema`, `regex`, `ebnf` and `structural_tag`, and the `response_format` of chats and completions, are
-kept to with `xgrammar`, SGLang's own choice, in the version that SGLang pins. Without the package such
-requests are answered with 400; `scripts/` install it, else `pip install --no-deps xgrammar apache-tvm-ffi`
-does.
+`json_schema`, `regex`, `ebnf` and `structural_tag`, and the `response_format` of chats and completions, are kept to with
+`xgrammar`, in the version that SGLang pins. Without the package such requests are answered with 400; `scripts/` install it, else
+`pip install --no-deps xgrammar apache-tvm-ffi` does.
 
-Tokens that may not come next have no weight, and log-probs are those of what is left, as on SGLang. Where
-the grammar is complete, nothing but the end of the response may come. A response keeps its place in the
-grammar over pauses.
-
-A process of its own compiles, in at most 20 s of processor time and 4 GiB: what is too large or too deep
-costs its request, not the engine. What xgrammar accepts and does not hold to (`uniqueItems`, `multipleOf`,
-`not`, ...) is refused, as on SGLang.
+Tokens that may not come next have no weight, and log-probs are those of what is left, as on SGLang. A process of its own compiles,
+in at most 20 s of processor time and 4 GiB: what is too large costs its request, not the engine. What xgrammar accepts and does not
+hold to (`uniqueItems`, `multipleOf`, `not`, ...) is refused, as on SGLang.
 
 ## Tools and reasoning
 
@@ -80,9 +69,8 @@ Others (`gpt-oss` among them) are refused by name. A call that must come is forc
 model's own format where it has one that can be forced. With a reasoning parser a grammar holds once the
 reasoning has ended.
 
-What SGLang's parsers make of a corpus is kept in `tests/backends/embedded_engine/tool_calls`, where
-`python -m tests.backends.embedded_engine.tool_calls.record` writes it anew in an environment with SGLang.
-Calls that are well formed are read alike. What a model wrote is never evaluated, and read in linear time.
+Calls that are well formed are read as SGLang reads them (`tests/backends/embedded_engine/tool_calls`, which
+`python -m tests.backends.embedded_engine.tool_calls.record` writes anew with SGLang). What a model wrote is never evaluated.
 """  # noqa: E501
 COMPARED = """## What is different
 
