@@ -1,6 +1,7 @@
 """SGLang's control plane as the weight sync relies on it; run like test_conformance."""
 
 import base64
+import copy
 import pickle
 import threading
 
@@ -259,6 +260,44 @@ def test_an_update_during_generation_shows_in_the_version_spans(restored):
     assert first["start"] == 0 and first["end"] == second["start"]
     assert second["start"] < second["end"] == len(answer["output_ids"])
     assert meta["weight_version"] == "8"
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_what_goes_on_over_an_update_was_read_by_new_weights_or_by_both(restored, mode):
+    """And nothing that begins later by old ones, if its prefix has a key of its own."""
+    running, named = restored.start_generating(), shifted(restored, 0.05)
+    restored.wait_until(lambda: restored.client.loads()["loads"][0]["num_used_tokens"] > 30)
+    with restored.paused(mode):
+        assert restored.client.flush_idle_cache() == (mode == "retract")
+        with restored.client.weight_update():
+            restored.client.update_weights_from_tensor([payload(named)], weight_version="8")
+    later = restored.generate(max_new_tokens=4, top={"extra_key": f"8 {mode}"})
+    answer = ended(restored, running)
+    old, new = restored.reference, copy.deepcopy(restored.reference)
+    new.load_state_dict(dict(named), strict=False)
+    start = answer["meta_info"]["weight_versions"][1]["start"]
+    found, known = logprobs_of(answer), len(PROMPT) + start
+    assert found[:start] == pytest.approx(logprobs(answer, old, known)[:start], abs=1e-4)
+    anew, kept = logprobs(answer, new, known), logprobs(answer, old, known - 1, new)
+    assert found[start:] == pytest.approx((anew if mode == "retract" else kept)[start:], abs=1e-4)
+    assert found[start:] != pytest.approx((kept if mode == "retract" else anew)[start:], abs=1e-2)
+    assert answer["meta_info"]["num_retractions"] == (mode == "retract")
+    assert later["meta_info"]["cached_tokens"] == 0
+    assert logprobs_of(later) == pytest.approx(logprobs(later, new, len(PROMPT)), abs=1e-4)
+
+
+def logprobs_of(answer) -> list[float]:
+    return [triple[0] for triple in answer["meta_info"]["output_token_logprobs"]]
+
+
+def logprobs(answer, reader, known: int, writer=None) -> list[float]:
+    """Computes those of an answer as ``writer`` has them behind ``known`` tokens that ``reader`` has read."""
+    ids = torch.tensor([PROMPT + answer["output_ids"]])
+    with torch.no_grad():
+        read = reader(ids[:, :known], use_cache=True)
+        rest = (writer or reader)(ids[:, known:], past_key_values=read.past_key_values)
+    rows = torch.cat([read.logits, rest.logits], 1)[0, :-1].log_softmax(-1)
+    return rows.gather(1, ids[0, 1:, None])[len(PROMPT) - 1 :, 0].tolist()
 
 
 def test_the_version_can_be_renamed(restored):
