@@ -41,6 +41,9 @@ MODULES = {
         *("--size", "tiny", "--dtype", "float32", "--recompute", "--tokens", "512", "--length", "128"),
         *("--rows", "1", "--steps", "1", "--peak-tflops", "0.1"),
     ],
+    "in_flight": [
+        *("--modes", "in_place", "--seconds", "0.05", "--turns", "2", "--answers", "1", "--tokens", "60"),
+    ],
     "fsdp_architectures": ["--architectures", "gpt2", "--seeds", "0"],
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
@@ -86,7 +89,10 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", MODULES)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=pytest.mark.nightly if name == "in_flight" else ()) for name in MODULES],
+)
 def test_a_benchmark_that_is_imported_writes_them_too(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
