@@ -65,6 +65,9 @@ def run_args(**overrides: Any) -> Namespace:
 def with_groups(values: Mapping[str, Any]) -> Namespace:
     """``args`` of a test that lists them itself, with what else `run_config` reads as `run_args` makes it."""
     given, complete = _parsed()
+    if "params_dtype" in values:  # which follows from these
+        formats = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+        values = {**values, **{f: str(values["params_dtype"]) == f"torch.{d}" for d, f in formats.items()}}
     full = _completed({**complete, **{name: given[name] for name in _FLAGS}}, values)
     return Namespace(**{**values, **{name: getattr(full, name) for name in _NAMES}})
 

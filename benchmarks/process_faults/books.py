@@ -33,7 +33,7 @@ _OF_CHECKPOINTS: dict[str, Fault] = {
     ),
     "random state is not saved": Fault(
         f"{_MEGATRON}/checkpoint.py",
-        'with_rng = not getattr(args, "no_save_rng", False)',
+        "with_rng = not config.no_save_rng",
         "with_rng = False",
         _CHECKPOINT,
         "test_random_state_goes_on",

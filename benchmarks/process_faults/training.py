@@ -83,8 +83,8 @@ _OF_TRAINERS: dict[str, Fault] = {
     ),
     "gradients are not reduced over data-parallel ranks": Fault(
         f"{_MEGATRON}/step.py",
-        "config.finalize_model_grads_func = finalize_model_grads",
-        "config.finalize_model_grads_func = lambda *_, **__: None",
+        "core.finalize_model_grads_func = finalize_model_grads",
+        "core.finalize_model_grads_func = lambda *_, **__: None",
         _STEP,
         "test_one_step_agrees and DP and not CP and not overlapped",
     ),

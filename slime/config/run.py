@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
+from slime.config.backend import BackendConfig
 from slime.config.fleet import FleetConfig
 from slime.config.generation import GenerationConfig
 from slime.config.memory import MemoryConfig
 from slime.config.metrics import MetricsConfig
-from slime.config.optimization import OptimizationConfig
 from slime.config.training import TrainingConfig
 from slime.config.weight_update import WeightUpdateConfig
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(
     TrainingConfig,
-    OptimizationConfig,
     MetricsConfig,
     GenerationConfig,
     WeightUpdateConfig,
     FleetConfig,
     MemoryConfig,
+    BackendConfig,
 ):
     """Everything that is known of a run when it starts."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from slime.arguments import validated_args
+from slime.config.run import run_config
 from slime.training.inputs import PackedInputs
 from slime.training.parallel import ParallelContext
 from slime.utils.model_inputs import SequenceInputs
@@ -83,7 +84,7 @@ def _states(args: Namespace) -> dict[str, int]:
     from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
     from slime.backends.megatron_utils.step import setup_model_and_optimizer
 
-    state = setup_model_and_optimizer(args, lambda chunks: None)
+    state = setup_model_and_optimizer(run_config(args), lambda chunks: None)
     ensure_optimizer_states(state.optimizer)
     buffers = [b for chunk in state.model for b in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     frozen = [p for chunk in state.model for p in chunk.parameters() if not p.requires_grad]
@@ -208,7 +209,7 @@ def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
     from slime.backends.megatron_utils.step import setup_model_and_optimizer
 
     init(args)
-    state = setup_model_and_optimizer(args, lambda chunks: None)
+    state = setup_model_and_optimizer(run_config(args), lambda chunks: None)
     ensure_optimizer_states(state.optimizer)
     gathered = [
         part.get_parameter_state_dp_zero(use_gloo_comm=False, return_on_all_ranks=True)

@@ -11,7 +11,6 @@ Only tensors are in the distributed parts; nothing that is read can run code.
 
 import json
 import random
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ from slime.backends.fsdp_utils.model import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.step import TrainState
 from slime.backends.fsdp_utils.value_head import without_foreign_head
+from slime.config.backend import BackendConfig
 from slime.config.trainers import FSDP
 from slime.training.checkpoint_dir import (
     find_checkpoint,
@@ -60,10 +60,12 @@ def optimizer_tensors(state: TrainState) -> Tensors:
 
 
 class CheckpointWriter:
-    """Saves to ``args.save``; with ``--async-save`` a thread writes copies while training goes on."""
+    """Saves to ``--save``; with ``--async-save`` a thread writes copies while training goes on."""
 
-    def __init__(self, args: Namespace) -> None:
-        self._args, self._later = args, bool(getattr(args, "async_save", False))
+    def __init__(self, config: BackendConfig) -> None:
+        self._config, self._later = config.checkpoints, config.checkpoints.async_save
+        self._root = config.checkpoints.save or ""
+        self._optimizer = config.optimizer.optimizer
         self._thread = ThreadPoolExecutor(1, "checkpoint") if self._later else None
         # A group of its own: the thread's messages must not mix with the trainer's.
         self._group = dist.new_group(backend="gloo")
@@ -74,12 +76,12 @@ class CheckpointWriter:
     ) -> None:
         """Collective. Writes model, optimizer, schedule, random state and ``common``, plain values."""
         self.finish()
-        final = iteration_dir(self._args.save, iteration)
+        final = iteration_dir(self._root, iteration)
         temporary = final.with_suffix(".tmp")
         with self._explained():
             on_first_rank(lambda: fresh_directory(temporary, subdirectories=[]))
             parts = self._parts(state, versions)
-            if not getattr(self._args, "no_save_rng", False):
+            if not self._config.no_save_rng:
                 save_random_state(temporary, dist.get_rank())
             if dist.get_rank() == 0:
                 content = self._plain(iteration, state, common)
@@ -98,7 +100,7 @@ class CheckpointWriter:
             with swap():
                 parts[tag] = _copies(model_tensors(state))
         parts["model"] = keep(model_tensors(state))
-        if not getattr(self._args, "no_save_optim", False):
+        if not self._config.no_save_optim:
             parts["optimizer"] = keep(optimizer_tensors(state))
         return parts
 
@@ -109,7 +111,7 @@ class CheckpointWriter:
             "iteration": iteration,
             "world_size": dist.get_world_size(),
             "scheduler": state.scheduler.state_dict(),
-            "optimizer": self._args.optimizer,
+            "optimizer": self._optimizer,
             "common": dict(common),
             **({} if state.loss_scale is None else {"loss_scale": state.loss_scale.state_dict()}),
         }
@@ -119,7 +121,7 @@ class CheckpointWriter:
             dcp.save(dict(tensors), checkpoint_id=directory / name, process_group=self._group)
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self._args.save, "written", "space there, and leave to write")
+        return explained(self._root, "written", "space there, and leave to write")
 
     def poll(self) -> None:
         """Makes a background save the latest if it is complete; does not wait."""
@@ -149,7 +151,7 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     }
 
 
-def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
+def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
     """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
 
     Random state is left alone where other ranks saved it.
@@ -157,30 +159,31 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     Returns:
         The iteration, and the common values that were saved with it.
     """
-    iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
+    flags, optimizer = config.checkpoints, config.optimizer.optimizer
+    iteration, path = find_checkpoint(root, flags.ckpt_step)
     saved = read_metadata(path)
     load_model(state, path / "model")
-    if not (args.finetune or getattr(args, "no_load_optim", False)):
+    if not (flags.finetune or flags.no_load_optim):
         if not (path / "optimizer").is_dir():
             raise ValueError(
                 f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
             )
-        if (made_by := saved.get("optimizer", args.optimizer)) != args.optimizer:
-            raise other_optimizer(path, f"--optimizer {made_by}", f"--optimizer {args.optimizer}")
-        _read(_saved_moments(args, state, path / "optimizer"), path / "optimizer")
+        if (made_by := saved.get("optimizer", optimizer)) != optimizer:
+            raise other_optimizer(path, f"--optimizer {made_by}", f"--optimizer {optimizer}")
+        _read(_saved_moments(optimizer, state, path / "optimizer"), path / "optimizer")
         _load_schedule(state, saved["scheduler"], root)
         if state.loss_scale is not None and "loss_scale" in saved:
             state.loss_scale.load_state_dict(saved["loss_scale"])
     same_ranks = saved["world_size"] == dist.get_world_size()
-    if same_ranks and not (args.finetune or getattr(args, "no_load_rng", False)):
+    if same_ranks and not (flags.finetune or flags.no_load_rng):
         load_random_state(path, dist.get_rank())
     return iteration, saved["common"]
 
 
-def _saved_moments(args: Namespace, state: TrainState, path: Path) -> Tensors:
+def _saved_moments(optimizer: str, state: TrainState, path: Path) -> Tensors:
     """What is to be read: of SGD without momentum nothing was saved, and momentum starts at zero."""
     tensors = optimizer_tensors(state)
-    if args.optimizer != "sgd":
+    if optimizer != "sgd":
         return tensors
     with _readable(path):
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata

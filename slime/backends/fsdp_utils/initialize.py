@@ -24,11 +24,11 @@ def init(args: Namespace) -> tuple[DeviceMesh, torch.device]:
     Raises:
         RuntimeError: the other ranks did not join in time.
     """
-    if getattr(args, "deterministic_mode", False):
+    if args.deterministic_mode:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be
         torch.use_deterministic_algorithms(True)
     device = set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    join_process_group(getattr(args, "distributed_timeout_minutes", None) or 10)
+    join_process_group(args.distributed_timeout_minutes or 10)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shards",))
     set_current(_parallel_context(args, device))
     safe_checkpoint.install()
@@ -40,7 +40,7 @@ def init(args: Namespace) -> tuple[DeviceMesh, torch.device]:
 
 def _parallel_context(args: Namespace, device: torch.device) -> ParallelContext:
     """Neighbouring ranks share sequences: rank = cp + CP * dp."""
-    cp_size = getattr(args, "context_parallel_size", 1)
+    cp_size = args.context_parallel_size
     sizes = dist.get_world_size() // cp_size, cp_size
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "cp"))
     dp_rank, cp_rank = (mesh.get_local_rank(name) for name in ("dp", "cp"))
@@ -53,5 +53,5 @@ def _parallel_context(args: Namespace, device: torch.device) -> ParallelContext:
         cp_size=cp_size,
         contiguous_cp=cp_size > 1 and args.allgather_cp,
         is_main=dist.get_rank() == 0,
-        pad_multiple=getattr(args, "data_pad_size_multiplier", 1),
+        pad_multiple=args.data_pad_size_multiplier,
     )

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
 from slime.backends.fsdp_utils.optimizer import local
 from slime.backends.fsdp_utils.value_head import is_of_value_head
+from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.models.checkpoint.passthrough import passthrough_names
 from slime.models.checkpoint.tensor_views import view_at
 from slime.models.checkpoint.weights_dir import WeightsReader
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 @torch.no_grad()
-def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -> None:
+def load_hf_weights(config: HfCheckpointConfig, model: PreTrainedModel, path: str | Path) -> None:
     """Collective. Fills every parameter and buffer with those of the directory ``path``, but no value head.
 
     The first rank reads them unit by unit, in the order of the model, and gives the others their shards. So
@@ -41,7 +41,7 @@ def load_hf_weights(args: Namespace, model: PreTrainedModel, path: str | Path) -
     Raises:
         ValueError: the directory cannot be read, a tensor is missing, is left over, or has another shape.
     """
-    source = _on_first_rank(path, lambda: _source(args, model, path))
+    source = _on_first_rank(path, lambda: _source(config, model, path))
     try:
         for unit in _trunk(model):
             values = _on_first_rank(path, partial(_read_unit, source, unit))
@@ -83,7 +83,9 @@ def _on_first_rank(path: str | Path, action: Callable[[], _T]) -> _T | None:
     return result
 
 
-def _source(args: Namespace, model: PreTrainedModel, path: str | Path) -> "StreamedSource | WholeSource":
+def _source(
+    config: HfCheckpointConfig, model: PreTrainedModel, path: str | Path
+) -> "StreamedSource | WholeSource":
     streamed = StreamedSource(model, path)
     if not streamed.differs:
         return streamed
@@ -91,7 +93,7 @@ def _source(args: Namespace, model: PreTrainedModel, path: str | Path) -> "Strea
     if model._weight_prefix != WeightPrefix():
         raise ValueError(streamed.differs)
     logger.info("%s: is read as a whole: %s", path, streamed.differs)
-    return WholeSource(_read(args, path))
+    return WholeSource(_read(config, path))
 
 
 class StreamedSource:
@@ -181,7 +183,7 @@ class WholeSource:
         return {name: self._tensors[name] for name, _ in unit}
 
 
-def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
+def _read(config: HfCheckpointConfig, path: str | Path) -> PreTrainedModel:
     transformers.logging.disable_progress_bar()
     options: dict[str, Any] = {
         "dtype": torch.float32,
@@ -193,13 +195,13 @@ def _read(args: Namespace, path: str | Path) -> PreTrainedModel:
         if reader.quantization is None:
             options |= {"local_files_only": True, "use_safetensors": True}
             model, info = AutoModelForCausalLM.from_pretrained(
-                path, trust_remote_code=args.trust_remote_code, **options
+                path, trust_remote_code=config.trust_remote_code, **options
             )
         else:
-            kind = type(empty_model(path, args.trust_remote_code))
-            config = plain_config(path, args.trust_remote_code)
+            kind = type(empty_model(path, config.trust_remote_code))
+            described = plain_config(path, config.trust_remote_code)
             weights = dict(reader.items())
-            model, info = kind.from_pretrained(None, config=config, state_dict=weights, **options)
+            model, info = kind.from_pretrained(None, config=described, state_dict=weights, **options)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(key) for key in info[what])
         if names:

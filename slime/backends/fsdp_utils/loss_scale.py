@@ -1,10 +1,9 @@
 """The factor that keeps the gradients of float16 within its range, found as Megatron-LM finds it."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+from slime.config.precision import PrecisionConfig
 
 _GROWTH, _BACKOFF = 2.0, 0.5
 
@@ -16,11 +15,11 @@ class LossScale:
         factor: losses are multiplied by it, gradients divided.
     """
 
-    def __init__(self, args: Namespace) -> None:
-        self._fixed = args.loss_scale is not None
-        self._args = args
-        self.factor = float(args.loss_scale if self._fixed else args.initial_loss_scale)
-        self._good_steps, self._tolerated = 0, args.hysteresis
+    def __init__(self, config: PrecisionConfig) -> None:
+        self._fixed = config.loss_scale is not None
+        self._config = config
+        self.factor = config.initial_loss_scale if config.loss_scale is None else config.loss_scale
+        self._good_steps, self._tolerated = 0, config.hysteresis
 
     def update(self, overflow: bool) -> None:
         """Updates the scale after a step; ``overflow`` says that it was skipped."""
@@ -29,11 +28,11 @@ class LossScale:
         if overflow:
             self._good_steps, self._tolerated = 0, self._tolerated - 1
             if self._tolerated <= 0:
-                self.factor = max(self.factor * _BACKOFF, float(self._args.min_loss_scale))
+                self.factor = max(self.factor * _BACKOFF, self._config.min_loss_scale)
             return
         self._good_steps += 1
-        if self._good_steps == self._args.loss_scale_window:
-            self._good_steps, self._tolerated = 0, self._args.hysteresis
+        if self._good_steps == self._config.loss_scale_window:
+            self._good_steps, self._tolerated = 0, self._config.hysteresis
             self.factor *= _GROWTH
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,6 +45,6 @@ class LossScale:
             self._good_steps, self._tolerated = int(state["good_steps"]), int(state["tolerated"])
 
 
-def loss_scale(args: Namespace) -> LossScale | None:
+def loss_scale(config: PrecisionConfig) -> LossScale | None:
     """Makes the loss scale of a run in float16; None for any other dtype."""
-    return LossScale(args) if args.params_dtype == torch.float16 else None
+    return LossScale(config) if config.fp16 else None

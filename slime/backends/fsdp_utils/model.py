@@ -131,10 +131,10 @@ def apply_fsdp2(
 
 
 def _precision(args: Namespace | None) -> MixedPrecisionPolicy:
-    dtype = torch.float32 if args is None else args.params_dtype
-    if dtype == torch.float32:
+    if args is None or args.params_dtype == torch.float32:
         return MixedPrecisionPolicy()
-    reduce = dtype if getattr(args, "grad_reduce_in_bf16", False) else torch.float32
+    dtype = args.params_dtype
+    reduce = dtype if args.grad_reduce_in_bf16 else torch.float32
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)
 
 
@@ -152,7 +152,7 @@ def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 def require_fixed_biases(args: Namespace, model: torch.nn.Module) -> None:
     """Refuses to leave biases alone that ``--moe-router-bias-update-rate`` moves, in any architecture."""
-    rate = getattr(args, "moe_router_bias_update_rate", 0.0)
+    rate = args.moe_router_bias_update_rate
     tensors = (name for pairs in (model.named_parameters(), model.named_buffers()) for name, _ in pairs)
     name = next(filter(_EXPERT_BIAS.search, tensors), None)
     if rate and name is not None:

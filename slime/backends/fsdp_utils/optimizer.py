@@ -1,6 +1,5 @@
 """Optimizers over the shards of FSDP2, with Megatron-LM's rule of decay."""
 
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from slime.config.backend import BackendConfig
 
-def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
+
+def build_optimizer(config: BackendConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Builds the optimizer of ``--optimizer``; norms and biases do not decay.
 
     The schedule multiplies a group's decay by its ``wd_mult``.
@@ -22,11 +23,12 @@ def build_optimizer(args: Namespace, model: torch.nn.Module) -> torch.optim.Opti
         {"params": [param for decays, param in params if not decays], "wd_mult": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if args.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=args.lr, momentum=args.sgd_momentum)
-    kind = torch.optim.AdamW if getattr(args, "decoupled_weight_decay", True) else torch.optim.Adam
-    betas = args.adam_beta1, args.adam_beta2
-    return kind(groups, lr=args.lr, betas=betas, eps=args.adam_eps, fused=True)
+    lr, adam = config.optimizer.lr, config.megatron
+    if config.optimizer.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=config.optimizer.sgd_momentum)
+    kind = torch.optim.AdamW if adam.decoupled_weight_decay else torch.optim.Adam
+    betas = adam.adam_beta1, adam.adam_beta2
+    return kind(groups, lr=lr, betas=betas, eps=adam.adam_eps, fused=True)
 
 
 def _decays(name: str, param: torch.Tensor) -> bool:

@@ -1,7 +1,6 @@
 """Forward passes and optimizer steps of a `transformers` model over packed micro-batches."""
 
 import math
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,7 @@ from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import prepare_for_gradients
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
-from slime.config.loss import LossConfig
-from slime.config.run import filled
+from slime.config.backend import BackendConfig
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
 from slime.training.finite import gradients_not_finite
@@ -63,7 +61,7 @@ def forward_only(
 
 
 def train_one_step(
-    args: Namespace,
+    config: BackendConfig,
     state: TrainState,
     data: DataIterator,
     keys: Sequence[str],
@@ -86,7 +84,7 @@ def train_one_step(
     for _ in range(num_microbatches):
         batch = packed_micro_batch(data, keys, context.pad_multiple, context)
         scaled, normaliser, report = loss_function(
-            filled(LossConfig, args),
+            config.loss,
             batch,
             num_microbatches,
             step_global_batch_size,
@@ -94,64 +92,64 @@ def train_one_step(
             state.forward(batch["inputs"]),
             context,
         )
-        scaled = scaled if args.calculate_per_token_loss else scaled / num_microbatches
+        scaled = scaled if config.loss.calculate_per_token_loss else scaled / num_microbatches
         (scaled if state.loss_scale is None else scaled * state.loss_scale.factor).backward()
         tokens += normaliser
         results.append(report)
-    norm = _finish_gradients(args, state, tokens)
+    norm = _finish_gradients(config, state, tokens)
     rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    of_step = _take_step(args, state, norm)
+    of_step = _take_step(config, state, norm)
     if not of_step.get("skipped"):
         state.scheduler.step(increment=step_global_batch_size)
     metrics = reduce_train_step_metrics(
         results,
-        calculate_per_token_loss=args.calculate_per_token_loss,
+        calculate_per_token_loss=config.loss.calculate_per_token_loss,
         step_global_batch_size=step_global_batch_size,
         dp_with_cp_group=context.dp_group,
     )
     return {**metrics, **of_step, **{f"lr-pg_{i}": rate for i, rate in enumerate(rates)}}
 
 
-def _take_step(args: Namespace, state: TrainState, norm: float) -> dict[str, float]:
+def _take_step(config: BackendConfig, state: TrainState, norm: float) -> dict[str, float]:
     """Moves the weights, unless the gradients are not finite and that does not end the run. Its metrics."""
     metrics = {"grad_norm": norm}
-    if _skips(args, state):
+    if _skips(config, state):
         skipped = not math.isfinite(norm)
         if state.loss_scale is not None:
             state.loss_scale.update(skipped)
         # As Megatron-LM reports it: a step that is skipped has no norm.
         metrics = {"skipped": 1.0} if skipped else {"skipped": 0.0, **metrics}
     if not metrics.get("skipped"):
-        if getattr(args, "log_num_zeros_in_grad", False):
+        if config.megatron.log_num_zeros_in_grad:
             metrics["num_zeros_in_grad"] = _count_zeros(state)
         state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     return metrics
 
 
-def _skips(args: Namespace, state: TrainState) -> bool:
+def _skips(config: BackendConfig, state: TrainState) -> bool:
     """Whether steps with NaN or infinity in their gradients are skipped; else they end the run."""
-    return state.loss_scale is not None or getattr(args, "no_check_for_nan_in_loss_and_grad", False)
+    return state.loss_scale is not None or config.precision.no_check_for_nan_in_loss_and_grad
 
 
 def _gradients(state: TrainState) -> list[torch.Tensor]:
     return [local(param.grad) for param in state.model.parameters() if param.grad is not None]
 
 
-def _finish_gradients(args: Namespace, state: TrainState, tokens: torch.Tensor) -> float:
+def _finish_gradients(config: BackendConfig, state: TrainState, tokens: torch.Tensor) -> float:
     """Makes means of the gradients, which FSDP has averaged over the ranks, and clips them; their norm."""
     gradients = _gradients(state)
-    if args.calculate_per_token_loss:
+    if config.loss.calculate_per_token_loss:
         # The ranks of a context-parallel group count the same tokens; losses are scaled by its size.
         dist.all_reduce(tokens)
         scale(gradients, dist.get_world_size() / float(tokens))
     if state.loss_scale is not None:
         scale(gradients, 1 / state.loss_scale.factor)
     norm = gradient_norm(gradients, tokens.device)
-    if not (math.isfinite(norm) or _skips(args, state)):
+    if not (math.isfinite(norm) or _skips(config, state)):
         weights = ((name, local(param)) for name, param in state.model.named_parameters())
         raise gradients_not_finite(weights, f"gradient norm {norm}")
-    scale(gradients, clip_factor(norm, args.clip_grad))
+    scale(gradients, clip_factor(norm, config.optimizer.clip_grad))
     return norm
 
 

@@ -38,44 +38,48 @@ class FSDPBackend:
     """A `slime.training.backend.TrainBackend` on torch's FSDP2."""
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
-        self._args, self._role = args, role
+        self._config, self._role = run_config(args), role
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
-        args = self._args
+        config, args = self._config, self._config.flat
         mesh, self.device = init(args)
         self.context = ParallelContext.current()
         model = build_model(args, mesh, self._role)
-        forward = PackedForward(model, args.attn_implementation, self.device, self.context)
-        optimizer = build_optimizer(args, model)
-        scheduler = FSDPLRScheduler(optimizer, schedule_settings(run_config(args)))
-        self.state = TrainState(model, forward, optimizer, scheduler, self.device, loss_scale(args))
+        forward = PackedForward(model, config.fsdp.attn_implementation, self.device, self.context)
+        optimizer = build_optimizer(config, model)
+        scheduler = FSDPLRScheduler(optimizer, schedule_settings(config))
+        self.state = TrainState(
+            model, forward, optimizer, scheduler, self.device, loss_scale(config.precision)
+        )
         self.memory = TrainerMemory(
             lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
         )
         self.versions = WeightVersions(self._named_shards)
-        self._writer = CheckpointWriter(args)
-        self._resumes = _is_checkpoint(args.load)
+        self._writer = CheckpointWriter(config)
+        self._resumes = _is_checkpoint(config.checkpoints.load)
         start = self._start()
         forward.choose()
         return start
 
     def _start(self) -> Start:
-        args = self._args
-        given = [path for path in (args.load, args.ref_load) if is_hf_checkpoint(path)]
+        config, saved, reference = self._config, self._config.checkpoints.load, self._config.kl.ref_load
+        given = [path for path in (saved, reference) if path and is_hf_checkpoint(path)]
         # Of a resumed run too: a checkpoint does not hold what a model computes from its config.
-        load_hf_weights(args, self.state.model, [*given, args.hf_checkpoint][0])
-        if self._resumes:
-            iteration, common = load_checkpoint(args, self.state, args.load)
-            return Start() if args.finetune else Start(iteration + 1, common)
-        if not is_hf_checkpoint(args.load) and _is_checkpoint(args.ref_load):
-            self._load_weights(args.ref_load, getattr(args, "ref_ckpt_step", None))
+        load_hf_weights(
+            config.hf_checkpoint, self.state.model, [*given, config.hf_checkpoint.hf_checkpoint][0]
+        )
+        if self._resumes and saved:
+            iteration, common = load_checkpoint(config, self.state, saved)
+            return Start() if config.checkpoints.finetune else Start(iteration + 1, common)
+        if not is_hf_checkpoint(saved) and reference and _is_checkpoint(reference):
+            self._load_weights(reference, config.kl.ref_ckpt_step)
         return Start()
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
-        step_of_run = getattr(self._args, "ckpt_step", None)
-        saved = saved_version(self._args.load, step_of_run, tag) if self._resumes else None
+        run = self._config.checkpoints
+        saved = saved_version(run.load or "", run.ckpt_step, tag) if self._resumes else None
         if saved is None:
             self._load_weights(path, step)
         else:
@@ -89,7 +93,7 @@ class FSDPBackend:
             read_metadata(directory)
             load_model(self.state, directory / "model")
         else:
-            load_hf_weights(self._args, self.state.model, path)
+            load_hf_weights(self._config.hf_checkpoint, self.state.model, path)
 
     def parallel_config(self) -> dict[str, int]:
         return {
@@ -118,7 +122,7 @@ class FSDPBackend:
         step_global_batch_size: int,
     ) -> dict[str, float]:
         return train_one_step(
-            self._args, self.state, data, keys, loss, num_microbatches, step_global_batch_size, self.context
+            self._config, self.state, data, keys, loss, num_microbatches, step_global_batch_size, self.context
         )
 
     def reset_optimizer(self) -> None:
@@ -129,7 +133,7 @@ class FSDPBackend:
 
     def weights(self, form: str = FULL) -> FsdpHfTensors:
         require_form(form, FULL)
-        return FsdpHfTensors(self.state.model, self._args.params_dtype)
+        return FsdpHfTensors(self.state.model, self._config.precision.params_dtype)
 
     def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
         extra = {tag: partial(self.versions.swapped, tag, TRAINED) for tag in versions}
@@ -141,7 +145,7 @@ class FSDPBackend:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._args, path, self.weights())
+        save_hf_model_to_path(self._config.flat, path, self.weights())
 
     def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, local(param)) for name, param in self.state.model.named_parameters())

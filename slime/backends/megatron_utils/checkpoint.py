@@ -5,7 +5,6 @@ A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same mo
 
 import queue
 import random
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,6 +43,9 @@ from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, upd
 from slime.backends.megatron_utils.resume import load_optimizer, load_schedule, require_same_rule
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
+from slime.config.backend import BackendConfig
+from slime.config.checkpoints import CheckpointConfig
+from slime.config.trainer import TrainerConfig
 from slime.training.checkpoint_dir import (
     MARKER,
     find_checkpoint,
@@ -75,11 +77,12 @@ ModelContext = Callable[[], AbstractContextManager[dict[str, Any]]]
 
 
 class CheckpointWriter:
-    """Saves to ``args.save``; with ``--async-save`` a forked process writes while training goes on."""
+    """Saves to ``--save``; with ``--async-save`` a forked process writes while training goes on."""
 
-    def __init__(self, args: Namespace) -> None:
-        self._args = args
-        self._queue = AsyncCallsQueue(persistent=False) if getattr(args, "async_save", False) else None
+    def __init__(self, config: BackendConfig) -> None:
+        self._config, self._flags = config, config.checkpoints
+        self._root = config.checkpoints.save or ""
+        self._queue = AsyncCallsQueue(persistent=False) if self._flags.async_save else None
         if self._queue is None and filesystem_async._results_queue is None:
             # By which the writer reports. megatron-core starts a process for it, which imports all that this
             # one has, at the first save of every rank; a save in this process needs none.
@@ -110,18 +113,18 @@ class CheckpointWriter:
         common: dict[str, Any],
         extra: Mapping[str, ModelContext],
     ) -> None:
-        final = iteration_dir(self._args.save, iteration)
+        final = iteration_dir(self._root, iteration)
         temporary = final.with_suffix(".tmp")
         on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))
         for name, make in extra.items():
             with make() as weights:
                 dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
-        content = _sharded_state(self._args, state, numbered=_freezes(self._args))
+        content = _sharded_state(self._flags, state, numbered=_freezes(self._config.trainer))
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
-        rule = type(update_rule(self._args)).__name__
+        rule = type(update_rule(self._config)).__name__
         content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
         if state.adapts:
-            content["common"]["lora"] = lora_record(self._args)
+            content["common"]["lora"] = lora_record(self._config.lora)
         request = dist_checkpointing.save(
             content,
             str(temporary),
@@ -140,12 +143,12 @@ class CheckpointWriter:
         """Who writes what: all data-parallel replicas a part, or the first one everything."""
         strategy = get_default_save_sharded_strategy()
         group = mpu.get_data_parallel_group(with_context_parallel=True)
-        if getattr(self._args, "no_ckpt_fully_parallel_save", False) or group.size() == 1:
+        if self._flags.no_ckpt_fully_parallel_save or group.size() == 1:
             return strategy
         return FullyParallelSaveStrategyWrapper(strategy, group)
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self._args.save, "written", "space there, and leave to write")
+        return explained(self._root, "written", "space there, and leave to write")
 
     def poll(self) -> None:
         """Collective. Makes a background save the latest if it is complete; does not wait."""
@@ -160,7 +163,7 @@ class CheckpointWriter:
                 self._queue.maybe_finalize_async_calls(blocking=True)
 
 
-def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
+def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
     """Collective. Loads weights and, as far as flags allow, optimizer, schedule and random state.
 
     Random state is left alone where the parallel layout differs from the one that saved it. Of a checkpoint
@@ -172,13 +175,14 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
     Raises:
         ValueError: flags want more of the checkpoint than it has.
     """
-    iteration, path = find_checkpoint(root, getattr(args, "ckpt_step", None))
-    with_optimizer = not (args.finetune or getattr(args, "no_load_optim", False))
+    flags = config.checkpoints
+    iteration, path = find_checkpoint(root, flags.ckpt_step)
+    with_optimizer = not (flags.finetune or flags.no_load_optim)
     saved = read_common(path)
-    own = lora_record(args) if state.adapts else None
+    own = lora_record(config.lora) if state.adapts else None
     require_same_adapters(own, saved["common"].get("lora") if saved else None, path)
     if saved is None:
-        if not args.finetune:
+        if not flags.finetune:
             raise ValueError(
                 f"checkpoint {path}: was not written by this trainer, which can load its weights and nothing "
                 "else of it: wanted --finetune"
@@ -188,23 +192,23 @@ def load_checkpoint(args: Namespace, state: TrainState, root: str | Path) -> tup
         state.optimizer.reload_model_params()
         return iteration, {}
     common: dict[str, Any] = saved["common"]
-    with_rng = not (args.finetune or getattr(args, "no_load_rng", False)) and common["layout"] == _layout()
+    with_rng = not (flags.finetune or flags.no_load_rng) and common["layout"] == _layout()
     with_rng = with_rng and common["has_rng"]
     if with_optimizer and not common["has_optimizer"]:
         raise ValueError(
             f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
         )
     if with_optimizer:
-        require_same_rule(args, common, path)
+        require_same_rule(config, common, path)
     options = {"with_optimizer": with_optimizer, "with_rng": with_rng}
     numbered = with_optimizer and numbers_layers_of_optimizer(path)
-    template = _sharded_state(args, state, **options, loading=True, numbered=numbered)
+    template = _sharded_state(flags, state, **options, loading=True, numbered=numbered)
     require_mtp(template["model"], path)
     template["model"] = without_foreign_head(template["model"], path)
     loaded = _load(template, path)
     _load_trained(state, loaded["model"])
     if with_optimizer:
-        load_optimizer(args, state, loaded["optimizer"])
+        load_optimizer(config.schedule, state, loaded["optimizer"])
         load_schedule(state, saved["scheduler"], root)
     else:
         state.optimizer.reload_model_params()
@@ -273,7 +277,7 @@ def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
 
 
 def _sharded_state(
-    args: Namespace,
+    config: CheckpointConfig,
     state: TrainState,
     *,
     with_optimizer: bool | None = None,
@@ -283,9 +287,9 @@ def _sharded_state(
 ) -> dict[str, Any]:
     """``numbered``: whether the optimizer's state names each layer, as it must where it has not all."""
     if with_optimizer is None:
-        with_optimizer = not getattr(args, "no_save_optim", False)
+        with_optimizer = not config.no_save_optim
     if with_rng is None:
-        with_rng = not getattr(args, "no_save_rng", False)
+        with_rng = not config.no_save_rng
     content: dict[str, Any] = {"model": trained_state(state)}
     if with_optimizer:
         ensure_optimizer_states(state.optimizer)
@@ -299,9 +303,9 @@ def _sharded_state(
     return content
 
 
-def _freezes(args: Namespace) -> bool:
+def _freezes(config: TrainerConfig) -> bool:
     """Whether layers of one kind may differ in what of them trains."""
-    return any(getattr(args, f"{kind}_params_name_list", None) for kind in ("only_train", "freeze"))
+    return bool(config.only_train_params_name_list or config.freeze_params_name_list)
 
 
 def _layout() -> list[int]:

@@ -25,7 +25,7 @@ def init(args: Namespace) -> None:
     """
     # megatron-core overlaps communication by the order of launches, which one hardware queue preserves.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if getattr(args, "deterministic_mode", False):
+    if args.deterministic_mode:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be
         torch.use_deterministic_algorithms(True)
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -35,13 +35,13 @@ def init(args: Namespace) -> None:
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
-        expert_model_parallel_size=getattr(args, "expert_model_parallel_size", 1),
-        expert_tensor_parallel_size=getattr(args, "expert_tensor_parallel_size", None),
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         distributed_timeout_minutes=_timeout_minutes(args),
     )
     set_current(_parallel_context(args))
     _set_seeds(args.seed)
-    if getattr(args, "custom_megatron_init_path", None):
+    if args.custom_megatron_init_path:
         load_function(args.custom_megatron_init_path)(args)
 
 
@@ -51,7 +51,7 @@ def is_megatron_main_rank() -> bool:
 
 
 def _timeout_minutes(args: Namespace) -> int:
-    return int(getattr(args, "distributed_timeout_minutes", None) or 10)
+    return int(args.distributed_timeout_minutes or 10)
 
 
 def _set_seeds(seed: int) -> None:
@@ -81,5 +81,5 @@ def _parallel_context(args: Namespace) -> ParallelContext:
         contiguous_cp=args.allgather_cp,
         is_last_stage=last,
         is_main=last and tp_rank == dp_rank == cp_rank == 0,
-        pad_multiple=tp_size * getattr(args, "data_pad_size_multiplier", 1),
+        pad_multiple=tp_size * args.data_pad_size_multiplier,
     )

@@ -1,6 +1,5 @@
 """Adapters in checkpoints, which hold nothing else of the model, and in PEFT's directories."""
 
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
-from slime.config.run import filled
 from slime.models import family_of
 from slime.training.checkpoint_dir import on_first_rank
 from slime.training.weights import Weights
@@ -99,9 +97,8 @@ def _refuse_others(path: str | Path, tensors: Iterable[str], used: list[str]) ->
         )
 
 
-def lora_record(args: Namespace) -> dict[str, Any]:
+def lora_record(config: LoraConfig) -> dict[str, Any]:
     """What a checkpoint says of its adapters."""
-    config = filled(LoraConfig, args)
     return {
         "--lora-rank": config.lora_rank,
         "--lora-alpha": config.lora_alpha,

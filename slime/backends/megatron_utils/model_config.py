@@ -55,7 +55,7 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
     architectures and packed batches demand comes last.
     """
     values = {}
-    has_experts = bool(getattr(args, "num_experts", 0))
+    has_experts = bool(args.num_experts)
     kind = MLATransformerConfig if args.multi_latent_attention else TransformerConfig
     for name in (f.name for f in fields(kind) if f.init):
         if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
@@ -79,7 +79,7 @@ def transformer_config_from_args(args: Namespace) -> TransformerConfig:
         values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
     config = kind(**values)
     if has_experts:
-        config.moe_token_dispatcher_type = getattr(args, "moe_token_dispatcher_type", "alltoall")
+        config.moe_token_dispatcher_type = args.moe_token_dispatcher_type
     return config
 
 
@@ -101,7 +101,7 @@ def _attention_values(args: Namespace) -> dict[str, Any]:
 
 def _expert_values(args: Namespace) -> dict[str, Any]:
     """Lists of one are values: megatron-core knows several ways to balance experts at once, we one."""
-    if not getattr(args, "num_experts", 0):
+    if not args.num_experts:
         return {}
     kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
     groups = args.moe_router_num_groups or 1

@@ -59,7 +59,7 @@ def get_model(
         attach_adapters(chunks, lora, filled(ModelConfig, args), filled(TrainerConfig, args).seed)
     for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
         head.requires_grad = True
-    if getattr(args, "recompute_granularity", None) is not None:
+    if args.recompute_granularity is not None:
         _let_gradients_pass(chunks)
     return [chunk.to(device or torch.cuda.current_device()) for chunk in chunks]
 
@@ -79,7 +79,7 @@ def _let_gradients_pass(chunks: Sequence[torch.nn.Module]) -> None:
 def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:
     first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-    if getattr(args, "custom_model_provider_path", None):
+    if args.custom_model_provider_path:
         model = load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
     else:
         model = build_gpt(args, config, first, last, vp_stage, mtp_layers=_mtp_layers(args, role))
@@ -133,7 +133,7 @@ def _mtp_layers(args: Namespace, role: str) -> int:
 
 
 def _spec_path(args: Namespace) -> str:
-    given = getattr(args, "spec", None)
+    given = args.spec
     return ".".join(given) if given else family_of(args.model_type).layer_spec
 
 
@@ -147,11 +147,11 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
         ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
             first layer that trains does so on some expert-parallel ranks only.
     """
-    only = getattr(args, "only_train_params_name_list", None)
-    frozen = getattr(args, "freeze_params_name_list", None)
+    only = args.only_train_params_name_list
+    frozen = args.freeze_params_name_list
     if only and frozen:
         raise ValueError("--only-train-params-name-list and --freeze-params-name-list exclude each other")
-    patterns, indexers = only or frozen or (), getattr(args, "freeze_indexer", False)
+    patterns, indexers = only or frozen or (), args.freeze_indexer
     if not patterns and not indexers:
         return
     params = list(_names_to_match(model))

@@ -1,6 +1,5 @@
 """The loss of multi-token prediction (MTP) layers as a part of optimizer steps."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.utils import unwrap_model
 
 from slime.backends.megatron_utils.mtp import MtpLayers
-from slime.config.mtp import MtpConfig
-from slime.config.run import filled
+from slime.config.backend import BackendConfig
 from slime.models.mtp import trained_mtp_layers
 from slime.training.losses.scaling import counted_tokens
 from slime.training.micro_batches import DataIterator
@@ -32,12 +30,12 @@ class MtpTraining:
     depend on how samples are packed or ranks laid out. No temperature divides the logits.
     """
 
-    def __init__(self, args: Namespace, model: Sequence[DistributedDataParallel]) -> None:
+    def __init__(self, config: BackendConfig, model: Sequence[DistributedDataParallel]) -> None:
         self._model = model
-        self._depths = trained_mtp_layers(filled(MtpConfig, args))
-        self._factor: float = args.mtp_loss_scaling_factor
-        self._per_token: bool = args.calculate_per_token_loss
-        self._overlapped = bool(getattr(args, "overlap_param_gather", False))
+        self._depths = trained_mtp_layers(config.mtp)
+        self._factor = config.mtp.mtp_loss_scaling_factor
+        self._per_token = config.loss.calculate_per_token_loss
+        self._overlapped = config.megatron.overlap_param_gather
         self._layers = layers_of(model[-1])
 
     @contextmanager

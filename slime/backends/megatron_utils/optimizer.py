@@ -1,7 +1,6 @@
-"""The distributed optimizer and its schedule, from ``args``, and which of its steps are skipped."""
+"""The distributed optimizer and its schedule, from flags, and which of its steps are skipped."""
 
 import math
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -19,32 +18,31 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from slime.backends.megatron_utils import fused_adam
 from slime.backends.megatron_utils.moment_storage import MomentStorage
 from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam, UpdateRule
-from slime.config.run import run_config
+from slime.config.backend import BackendConfig
+from slime.config.optimization import OptimizationConfig
+from slime.config.precision import PrecisionConfig
 from slime.training.optimizer_schedule import schedule_settings
 
 
-def ddp_config(args: Namespace) -> DistributedDataParallelConfig:
+def ddp_config(config: BackendConfig) -> DistributedDataParallelConfig:
     """Gradient buffers and their reduction."""
-    values = _fields_from_args(DistributedDataParallelConfig, args)
+    values = _fields_from_args(DistributedDataParallelConfig, config.flat)
     values.update(
         use_distributed_optimizer=True,
-        grad_reduce_in_fp32=_reduces_in_float32(args),
-        check_for_nan_in_grad=refuses_nan(args),
+        grad_reduce_in_fp32=_reduces_in_float32(config.precision),
+        check_for_nan_in_grad=refuses_nan(config.precision),
     )
     return DistributedDataParallelConfig(**values)
 
 
-def refuses_nan(args: Namespace) -> bool:
+def refuses_nan(config: PrecisionConfig) -> bool:
     """Whether NaN or Inf in the gradients ends the run; else the step is skipped, as in float16 always."""
-    ignored = getattr(args, "no_check_for_nan_in_loss_and_grad", False)
-    return not ignored and args.params_dtype != torch.float16
+    return not (config.no_check_for_nan_in_loss_and_grad or config.fp16)
 
 
-def _reduces_in_float32(args: Namespace) -> bool:
+def _reduces_in_float32(config: PrecisionConfig) -> bool:
     """Megatron-LM's rule: bfloat16 gradients are summed in float32 unless told otherwise."""
-    if getattr(args, "accumulate_allreduce_grads_in_fp32", False):
-        return True
-    return args.params_dtype == torch.bfloat16 and not getattr(args, "grad_reduce_in_bf16", False)
+    return config.accumulate_allreduce_grads_in_fp32 or (config.bf16 and not config.grad_reduce_in_bf16)
 
 
 # What `FusedAdam` does in megatron-core's stead, which would need TransformerEngine for it.
@@ -55,33 +53,34 @@ _OURS = (
 _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def optimizer_config(args: Namespace) -> OptimizerConfig:
-    values = _fields_from_args(OptimizerConfig, args)
+def optimizer_config(config: BackendConfig) -> OptimizerConfig:
+    values = _fields_from_args(OptimizerConfig, config.flat)
     for name in _OURS:
         values.pop(name, None)
     values.update(
         optimizer="adam",  # whatever the rule: the distributed optimizer shards no other class
         use_distributed_optimizer=True,
-        params_dtype=args.params_dtype,
-        bf16=args.params_dtype == torch.bfloat16,
-        fp16=args.params_dtype == torch.float16,
+        params_dtype=config.precision.params_dtype,
+        bf16=config.precision.bf16,
+        fp16=config.precision.fp16,
     )
     return OptimizerConfig(**values)
 
 
-def _fields_from_args(config_class: type, args: Namespace) -> dict[str, Any]:
+def _fields_from_args(config_class: type, args: Any) -> dict[str, Any]:
+    """What ``args`` says of a dataclass of megatron-core's, not all of whose fields are flags."""
     names = [field.name for field in fields(config_class) if field.init]
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
-def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:
+def build_optimizer(config: BackendConfig, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:
     """The optimizer, its state sharded over the data-parallel ranks; norms and biases do not decay."""
-    config, rule, storage = optimizer_config(args), update_rule(args), moment_storage(args)
+    settings, rule, storage = optimizer_config(config), update_rule(config), moment_storage(config)
     plain = isinstance(rule, Adam) and storage == MomentStorage()
     if not plain:
         fused_adam.install(instead_of_any=True)
     optimizer = get_megatron_optimizer(
-        config, list(model), config_overrides=get_standard_config_overrides(config)
+        settings, list(model), config_overrides=get_standard_config_overrides(settings)
     )
     for part in _real_parts(optimizer):
         _save_buckets_where_they_lie(part)
@@ -90,36 +89,35 @@ def build_optimizer(args: Namespace, model: Sequence[torch.nn.Module]) -> Megatr
             part.init_state_fn = lambda optimizer, _=None: optimizer.initialize_states()
             _save_as_float32(part)
     share_loss_scale(optimizer)
-    if not refuses_nan(args) and args.params_dtype != torch.float16:
+    if not (refuses_nan(config.precision) or config.precision.fp16):
         skip_not_finite(optimizer)
     return optimizer
 
 
-def update_rule(args: Namespace) -> UpdateRule:
+def update_rule(config: BackendConfig) -> UpdateRule:
     """What a step does (``--optimizer``, ``--use-stateless-adam``)."""
-    decoupled = getattr(args, "decoupled_weight_decay", True)
-    if args.optimizer == "sgd":
-        return Sgd(args.sgd_momentum)
-    return StatelessAdam(decoupled) if getattr(args, "use_stateless_adam", False) else Adam(decoupled)
+    decoupled, optimizer = config.megatron.decoupled_weight_decay, config.optimizer
+    if optimizer.optimizer == "sgd":
+        return Sgd(optimizer.sgd_momentum)
+    return StatelessAdam(decoupled) if optimizer.use_stateless_adam else Adam(decoupled)
 
 
-def moment_storage(args: Namespace) -> MomentStorage:
+def moment_storage(config: BackendConfig) -> MomentStorage:
     """Returns where and how moments are kept (``--optimizer-cpu-offload``, ``--exp-avg-dtype`` and their
     kin).
     """
-    formats = {}
-    if getattr(args, "use_precision_aware_optimizer", False):
-        names = ("exp_avg", "exp_avg_sq")
-        dtypes = {name: _FORMATS[getattr(args, f"{name}_dtype")] for name in names}
-        formats = {name: dtype for name, dtype in dtypes.items() if dtype != torch.float32}
-    if not getattr(args, "optimizer_cpu_offload", False):
+    state, formats = config.optimizer_state, {}
+    if state.use_precision_aware_optimizer:
+        given = {"exp_avg": state.exp_avg_dtype, "exp_avg_sq": state.exp_avg_sq_dtype}
+        formats = {name: _FORMATS[dtype] for name, dtype in given.items() if dtype != "fp32"}
+    if not state.optimizer_cpu_offload:
         return MomentStorage(formats)
     return MomentStorage(
         formats,
-        host_fraction=args.optimizer_offload_fraction,
-        overlap=args.overlap_cpu_optimizer_d2h_h2d,
-        pin_params=not args.no_pin_cpu_params,
-        pin_grads=not args.no_pin_cpu_grads,
+        host_fraction=state.optimizer_offload_fraction,
+        overlap=state.overlap_cpu_optimizer_d2h_h2d,
+        pin_params=not state.no_pin_cpu_params,
+        pin_grads=not state.no_pin_cpu_grads,
     )
 
 
@@ -166,9 +164,9 @@ def _padded(values: torch.Tensor, buffer: Any) -> torch.Tensor:
     return result
 
 
-def build_scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+def build_scheduler(config: OptimizationConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Learning rate and weight decay over the run."""
-    return OptimizerParamScheduler(optimizer, **vars(schedule_settings(run_config(args))))
+    return OptimizerParamScheduler(optimizer, **vars(schedule_settings(config)))
 
 
 def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:

@@ -1,12 +1,13 @@
 """What optimizer and schedule take from a checkpoint, and what from flags."""
 
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slime.backends.megatron_utils.optimizer import update_rule
 from slime.backends.megatron_utils.step import TrainState
+from slime.config.backend import BackendConfig
+from slime.config.optimizer import ScheduleConfig
 from slime.training.checkpoint_errors import other_optimizer
 
 # What a parameter group of the optimizer has from flags, beside the rate and the decay of the schedule.
@@ -20,7 +21,7 @@ _FLAGS_OF_RULE = {
 }
 
 
-def require_same_rule(args: Namespace, common: Mapping[str, Any], path: str | Path) -> None:
+def require_same_rule(config: BackendConfig, common: Mapping[str, Any], path: str | Path) -> None:
     """Moments mean something to the rule alone that made them: Adam would take SGD's for means.
 
     Args:
@@ -29,13 +30,13 @@ def require_same_rule(args: Namespace, common: Mapping[str, Any], path: str | Pa
     Raises:
         ValueError: another rule made them.
     """
-    own = type(update_rule(args)).__name__
+    own = type(update_rule(config)).__name__
     saved = common.get("update_rule", own)
     if saved != own:
         raise other_optimizer(path, _FLAGS_OF_RULE[saved], _FLAGS_OF_RULE[own])
 
 
-def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) -> None:
+def load_optimizer(config: ScheduleConfig, state: TrainState, saved: dict[str, Any]) -> None:
     """Moments and step count are the checkpoint's, hyperparameters the flags' unless told otherwise.
 
     megatron-core's schedule prefers the learning rates of a parameter group to its own.
@@ -45,7 +46,7 @@ def load_optimizer(args: Namespace, state: TrainState, saved: dict[str, Any]) ->
     ]
     _share_smallest_scale(saved)
     state.optimizer.load_state_dict(saved)
-    if not getattr(args, "use_checkpoint_opt_param_scheduler", False):
+    if not config.use_checkpoint_opt_param_scheduler:
         for group, values in zip(state.optimizer.param_groups, of_flags, strict=True):
             group.update(values)
 

@@ -1,6 +1,5 @@
 """The model with its optimizer: forward passes and optimizer steps through megatron-core's schedules."""
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -34,10 +33,9 @@ from slime.backends.megatron_utils.optimizer import (
     refuses_nan,
 )
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
-from slime.config.lora import LoraConfig
-from slime.config.loss import LossConfig
-from slime.config.mtp import MtpConfig
-from slime.config.run import filled
+from slime.config.backend import BackendConfig
+from slime.config.megatron import MegatronConfig
+from slime.config.precision import PrecisionConfig
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
@@ -67,40 +65,40 @@ class TrainState:
 
 
 def setup_model_and_optimizer(
-    args: Namespace, load: Callable[[list[torch.nn.Module]], None], role: str = "actor"
+    config: BackendConfig, load: Callable[[list[torch.nn.Module]], None], role: str = "actor"
 ) -> TrainState:
     """Builds the model, fills it with ``load``, wraps it for data parallelism and makes the optimizer."""
-    chunks = get_model(args, role)
+    chunks = get_model(config.flat, role)
     load(chunks)
-    config = get_model_config(chunks[0])
-    if args.params_dtype != torch.float32:
-        chunks = [in_half(config, chunk) for chunk in chunks]
+    core = get_model_config(chunks[0])
+    if config.precision.params_dtype != torch.float32:
+        chunks = [in_half(core, chunk) for chunk in chunks]
     model = [
-        DistributedDataParallel(config, ddp_config(args), chunk, disable_bucketing=i > 0)
+        DistributedDataParallel(core, ddp_config(config), chunk, disable_bucketing=i > 0)
         for i, chunk in enumerate(chunks)
     ]
-    optimizer = build_optimizer(args, model)
-    _connect(args, model, optimizer)
+    optimizer = build_optimizer(config, model)
+    _connect(config.megatron, model, optimizer)
     replay = None
-    if role == "actor" and getattr(args, "use_routing_replay", False):
-        replay = RoutingReplay(model, from_engine=args.use_rollout_routing_replay)
-    mtp = (
-        MtpTraining(args, model) if role == "actor" and trained_mtp_layers(filled(MtpConfig, args)) else None
-    )
-    adapts = role == "actor" and filled(LoraConfig, args).adapts
-    return TrainState(model, optimizer, build_scheduler(args, optimizer), replay, mtp, adapts)
+    if role == "actor" and config.off_policy.use_routing_replay:
+        replay = RoutingReplay(model, from_engine=config.off_policy.use_rollout_routing_replay)
+    mtp = MtpTraining(config, model) if role == "actor" and trained_mtp_layers(config.mtp) else None
+    adapts = role == "actor" and config.lora.adapts
+    return TrainState(model, optimizer, build_scheduler(config, optimizer), replay, mtp, adapts)
 
 
-def _connect(args: Namespace, model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+def _connect(
+    config: MegatronConfig, model: list[DistributedDataParallel], optimizer: MegatronOptimizer
+) -> None:
     """Tells megatron-core's schedules how to scale losses and reduce gradients."""
-    config = get_model_config(model[0])
-    config.grad_scale_func = optimizer.scale_loss
-    config.finalize_model_grads_func = finalize_model_grads
-    if getattr(args, "overlap_grad_reduce", False):
-        config.no_sync_func = _of_chunks([chunk.no_sync for chunk in model])
-    if getattr(args, "overlap_param_gather", False) and getattr(args, "align_param_gather", False):
-        config.param_sync_func = _of_chunks([chunk.start_param_sync for chunk in model])
-    if getattr(args, "overlap_param_gather", False):
+    core = get_model_config(model[0])
+    core.grad_scale_func = optimizer.scale_loss
+    core.finalize_model_grads_func = finalize_model_grads
+    if config.overlap_grad_reduce:
+        core.no_sync_func = _of_chunks([chunk.no_sync for chunk in model])
+    if config.overlap_param_gather and config.align_param_gather:
+        core.param_sync_func = _of_chunks([chunk.start_param_sync for chunk in model])
+    if config.overlap_param_gather:
         # Only training steps leave weights to be gathered; `overlapped_gathers` turns this on around them.
         for chunk in model:
             chunk.disable_forward_pre_hook(param_sync=False)
@@ -112,9 +110,9 @@ def _of_chunks(functions: list[Callable]) -> Any:
 
 
 @contextmanager
-def overlapped_gathers(args: Namespace, state: TrainState) -> Iterator[None]:
+def overlapped_gathers(config: MegatronConfig, state: TrainState) -> Iterator[None]:
     """Around optimizer steps: an update is gathered in the next forward pass, the last one at the end."""
-    if not getattr(args, "overlap_param_gather", False):
+    if not config.overlap_param_gather:
         yield
         return
     for chunk in state.model:
@@ -171,7 +169,7 @@ def _run_schedule(
 
 @torch.no_grad()
 def forward_only(
-    args: Namespace,
+    config: BackendConfig,
     state: TrainState,
     data: DataIterator,
     num_microbatches: Sequence[int],
@@ -186,8 +184,8 @@ def forward_only(
     Returns:
         On the last pipeline stage the head's values, ``store_prefix`` before their names. Empty elsewhere.
     """
-    if args.custom_megatron_before_log_prob_hook_path:
-        load_function(args.custom_megatron_before_log_prob_hook_path)(args, state.model, store_prefix)
+    if path := config.hooks.custom_megatron_before_log_prob_hook_path:
+        load_function(path)(config.flat, state.model, store_prefix)
 
     def collect(batch: dict[str, Any], logits: torch.Tensor, non_loss_data: bool = True) -> Outputs:
         return head(logits, batch)
@@ -214,7 +212,7 @@ def forward_only(
 
 
 def train_one_step(
-    args: Namespace,
+    config: BackendConfig,
     state: TrainState,
     data: DataIterator,
     keys: Sequence[str],
@@ -237,35 +235,34 @@ def train_one_step(
     state.optimizer.zero_grad()
     before_step()
     restore_biases = kept_biases(state.model)
-    settings = filled(LossConfig, args)
 
     def forward_step(
         iterator: DataIterator, model: torch.nn.Module
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
-        scaled = partial(loss_function, settings, batch, num_microbatches, step_global_batch_size, loss)
+        scaled = partial(loss_function, config.loss, batch, num_microbatches, step_global_batch_size, loss)
         return output, state.mtp.with_loss(scaled, model, batch) if state.mtp else scaled
 
-    weight = _router_loss_weight(args, data, num_microbatches, context)
+    weight = _router_loss_weight(config, data, num_microbatches, context)
     further = state.mtp.step(data, num_microbatches, context) if state.mtp else nullcontext()
     with _explained_gradients(state.model), router_losses(state.model, weight), further:
         results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
     if state.replay:
         state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    succeeded, grad_norm, num_zeros = _update(args, state, step_global_batch_size, restore_biases)
+    succeeded, grad_norm, num_zeros = _update(config.precision, state, step_global_batch_size, restore_biases)
     further_losses = router_metrics(state.model, num_microbatches)
     further_losses |= state.mtp.metrics() if state.mtp else {}
     if not context.is_last_stage:
         return {}
     metrics = reduce_train_step_metrics(
         results,
-        calculate_per_token_loss=args.calculate_per_token_loss,
+        calculate_per_token_loss=config.loss.calculate_per_token_loss,
         step_global_batch_size=step_global_batch_size,
         dp_with_cp_group=context.dp_group,
     )
     # As float16 finds its loss scale by steps that overflow; they have no norm.
-    if not refuses_nan(args):
+    if not refuses_nan(config.precision):
         metrics["skipped"] = float(not succeeded)
     if grad_norm is not None:
         metrics["grad_norm"] = float(grad_norm)
@@ -292,13 +289,16 @@ def _explained_gradients(model: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def _update(
-    args: Namespace, state: TrainState, step_global_batch_size: int, restore_biases: Callable[[], None]
+    config: PrecisionConfig,
+    state: TrainState,
+    step_global_batch_size: int,
+    restore_biases: Callable[[], None],
 ) -> tuple[bool, float | None, int | None]:
     """Whether the optimizer has taken the step, the norm of its gradients and their zeros."""
     succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:
         state.scheduler.step(increment=step_global_batch_size)
-    elif refuses_nan(args):
+    elif refuses_nan(config):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
     else:
         restore_biases()
@@ -306,13 +306,13 @@ def _update(
 
 
 def _router_loss_weight(
-    args: Namespace, data: DataIterator, num_microbatches: int, context: ParallelContext
+    config: BackendConfig, data: DataIterator, num_microbatches: int, context: ParallelContext
 ) -> float:
     """See `router_losses`: 1, or the loss tokens of an average micro-batch if they are what divides it.
 
     The ranks of a context-parallel group count the same tokens, each for itself.
     """
-    if not args.calculate_per_token_loss or not getattr(args, "num_experts", 0):
+    if not config.loss.calculate_per_token_loss or not config.model.num_experts:
         return 1.0
     tokens = torch.tensor(float(sum(map(counted_tokens, data.peek("loss_masks", num_microbatches)))))
     tokens = tokens.to(torch.cuda.current_device())

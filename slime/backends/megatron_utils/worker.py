@@ -29,9 +29,7 @@ from slime.backends.megatron_utils.step import (
     setup_model_and_optimizer,
     train_one_step,
 )
-from slime.config.lora import LoraConfig
-from slime.config.model import ModelConfig
-from slime.config.run import filled
+from slime.config.run import run_config
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
@@ -49,21 +47,21 @@ class MegatronBackend:
     """A `slime.training.backend.TrainBackend` on megatron-core."""
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
-        self._args, self._role = args, role
-        self._model_config, self._lora = filled(ModelConfig, args), filled(LoraConfig, args)
+        self._config, self._role = run_config(args), role
+        self._model_config, self._lora = self._config.model, self._config.lora
         self._adapts = role == "actor" and self._lora.adapts
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
-        args = self._args
-        init(args)
+        config = self._config
+        init(config.flat)
         self.context = ParallelContext.current()
-        self._resumes = is_megatron_checkpoint(args.load)
-        self.state = setup_model_and_optimizer(args, self._start_weights(), self._role)
+        self._resumes = is_megatron_checkpoint(config.checkpoints.load)
+        self.state = setup_model_and_optimizer(config, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
         self.memory = trainer_memory(self.state.model, self.state.optimizer)
         self.versions = WeightVersions(self._weights_of_versions)
-        self._writer = CheckpointWriter(args)
+        self._writer = CheckpointWriter(config)
         # A checkpoint of adapters has no base.
         if not self._resumes or self.state.adapts:
             self._load_reference_weights()
@@ -71,17 +69,19 @@ class MegatronBackend:
 
     def _load_reference_weights(self) -> None:
         """Loads the weights of a Megatron checkpoint at ``--ref-load`` where no others are to be loaded."""
-        if not is_hf_checkpoint(self._args.load or "") and is_megatron_checkpoint(self._args.ref_load):
-            self._load_weights(self._args.ref_load, getattr(self._args, "ref_ckpt_step", None))
+        reference = self._config.kl.ref_load
+        if not is_hf_checkpoint(self._config.checkpoints.load or "") and is_megatron_checkpoint(reference):
+            self._load_weights(reference or "", self._config.kl.ref_ckpt_step)
             self.state.optimizer.reload_model_params()
 
     def _start_weights(self) -> Callable[[list[torch.nn.Module]], None]:
         """What fills a new model: nothing if all of it is in a checkpoint that follows, else the first HF
         weights given, and an adapter.
         """
-        args = self._args
-        given = [path for path in (args.load, args.ref_load) if path and is_hf_checkpoint(path)]
-        self._base = [*given, args.hf_checkpoint][0]
+        config = self._config
+        places = config.checkpoints.load, config.kl.ref_load
+        given = [path for path in places if path and is_hf_checkpoint(path)]
+        self._base = [*given, config.hf_checkpoint.hf_checkpoint][0]
         if self._resumes and not self._adapts:
             return lambda chunks: None
         return partial(self._fill, self._base)
@@ -92,8 +92,9 @@ class MegatronBackend:
             load_peft(self._lora.lora_adapter_path, self._model_config, chunks)
 
     def _resume(self) -> Start:
-        iteration, common = load_checkpoint(self._args, self.state, self._args.load)
-        return Start() if self._args.finetune else Start(iteration + 1, common)
+        flags = self._config.checkpoints
+        iteration, common = load_checkpoint(self._config, self.state, flags.load or "")
+        return Start() if flags.finetune else Start(iteration + 1, common)
 
     def _weights_of_versions(self) -> Iterable[tuple[str, torch.Tensor]]:
         """What versions differ in: all weights, or the adapters of one base."""
@@ -102,8 +103,8 @@ class MegatronBackend:
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
-        step_of_run = getattr(self._args, "ckpt_step", None)
-        saved = saved_version(self._args.load, step_of_run, tag) if self._resumes else None
+        run = self._config.checkpoints
+        saved = saved_version(run.load or "", run.ckpt_step, tag) if self._resumes else None
         if saved is not None:
             load_trained(self.state, saved)
         elif self.state.adapts:
@@ -125,13 +126,13 @@ class MegatronBackend:
             "cp_size": self.context.cp_size,
             "vpp_size": len(self.state.model),
             # megatron-core's default: a chunk computes as many micro-batches in a row as there are stages.
-            "microbatch_group_size_per_vp_stage": self._args.pipeline_model_parallel_size,
+            "microbatch_group_size_per_vp_stage": self._config.megatron.pipeline_model_parallel_size,
             "dp_rank": self.context.dp_rank,
         }
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         return forward_only(
-            self._args, self.state, data, batch["num_microbatches"], self.context, head, prefix
+            self._config, self.state, data, batch["num_microbatches"], self.context, head, prefix
         )
 
     def training(self) -> AbstractContextManager[None]:
@@ -139,7 +140,7 @@ class MegatronBackend:
 
     @contextmanager
     def _optimizer_steps(self) -> Iterator[None]:
-        with overlapped_gathers(self._args, self.state):
+        with overlapped_gathers(self._config.megatron, self.state):
             yield
         if self.state.replay is not None:
             self.state.replay.forget_rollout()
@@ -155,7 +156,7 @@ class MegatronBackend:
         step_global_batch_size: int,
     ) -> dict[str, float]:
         return train_one_step(
-            self._args,
+            self._config,
             self.state,
             data,
             keys,
@@ -167,10 +168,10 @@ class MegatronBackend:
         )
 
     def _before_step(self, rollout_id: int, step_id: int) -> None:
-        path, state = self._args.custom_megatron_before_train_step_hook_path, self.state
+        path, state = self._config.hooks.custom_megatron_before_train_step_hook_path, self.state
         if path:
             hook = load_function(path)
-            hook(self._args, rollout_id, step_id, state.model, state.optimizer, state.scheduler)
+            hook(self._config.flat, rollout_id, step_id, state.model, state.optimizer, state.scheduler)
 
     def reset_optimizer(self) -> None:
         reset_optimizer_states(self.state.optimizer)
@@ -198,7 +199,7 @@ class MegatronBackend:
 
     def save_hf(self, path: str) -> None:
         if not self.state.adapts or self._lora.lora_save_merged:
-            save_hf_model_to_path(self._args, path, self.weights())
+            save_hf_model_to_path(self._config.flat, path, self.weights())
         if self.state.adapts:
             target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
             save_peft(target, self._base, self._lora, self._model_config, self.weights(ADAPTER))

@@ -1,7 +1,5 @@
 """float16: the loss scale moves as megatron-core's does, and steps that overflow are skipped."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
 from slime.backends.fsdp_utils.loss_scale import LossScale
+from slime.config.precision import PrecisionConfig
 from slime.ray.train_worker import TrainWorker
 from tests.backends.fsdp_harness import fsdp_args, train, weights_of
 from tests.megatron_harness import run_ranks, save_tiny_hf
@@ -31,18 +30,18 @@ def rollouts():
     return [random_rollout(256, seed=seed) for seed in range(3)]
 
 
-def _of_megatron(args):
+def _of_megatron(config):
     """Makes Megatron's scaler without its constructor, which wants CUDA."""
     scaler = DynamicGradScaler.__new__(DynamicGradScaler)
     vars(scaler).update(
-        _scale=torch.tensor([args.initial_loss_scale]),
-        min_scale=torch.tensor([args.min_loss_scale]),
+        _scale=torch.tensor([config.initial_loss_scale]),
+        min_scale=torch.tensor([config.min_loss_scale]),
         growth_factor=torch.tensor([2.0]),
         backoff_factor=torch.tensor([0.5]),
-        growth_interval=args.loss_scale_window,
-        hysteresis=args.hysteresis,
+        growth_interval=config.loss_scale_window,
+        hysteresis=config.hysteresis,
         _growth_tracker=0,
-        _hysteresis_tracker=args.hysteresis,
+        _hysteresis_tracker=config.hysteresis,
     )
     return scaler
 
@@ -54,9 +53,13 @@ def _of_megatron(args):
     smallest=st.sampled_from([1.0, 256.0]),
 )
 def test_the_scale_moves_as_that_of_megatron(overflows, window, hysteresis, smallest):
-    args = Namespace(loss_scale=None, initial_loss_scale=2.0**10, min_loss_scale=smallest)
-    vars(args).update(loss_scale_window=window, hysteresis=hysteresis)
-    ours, wanted = LossScale(args), _of_megatron(args)
+    config = PrecisionConfig(
+        initial_loss_scale=2.0**10,
+        min_loss_scale=smallest,
+        loss_scale_window=window,
+        hysteresis=hysteresis,
+    )
+    ours, wanted = LossScale(config), _of_megatron(config)
     for overflow in overflows:
         ours.update(overflow)
         wanted.update(overflow)
@@ -64,7 +67,7 @@ def test_the_scale_moves_as_that_of_megatron(overflows, window, hysteresis, smal
 
 
 def test_a_fixed_scale_stays():
-    fixed = LossScale(Namespace(loss_scale=8.0, hysteresis=1))
+    fixed = LossScale(PrecisionConfig(loss_scale=8.0, hysteresis=1))
     for overflow in (True, False):
         fixed.update(overflow)
     fixed.load_state_dict({"factor": 2.0, "good_steps": 1, "tolerated": 1})

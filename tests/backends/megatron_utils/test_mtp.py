@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.arguments.model_only import model_args
-from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks
 from tests.mtp_models import MtpReference
@@ -103,7 +102,7 @@ def _args(path, depths, **flags):
 
 def _weights(worker):
     found = {}
-    for bucket in HfWeights(worker.backend._args, worker.backend.state.model).buckets(1 << 30):
+    for bucket in worker.backend.weights().buckets(1 << 30):
         found.update({name: tensor.clone() for name, tensor in bucket})
     return found
 

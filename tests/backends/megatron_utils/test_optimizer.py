@@ -18,6 +18,10 @@ def _args(**overrides):
     return with_groups({**flags, **overrides})
 
 
+def _config(**overrides):
+    return run_config(_args(**overrides))
+
+
 def _optimizer():
     return SimpleNamespace(param_groups=[{"lr": 0.0, "wd_mult": 1.0}, {"lr": 0.0, "wd_mult": 0.0}])
 
@@ -29,7 +33,7 @@ def test_a_run_has_its_samples_over_the_global_batch_size_steps():
 
 def test_the_rate_warms_up_and_decays_over_the_run():
     optimizer = _optimizer()
-    scheduler = build_scheduler(_args(lr_warmup_iters=2), optimizer)
+    scheduler = build_scheduler(_config(lr_warmup_iters=2), optimizer)
     rates = []
     for _ in range(20):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -40,7 +44,7 @@ def test_the_rate_warms_up_and_decays_over_the_run():
 
 
 SCHEDULERS = {
-    "megatron": build_scheduler,
+    "megatron": lambda args, optimizer: build_scheduler(run_config(args), optimizer),
     "fsdp": lambda args, optimizer: FSDPLRScheduler(optimizer, schedule_settings(run_config(args))),
 }
 
@@ -102,17 +106,17 @@ def test_a_warm_up_is_shorter_than_the_steps_of_its_role():
 
 def test_groups_without_weight_decay_have_none():
     optimizer = _optimizer()
-    build_scheduler(_args(), optimizer)
+    build_scheduler(_config(), optimizer)
     assert [group["weight_decay"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.0])
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused():
     with pytest.raises(ValueError, match="--lr-warmup-iters 20"):
-        build_scheduler(_args(lr_warmup_iters=20), _optimizer())
+        build_scheduler(_config(lr_warmup_iters=20), _optimizer())
 
 
 def test_evaluation_alone_needs_no_warm_up():
-    build_scheduler(_args(num_rollout=0, lr_warmup_iters=20), _optimizer())
+    build_scheduler(_config(num_rollout=0, lr_warmup_iters=20), _optimizer())
 
 
 @pytest.mark.parametrize(
@@ -125,22 +129,22 @@ def test_evaluation_alone_needs_no_warm_up():
     ],
 )
 def test_bfloat16_gradients_are_summed_in_float32_unless_told_otherwise(overrides, in_float32):
-    assert ddp_config(_args(**overrides)).grad_reduce_in_fp32 is in_float32
+    assert ddp_config(_config(**overrides)).grad_reduce_in_fp32 is in_float32
 
 
 def test_only_float16_may_skip_steps_with_nan():
-    assert ddp_config(_args()).check_for_nan_in_grad
-    assert not ddp_config(_args(no_check_for_nan_in_loss_and_grad=True)).check_for_nan_in_grad
-    assert not ddp_config(_args(params_dtype=torch.float16)).check_for_nan_in_grad
+    assert ddp_config(_config()).check_for_nan_in_grad
+    assert not ddp_config(_config(no_check_for_nan_in_loss_and_grad=True)).check_for_nan_in_grad
+    assert not ddp_config(_config(params_dtype=torch.float16)).check_for_nan_in_grad
 
 
 def test_a_constant_rate_may_come_from_the_checkpoint():
     """Such a schedule overrides the checkpoint's unless told otherwise, and megatron-core refuses both."""
     flags = {"lr_decay_style": "constant", "use_checkpoint_opt_param_scheduler": True}
-    scheduler = build_scheduler(_args(**flags), _optimizer())
+    scheduler = build_scheduler(_config(**flags), _optimizer())
     scheduler.load_state_dict({**scheduler.state_dict(), "max_lr": 0.25, "lr_decay_steps": 7})
     assert (scheduler.max_lr, scheduler.lr_decay_steps) == (0.25, 7)
     flags["use_checkpoint_opt_param_scheduler"] = False
-    scheduler = build_scheduler(_args(**flags), _optimizer())
+    scheduler = build_scheduler(_config(**flags), _optimizer())
     scheduler.load_state_dict({**scheduler.state_dict(), "max_lr": 0.25})
     assert scheduler.max_lr == 1.0

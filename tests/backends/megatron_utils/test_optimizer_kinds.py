@@ -7,6 +7,7 @@ import transformers
 from slime.backends.megatron_utils import optimizer as optimizer_module
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.backends.megatron_utils.moment_storage import MomentStorage
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
@@ -39,9 +40,9 @@ def rollout():
 def _train(rank, args, rollout, steps, away):
     """Weights after some steps on a rollout, and what was reported; ``away``: tensors are as on a GPU."""
     if away:
-        storage = optimizer_module.moment_storage(args)
+        storage = optimizer_module.moment_storage(run_config(args))
         options = {**vars(storage), "is_away": lambda tensor: True}
-        optimizer_module.moment_storage = lambda args: MomentStorage(**options)
+        optimizer_module.moment_storage = lambda config: MomentStorage(**options)
     worker = TrainWorker(args)
     worker.start()
     shard = split(args, rollout, worker.parallel_config())

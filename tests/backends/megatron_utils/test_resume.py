@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from slime.backends.megatron_utils.resume import load_optimizer
+from slime.config.run import run_config
+from tests.run_args import run_args
 
 
 def _scaler(scale, tracker):
@@ -16,7 +18,7 @@ def _loaded(saved):
     """What reaches the optimizer's ``load_state_dict``."""
     told = []
     optimizer = SimpleNamespace(param_groups=[], load_state_dict=told.append)
-    load_optimizer(SimpleNamespace(), SimpleNamespace(optimizer=optimizer), saved)
+    load_optimizer(run_config(run_args()).schedule, SimpleNamespace(optimizer=optimizer), saved)
     return told[0]
 
 

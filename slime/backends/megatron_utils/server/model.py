@@ -20,7 +20,7 @@ from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.moe import in_half
 from slime.backends.megatron_utils.server.arguments import MegatronServerConfig
 from slime.backends.megatron_utils.step import TrainState, forward_only
-from slime.config.model import ModelConfig
+from slime.config.backend import BackendConfig
 from slime.config.run import filled
 from slime.training.backend import Outputs
 from slime.training.checkpoint_dir import find_checkpoint
@@ -57,7 +57,8 @@ class LogProbModel:
         if "RANK" not in os.environ and not dist.is_initialized():
             dist.init_process_group(process_group_backend(), store=dist.HashStore(), rank=0, world_size=1)
         init(args)
-        self._args, self._context = args, ParallelContext.current()
+        # It is no run: what follows from flags of one is not there.
+        self._run, self._context = filled(BackendConfig, args, thin=True), ParallelContext.current()
         chunks = get_model(args)
         if config.params_dtype != torch.float32:
             chunks = [in_half(get_model_config(chunk), chunk) for chunk in chunks]
@@ -69,7 +70,7 @@ class LogProbModel:
         if is_megatron_checkpoint(path):
             load_model_only(self._state, find_checkpoint(path)[1])
         else:
-            load_hf_weights(filled(ModelConfig, self._args), self._state.model, path, with_mtp=False)
+            load_hf_weights(self._run.model, self._state.model, path, with_mtp=False)
 
     def answer(self, question: Question) -> dict[str, Any]:
         """Returns on every rank ``log_probs`` [L - 1] of the tokens, and as lists what else was asked for.
@@ -81,7 +82,7 @@ class LogProbModel:
         batch = {"tokens": [ids], "loss_masks": [torch.ones_like(ids[1:], dtype=torch.int)]}
         data = DataIterator({**batch, "total_lengths": [len(ids)], "response_lengths": [response]}, [[0]])
         head = partial(self._read, question)
-        outputs = forward_only(self._args, self._state, data, [1], self._context, head)
+        outputs = forward_only(self._run, self._state, data, [1], self._context, head)
         # The last pipeline stage has them, and so does the last rank.
         told = [{name: values[0].tolist() for name, values in outputs.items()}]
         dist.broadcast_object_list(told, src=dist.get_world_size() - 1)

@@ -1,0 +1,45 @@
+"""The slice of the trainers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.checkpoints import CheckpointConfig
+from slime.config.fsdp import FsdpConfig
+from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.hooks import HookConfig
+from slime.config.kl import KlConfig
+from slime.config.lora import LoraConfig
+from slime.config.loss import LossConfig
+from slime.config.megatron import MegatronConfig
+from slime.config.model import ModelConfig
+from slime.config.mtp import MtpConfig
+from slime.config.off_policy import OffPolicyConfig
+from slime.config.optimization import OptimizationConfig
+from slime.config.optimizer_state import OptimizerStateConfig
+from slime.config.precision import PrecisionConfig
+from slime.config.trainer import TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig(OptimizationConfig):
+    """What the trainers read to build, load, train and save a model.
+
+    Attributes:
+        flat: ``args``, for hooks of users and for megatron-core's own dataclasses, which are filled by name.
+    """
+
+    trainer: TrainerConfig
+    hf_checkpoint: HfCheckpointConfig
+    model: ModelConfig
+    mtp: MtpConfig
+    lora: LoraConfig
+    megatron: MegatronConfig
+    fsdp: FsdpConfig
+    precision: PrecisionConfig
+    optimizer_state: OptimizerStateConfig
+    checkpoints: CheckpointConfig
+    kl: KlConfig
+    loss: LossConfig
+    off_policy: OffPolicyConfig
+    hooks: HookConfig
+    flat: Any
