@@ -279,6 +279,8 @@ EQUIVALENT: dict[str, str] = {
         "products with one scale more are looked at, and 6 x 2^125 is finite"
     ),
     "slime/weight_sync/transports/broadcast.py: 1  =>  2 (3)": "a pool with a thread more than it has tasks",
+    "slime/weight_sync/transports/__init__.py: TYPE_CHECKING  =>  not TYPE_CHECKING": "types alone",
+    "slime/rollout/rm_hub/gpqa.py: True  =>  False": "frozen: nothing assigns to its fields",
     "slime/weight_sync/versions/manifest.py: 1  =>  2 (2)": "the blanks before a line of JSON",
 }
 """By the label of a mutant that no test can kill: why."""

@@ -18,6 +18,13 @@ def test_forward_flops_of_a_shape_counted_by_hand():
     attention = 2 * 2 * 2 * 6 * 3
     assert calculate_fwd_flops([2], args) == 2 * linear + attention
     assert calculate_fwd_flops([2, 2], args) == 2 * calculate_fwd_flops([2], args)
+    # A plug-in may have sizes alone; where it has no width of a head, the heads share the hidden size.
+    sizes = Namespace(num_layers=2, hidden_size=4, ffn_hidden_size=6, num_attention_heads=2)
+    vars(sizes).update(num_query_groups=1, vocab_size=10)
+    narrow = 2 * (2 * (16 + 8 + 8 + 16 + 72) + 40)
+    assert calculate_fwd_flops([2], sizes) == 2 * narrow + 2 * 2 * 2 * 4 * 3
+    sizes.kv_channels = 3
+    assert calculate_fwd_flops([2], sizes) == 2 * linear + attention
 
 
 def test_forward_flops_of_delta_nets_are_those_of_their_matrices_and_states(tmp_path):

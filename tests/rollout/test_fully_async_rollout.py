@@ -226,6 +226,16 @@ def test_a_group_that_never_finishes_in_time_is_dropped(engine, async_args, make
     assert source.ledger.dropped == {"stale": 1}
 
 
+def test_a_finished_group_that_has_become_too_old_is_not_taken(engine, async_args, make_source, updates):
+    args = async_args(max_staleness=1)
+    generate_rollout_fully_async(args, 0, make_source(args))
+    wait_until(lambda: worker().queue_size() == 3)
+    engine.delay = lambda conversation: NEVER
+    for _ in range(3):
+        updates.update()
+    assert worker().get_completed_groups() == []
+
+
 def test_a_finished_group_that_waits_too_long_is_generated_again(engine, async_args, make_source, updates):
     args = async_args(max_staleness=1)
     source = make_source(args)
