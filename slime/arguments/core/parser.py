@@ -161,7 +161,7 @@ def _read_options(
     failed: set[str] = set()
     while True:
         try:
-            args, unknown = parser.parse_known_args(words, RunArgs())
+            read, unknown = parser.parse_known_args(words)
         except argparse.ArgumentError as error:
             mistakes.add(_shown(error))
             names = {name for option in split_options(words) if _is_about(error, name := _name_of(option))}
@@ -170,6 +170,7 @@ def _read_options(
             words = [word for o in split_options(words) if _name_of(o) not in names for word in o]
             failed |= {parser._option_string_actions[name].dest for name in names}
         else:
+            args = RunArgs(**vars(read))
             forget(args, failed)
             return args, unknown
 
@@ -224,18 +225,17 @@ def _refuse_values(args: Namespace, options: _Options, mistakes: Mistakes) -> No
         if is_known(args, action.dest) and getattr(args, action.dest) is None:
             mistakes.add(f"{action.option_strings[0]}: missing (wanted: {action.help})")
             forget(args, [action.dest])
-    ours = [
-        (spec.dest, (_unsupported(args, spec), bad_values(args, [spec]))) for spec in options.specs.values()
-    ]
-    others = [
-        (action.dest, (bad_options(args, [action]),))
-        for action in options.parser._actions
-        if action.dest not in options.specs
-    ]
-    for dest, rules in (*ours, *others):
-        if is_known(args, dest) and (wrong := next(chain.from_iterable(rules), None)):
+    for action in options.parser._actions:
+        spec = options.specs.get(action.dest)
+        default = spec.default if spec else action.default
+        if vars(args).get(action.dest, default) is default:  # which is also what nobody knows
+            continue
+        rules = (
+            (_unsupported(args, spec), bad_values(args, [spec])) if spec else (bad_options(args, [action]),)
+        )
+        if wrong := next(chain.from_iterable(rules), None):
             mistakes.add(wrong)
-            forget(args, [dest])
+            forget(args, [action.dest])
 
 
 def _keep_engine(args: Namespace, engine: str) -> None:
@@ -323,7 +323,7 @@ def _unsupported(args: Namespace, spec: Flag) -> Iterator[str]:
 def _forget_what_changes_nothing(args: Namespace, specs: dict[str, Flag]) -> None:
     """Nobody has to know that an expert parallel size of 1 means the same as none."""
     for spec in specs.values():
-        if is_known(args, spec.dest) and getattr(args, spec.dest) in spec.same_as_default:
+        if spec.same_as_default and vars(args).get(spec.dest, spec.default) in spec.same_as_default:
             setattr(args, spec.dest, spec.default)
 
 

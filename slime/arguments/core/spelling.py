@@ -1,6 +1,7 @@
 """Guessing what was meant by a name that nobody knows."""
 
 from collections.abc import Iterable
+from functools import cache
 
 _SHORTEST_PREFIX = 8
 
@@ -15,11 +16,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     wanted = _letters(name)
     slips = 0 if len(wanted) < 4 else 1 if len(wanted) < 20 else 2
     names = sorted(known)
-    alike = [other for other in names if not _lacks_a_word(name, other)]
-    near = [(_distance(wanted, _letters(other), slips), other) for other in alike]
-    distance, best = min(near, default=(slips + 1, ""))
-    if distance <= slips:
-        return best
+    near = [(_distance(wanted, _letters(other), slips), other) for other in names]
+    alike = [found for found in near if found[0] <= slips and not _lacks_a_word(name, found[1])]
+    if alike:
+        return min(alike)[1]
     longer = [other for other in names if _letters(other).startswith(wanted)]
     return longer[0] if len(longer) == 1 and len(wanted) >= _SHORTEST_PREFIX else None
 
@@ -56,6 +56,7 @@ def _slipped(name: str, meant: str) -> bool:
     return len(right) >= 4 and word != right + "s" and _distance(word, right, 1) == 1
 
 
+@cache
 def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 

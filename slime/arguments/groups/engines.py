@@ -3,7 +3,9 @@
 import argparse
 import importlib.util
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from slime.arguments.core.absent_sglang import bad_numbers
@@ -193,14 +195,15 @@ def sglang_server_args() -> Any:
     return ServerArgs
 
 
-def server_options(engine: str) -> dict[str, argparse.Action]:
+@cache
+def server_options(engine: str) -> Mapping[str, argparse.Action]:
     """The options of an engine server's own parser, by dest."""
     parser = argparse.ArgumentParser(add_help=False)
     if engine == "embedded":
         add_flags(parser, flags_of(EmbeddedServerArgs))
     else:
         sglang_server_args().add_cli_args(parser)
-    return {action.dest: action for action in parser._actions}
+    return MappingProxyType({action.dest: action for action in parser._actions})
 
 
 def embedded_server_flags() -> list[Flag]:

@@ -6,6 +6,7 @@ megatron-core brings its flags along, and each is used only after someone has sa
 
 import dataclasses
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 from slime.arguments.core.flag import Flag
@@ -154,7 +155,11 @@ def _adapt(spec: Flag) -> Flag:
 
 def megatron_flags(declared: Collection[str], option_strings: Collection[str]) -> list[Flag]:
     """Generated flags, without those whose dest or option string is declared by hand."""
-    generated = [_adapt(spec) for spec in config_flags() if spec.dest not in NOT_FLAGS]
     return [
-        spec for spec in generated if spec.dest not in declared and not set(spec.names) & set(option_strings)
+        spec for spec in _adapted() if spec.dest not in declared and not set(spec.names) & set(option_strings)
     ]
+
+
+@cache
+def _adapted() -> tuple[Flag, ...]:
+    return tuple(_adapt(spec) for spec in config_flags() if spec.dest not in NOT_FLAGS)

@@ -27,36 +27,43 @@ def missing_imports(module_name: str) -> list[str]:
     waiting, seen = [module_name], {module_name}
     while waiting and _top(module_name) != "slime":
         name = waiting.pop()
-        tree = _source_tree(name)
-        if tree is None:
-            continue
-        file = Path(str(sys.modules[name].__file__)).name
-        for node in _late_imports(tree):
-            lines += [f"{file}:{node.lineno} imports {what}" for what in _unresolved(node)]
-        own = {other for other in _own_modules(tree, name) if other in sys.modules} - seen
+        missing, named = _read_module(name)
+        lines += missing
+        own = {other for other in named if other in sys.modules} - seen
         waiting += sorted(own)
         seen |= own
     return lines
 
 
-def _source_tree(name: str) -> ast.Module | None:
-    """Returns the syntax tree of a module that came from a Python file."""
-    file = getattr(sys.modules.get(name), "__file__", None)
+def _read_module(name: str) -> tuple[list[str], set[str]]:
+    """Lines for what the functions of a module cannot import, and what it names of its own package."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
-        return None
+        return [], set()
     try:
-        return ast.parse(Path(file).read_bytes())
+        return _read_source(name, module.__package__ or "", file, Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None
+        return [], set()
+
+
+@cache
+def _read_source(name: str, package: str, file: str, source: bytes) -> tuple[list[str], set[str]]:
+    tree = ast.parse(source)
+    missing = [
+        f"{Path(file).name}:{node.lineno} imports {what}"
+        for node in _late_imports(tree)
+        for what in _unresolved(node)
+    ]
+    return missing, set(_own_modules(tree, name, package))
 
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _own_modules(tree: ast.Module, name: str) -> Iterator[str]:
+def _own_modules(tree: ast.Module, name: str, package: str) -> Iterator[str]:
     """What a module names of its own top-level package, modules and other things."""
-    package = sys.modules[name].__package__ or ""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if _top(alias.name) == _top(name))
