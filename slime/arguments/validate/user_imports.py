@@ -42,7 +42,8 @@ def _read_module(name: str) -> tuple[list[str], set[str]]:
     if file is None or not file.endswith(".py"):
         return [], set()
     try:
-        return _read_source(name, module.__package__ or "", file, Path(file).read_bytes())
+        package = getattr(module, "__package__", None) or ""
+        return _read_source(name, package, file, Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return [], set()
 
