@@ -14,10 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.multiprocessing as torch_mp
+
+T = TypeVar("T")
+_MANAGER_IS_LATE = "Shared memory manager connection has timed out"
+_ATTEMPTS = 30
 
 
 @dataclass
@@ -131,9 +135,24 @@ def serialize_tensors(obj: object, share: bool = True) -> str:
     # the default strategy passes file descriptors, which only reach child processes
     torch_mp.set_sharing_strategy("file_system")
     try:
-        return base64.b64encode(_pickled(obj, ForkingPickler(io.BytesIO()).dispatch_table)).decode()
+        reducers = ForkingPickler(io.BytesIO()).dispatch_table
+        return base64.b64encode(_with_shared_memory(lambda: _pickled(obj, reducers))).decode()
     finally:
         torch_mp.set_sharing_strategy(previous)
+
+
+def _with_shared_memory(act: Callable[[], T]) -> T:
+    """Acts again where torch's manager of shared memory gave no answer within torch's one second.
+
+    On a busy machine that is no fault of anybody's.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return act()
+        except RuntimeError as error:
+            if _MANAGER_IS_LATE not in str(error):
+                raise
+    return act()
 
 
 def _pickled(obj: object, reducers: Mapping[type, Callable[[Any], Any]]) -> bytes:
@@ -166,7 +185,7 @@ def deserialize_tensors(text: str) -> Any:
     """
     try:
         data = base64.b64decode(text, validate=True)
-        return _Unpickler(io.BytesIO(data)).load()
+        return _with_shared_memory(lambda: _Unpickler(io.BytesIO(data)).load())
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"serialized tensors: {error}") from error
     except Exception as error:  # a malformed pickle can raise anything

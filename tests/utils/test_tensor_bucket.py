@@ -5,7 +5,9 @@ import pickle
 import pickletools
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
 
@@ -53,18 +55,34 @@ def test_metadata_travels_with_its_bucket():
     assert found["m"] == bucket.metadata and torch.equal(found["t"], bucket.flattened_tensor)
 
 
-def test_another_process_reads_shared_tensors_without_a_copy_in_the_text():
+def test_another_process_reads_shared_tensors_without_a_copy_in_the_text_though_their_manager_is_slow():
     tensors = [("w", torch.ones(100_000))]
     text = serialize_tensors(tensors)
     assert len(text) < 2000
     program = (
-        "import sys; from slime.utils.tensor_bucket import deserialize_tensors; "
+        "import sys; from slime.utils.tensor_bucket import deserialize_tensors; print(flush=True); "
         "[(n, t)] = deserialize_tensors(sys.stdin.read()); print(n, t.sum().item())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=text, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["w", "100000.0"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as reader:
+        reader.stdout.readline()
+        manager = manager_of(text)
+        manager.suspend()
+        try:
+            reader.stdin.write(text)
+            reader.stdin.close()
+            time.sleep(1.5)  # torch waits for one second
+        finally:
+            manager.resume()
+        assert reader.stdout.read().split() == ["w", "100000.0"]
+
+
+def manager_of(text: str) -> psutil.Process:
+    """The process that removes torch's files of shared memory when nobody uses them any more."""
+    values = [value for _, value, _ in pickletools.genops(base64.b64decode(text)) if isinstance(value, bytes)]
+    (address,) = {value.decode() for value in values if b"/torch-shm-" in value}
+    (pid,) = {found.pid for found in psutil.net_connections("unix") if found.laddr == address and found.pid}
+    return psutil.Process(pid)
 
 
 def strings_of(text: str) -> list[str]:
