@@ -196,8 +196,9 @@ def main() -> None:
     os.environ["MASTER_PORT"] = str(free_port())
     with tempfile.TemporaryDirectory() as directory:
         from slime.backends.megatron_utils.initialize import init
+        from tests.run_args import run_args
 
-        init(Namespace(**ONE_RANK, seed=1))
+        init(run_args(**ONE_RANK, seed=1))
         results = {size: run(size, options.repeats, Path(directory)) for size in options.sizes}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"benchmark": "weight_sync", "time": when, "repeats": options.repeats, "sizes": results}

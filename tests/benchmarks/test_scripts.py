@@ -12,7 +12,8 @@ import pytest
 from tests.forking import ForkedPythons, ForkedScript
 
 ROOT = Path(__file__).parents[2]
-# Not fully_async and families, which start a cluster after the other; those that start one are nightly.
+# Not fully_async and families, which start a cluster after the other; those that start one are nightly, as
+# are two that take long.
 SCRIPTS = {
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
@@ -50,6 +51,7 @@ MODULES = {
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
+NIGHTLY = (*CLUSTER, "convert_30b", "rollout_driver")
 # Seconds of their time are imports.
 FORKED = (
     *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "math_grading", "convert_30b"),
@@ -64,7 +66,10 @@ OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(name, marks=(pytest.mark.cluster, pytest.mark.nightly) if name in CLUSTER else ())
+        pytest.param(
+            name,
+            marks=[*[pytest.mark.cluster] * (name in CLUSTER), *[pytest.mark.nightly] * (name in NIGHTLY)],
+        )
         for name in SCRIPTS
     ],
 )

@@ -100,10 +100,12 @@ def test_ctrl_c_stops_an_answer_and_drops_a_line_and_the_conversation_goes_on(te
     terminal.press(f"{ENDLESS}\n")
     terminal.see("counting..")
     terminal.press(CTRL_C)
-    assert terminal.see(f" (stopped)\n{PROMPT}").strip(".") == "^C"
+    assert terminal.see(" (stopped)").strip(".") in ("", "^C")
+    terminal.see("you    ")  # the kernel may show the ^C only now
     assert stub.left.wait(60)  # the server need not go on
     terminal.press(f"never{CTRL_C}")
-    terminal.see(f"(Ctrl-D leaves)\n{PROMPT}")
+    terminal.see("(Ctrl-D leaves)")
+    terminal.see("you    ")
     heard = terminal.ask("again")
     assert heard.startswith(f"{SYSTEM} | user: '{ENDLESS}' | assistant: 'counting..")
     assert heard.endswith(" | user: 'again'") and "never" not in heard
