@@ -142,7 +142,8 @@ def test_an_option_of_the_server_is_never_left_out(launched: list[dict[str, Any]
 
 
 def test_an_engine_actor_imports_no_torch_by_what_it_is_told(launched: list[dict[str, Any]]) -> None:
-    plain = config_with(sglang_lora_paths=["a", {"b": 1}], fp32=True, seed=1.5, sglang_api_key=None)
+    options = {"sglang_lora_paths": ["a", {"b": 1}], "sglang_api_key": None}
+    plain = config_with(**options, fp32=True, bf16=False, seed=1.5)
     heavy = config_with(
         **vars(plain.flat), params_dtype=torch.float32, models=[EngineShape(1)], own={1: Path()}
     )
