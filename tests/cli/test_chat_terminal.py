@@ -17,7 +17,8 @@ from tests.engines import free_port
 UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
 PROMPT = "\nyou    "
 _IN_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a script would ignore it
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is a signal
 from slime.cli.main import main
