@@ -68,6 +68,29 @@ def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_eng
     run.expect_no_processes()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+def test_answers_go_on_over_updates_in_every_mode(mode: str, start, rl_flags) -> None:
+    flags = [
+        *(
+            "--pause-generation-mode",
+            mode,
+            "--rollout-function-path",
+            FULLY_ASYNC,
+            "--max-staleness",
+            BOUND + 1,
+        ),
+        *("--num-rollout", 6, "--rollout-max-response-len", 600),
+    ]
+    run = start([*rl_flags, *flags], script="train_async.py").expect_success()
+    again = [row.get("rollout/recomputed_tokens", 0) for row in run.rows("rollout").values()]
+    gaps = [row["train/train_rollout_logprob_abs_diff"] for row in run.rows("train").values()]
+    assert len(gaps) == 6 and gaps[0] < 1e-5
+    assert max(gaps) > 1e-4, "no update came between an answer and its step"
+    assert (max(again) > 0) == (mode != "in_place")
+    run.expect_no_processes()
+
+
 def parities(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[float]]:
     """In place of rewards that a random model never gets: raw ones, and those that are trained on."""
     rewards = [float(sum(sample.tokens) % 2) for sample in samples]

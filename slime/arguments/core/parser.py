@@ -228,7 +228,7 @@ def _refuse_values(args: Namespace, options: _Options, mistakes: Mistakes) -> No
     for action in options.parser._actions:
         spec = options.specs.get(action.dest)
         default = spec.default if spec else action.default
-        if vars(args).get(action.dest, default) is default:  # which is also what nobody knows
+        if vars(args).get(action.dest, default) is default:  # or taken off, since it could not be read
             continue
         rules = (
             (_unsupported(args, spec), bad_values(args, [spec])) if spec else (bad_options(args, [action]),)
