@@ -72,14 +72,8 @@ def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_eng
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_answers_go_on_over_updates_in_every_mode(mode: str, start, rl_flags) -> None:
     flags = [
-        *(
-            "--pause-generation-mode",
-            mode,
-            "--rollout-function-path",
-            FULLY_ASYNC,
-            "--max-staleness",
-            BOUND + 1,
-        ),
+        *("--pause-generation-mode", mode, "--max-staleness", BOUND + 1),
+        *("--rollout-function-path", FULLY_ASYNC),
         *("--num-rollout", 6, "--rollout-max-response-len", 600),
     ]
     run = start([*rl_flags, *flags], script="train_async.py").expect_success()
