@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from slime.training.packed_layout import PackedLayout
+from slime.training.varlen_attention import varlen_attention
 from slime.utils.accelerator import has_packed_attention
 
 _numbers = count()
@@ -94,7 +95,7 @@ def _attend(
         window: the number of keys that a query sees, its own among them; None for all before it.
     """
     if has_packed_attention(query) and query.shape[-1] == value.shape[-1]:
-        return _flash(query, key, value, layout, scaling, window)
+        return varlen_attention(query, key, value, layout, scaling, window)
     outputs = []
     for number, group in enumerate(layout.groups):
         q = group.gather(query).transpose(1, 2)
@@ -107,29 +108,6 @@ def _attend(
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     joined = torch.cat(outputs)
     return joined if layout.order is None else joined.index_select(0, layout.order)
-
-
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    layout: PackedLayout,
-    scaling: float | None,
-    window: int | None,
-) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    varlen = layout.varlen
-    if layout.slots is not None:
-        key, value = (x.index_select(0, varlen.key_rows) for x in (key, value))
-    out = varlen_attn(
-        *(query, key, value, varlen.queries, varlen.keys, varlen.max_queries, varlen.max_keys),
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=key.size(1) != query.size(1),
-    )
-    assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
-    return out
 
 
 def _of_all_ranks(

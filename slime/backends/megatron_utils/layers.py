@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from slime.models.rope import Rope
 from slime.training.packed_layout import PackedLayout, SegmentGroup
+from slime.training.varlen_attention import varlen_attention
 from slime.utils.accelerator import has_packed_attention
 
 
@@ -255,25 +256,9 @@ class PackedAttention(MegatronModule):
     def _flash(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout
     ) -> torch.Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
-        varlen = layout.varlen
-        if layout.slots is not None:
-            key, value = (x.index_select(0, varlen.key_rows) for x in (key, value))
         width = value.size(-1)
-        out = varlen_attn(
-            query,
-            key,
-            F.pad(value, (0, key.size(-1) - width)),  # the kernel knows one width
-            varlen.queries,
-            varlen.keys,
-            varlen.max_queries,
-            varlen.max_keys,
-            scale=self.scale,
-            window_size=(-1 if self._window is None else self._window - 1, 0),
-            enable_gqa=key.size(1) != query.size(1),
-        )
-        assert isinstance(out, torch.Tensor)  # a tuple only if asked for the logsumexp
+        value = F.pad(value, (0, key.size(-1) - width))  # the kernel knows one width
+        out = varlen_attention(query, key, value, layout, self.scale, self._window)
         return out[..., :width]
 
 
