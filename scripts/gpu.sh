@@ -37,12 +37,13 @@ print("torch", torch.__version__, "transformers", transformers.__version__, "ray
 print(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory >> 20, "MiB")
 from benchmarks.gpu_trainer import peak_flops
 print("peak", peak_flops(torch.cuda.get_device_name(), "bfloat16", None) / 1e12, "TFLOP/s")
-from torch.nn.attention.varlen import varlen_attn
+from slime.training.packed_layout import PackedLayout
+from slime.training.varlen_attention import varlen_attention
 q = torch.randn(64, 8, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 k = torch.randn(64, 2, 32, device="cuda", dtype=torch.bfloat16)
-ends = torch.tensor([0, 9, 64], device="cuda", dtype=torch.int32)
-varlen_attn(q, k, k, ends, ends, 55, 55, window_size=(-1, 0), enable_gqa=True).sum().backward()
-print("varlen_attn", q.grad.norm().item())
+layout = PackedLayout.from_boundaries([0, 9, 64], q.device)
+varlen_attention(q, k, k, layout, None, None).sum().backward()
+print("varlen_attention", q.grad.norm().item())
 PYTHON
 }
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from tests.e2e.conftest import data, model, rl_flags, start  # noqa: F401  fixtures
+from tests.e2e.conftest import data, model, rl_flags, start_alone  # noqa: F401  fixtures
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,11 +13,14 @@ pytestmark = [
 
 
 @pytest.mark.timeout(600)
-def test_three_rollouts_with_sglang(start, rl_flags) -> None:  # noqa: F811
+def test_three_rollouts_with_sglang(start_alone, rl_flags) -> None:  # noqa: F811
     """In bfloat16: it has no float32 on GPUs."""
     flags = [flag for flag in rl_flags if flag != "--fp32"]
     sharing = ["--colocate", "--sglang-mem-fraction-static", 0.3, "--check-weight-update-equal"]
-    run = start([*flags, "--bf16", *sharing, "--rollout-engine", "sglang", "--num-rollout", 3, "--ci-test"])
+    sharing += ["--num-gpus-per-node", 1]
+    run = start_alone(
+        [*flags, "--bf16", *sharing, "--rollout-engine", "sglang", "--num-rollout", 3, "--ci-test"]
+    )
     run.expect_success(timeout=540)
     rows = run.rows("train")
     assert len(rows) == 3

@@ -10,7 +10,7 @@ from slime.utils.accelerator import empty_cache
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from tests.backends.embedded_engine.test_device import answers, state
-from tests.e2e.conftest import data, model, rl_flags, start  # noqa: F401  fixtures
+from tests.e2e.conftest import data, model, rl_flags, start_alone  # noqa: F401  fixtures
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint, make_model, token_logprobs
 from tests.families import tiny_family
@@ -150,11 +150,12 @@ def test_weights_arrive_over_nccl(tmp_path):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["--fp32", "--bf16"])
-def test_three_rollouts_with_nothing_but_torch(start, rl_flags, precision) -> None:  # noqa: F811
+def test_three_rollouts_with_nothing_but_torch(start_alone, rl_flags, precision) -> None:  # noqa: F811
     kept = [flag for flag in rl_flags if flag != "--fp32"]
     dtype = ["--sglang-dtype", {"--fp32": "float32", "--bf16": "bfloat16"}[precision]]
     sharing = ["--colocate", "--rollout-engine", "embedded", "--check-weight-update-equal"]
-    run = start([*kept, precision, *dtype, *sharing, "--num-rollout", 3, "--ci-test"])
+    sharing += ["--num-gpus-per-node", 1]
+    run = start_alone([*kept, precision, *dtype, *sharing, "--num-rollout", 3, "--ci-test"])
     run.expect_success(timeout=540)
     rows = run.rows("train")
     assert len(rows) == 3
