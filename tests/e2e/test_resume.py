@@ -1,16 +1,19 @@
-"""A killed run goes on as if it had never stopped. One trainer process and a critic: test_ppo.py."""
+"""A killed run goes on as if it had never stopped."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_ppo import PPO
+
 pytestmark = pytest.mark.e2e
 
+TWO = ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1]
+# The flags, and the last of the checkpoints that a rollout writes.
 LAYOUTS = {
-    "two trainer processes": ["--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1],
-    "two processes of FSDP": [
-        *("--train-backend", "fsdp", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
-    ],
+    "two trainer processes and a critic": ([*TWO, *PPO, "--num-critic-only-steps", 1], "critic"),
+    "two trainer processes": (TWO, ""),
+    "two processes of FSDP": ([*TWO, "--train-backend", "fsdp"], ""),
 }
 WAITING = ["--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
 VARYING = ("time", "_per_sec", "perf/", "run_id", "prefix_cache_hit_rate", "avg_cached_tokens", "recomputed")
@@ -24,12 +27,22 @@ def numbers(rows: dict[int, dict[str, float]]) -> dict[int, dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "two trainer processes and a critic",
+        pytest.param("two trainer processes", marks=pytest.mark.nightly),
+        # Without a cluster: tests/backends/fsdp_utils/test_checkpoint.py.
+        pytest.param("two processes of FSDP", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
     layout: str, start, gate, rl_flags, data, tmp_path: Path
 ) -> None:
+    own, last = LAYOUTS[layout]
+
     def flags(save: Path) -> list[object]:
-        layout_flags = [*LAYOUTS[layout], "--colocate", "--rollout-shuffle"]
+        layout_flags = [*own, "--colocate", "--rollout-shuffle"]
         saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
         return [*rl_flags, *layout_flags, *saving, *evaluating, *WAITING]
@@ -41,7 +54,7 @@ def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
     metrics = tmp_path / "killed.jsonl"
     last_rollout.unlink()
     killed = start(flags(tmp_path / "killed"), metrics=metrics)
-    marker = tmp_path / "killed" / "latest_checkpointed_iteration.txt"
+    marker = tmp_path / "killed" / last / "latest_checkpointed_iteration.txt"
     # Killed soon after a checkpoint, as a rule before the evaluation that is due then.
     killed.wait_for(lambda: marker.exists() and int(marker.read_text()) >= 1, "the second checkpoint")
     killed.kill()
