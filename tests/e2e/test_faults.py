@@ -10,6 +10,7 @@ import pytest
 
 from slime.processes.supervisor import KERNEL_LOG
 from tests.scarcity import memory_group, small_disk
+from tests.warm_cluster import GPUS
 
 pytestmark = pytest.mark.e2e
 
@@ -82,9 +83,20 @@ def test_a_process_that_is_stopped_ends_the_run_with_its_name(
     training.expect_no_processes()
 
 
-@pytest.mark.parametrize("program", ["gcs/gcs_server", "raylet/raylet"])
-def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(program: str, training_alone) -> None:
-    os.kill(training_alone.pid_of(program), signal.SIGSTOP)
+@pytest.mark.parametrize(
+    "programs",
+    [
+        # None of them answers then: whoever waits for either waits.
+        pytest.param(["gcs/gcs_server", "raylet/raylet"], id="both"),
+        pytest.param(["gcs/gcs_server"], id="gcs", marks=pytest.mark.nightly),
+        pytest.param(["raylet/raylet"], id="raylet", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(
+    programs: list[str], training_alone
+) -> None:
+    for pid in [training_alone.pid_of(program) for program in programs]:
+        os.kill(pid, signal.SIGSTOP)
     training_alone.process.send_signal(signal.SIGTERM)
     _expect_terminated(training_alone)
 
@@ -109,6 +121,7 @@ def test_a_run_listens_on_loopback_alone_and_ctrl_c_stops_everything(training_al
     training_alone.expect_no_processes()
 
 
+@pytest.mark.nightly  # tests/ray/test_cluster.py holds that Ray is not asked to end then
 def test_sigterm_to_all_of_a_run_stops_everything_and_says_no_more_than_that(training_alone) -> None:
     os.killpg(training_alone.process.pid, signal.SIGTERM)
     _expect_terminated(training_alone)
@@ -186,9 +199,9 @@ def test_a_process_that_the_kernel_kills_for_memory_ends_the_run_so(victim, frag
         assert f"the kernel says: Memory cgroup out of memory: Killed process {pid} (" in last
 
 
-def test_too_small_a_cluster_is_refused_with_both_numbers(start_alone, rl_flags) -> None:
-    run = start_alone([*rl_flags, "--num-gpus-per-node", 1])
+def test_too_small_a_cluster_is_refused_with_both_numbers(start, rl_flags) -> None:
+    run = start([*rl_flags, "--actor-num-gpus-per-node", GPUS, "--num-gpus-per-node", GPUS])
     assert run.wait() != 0
     last = run.output.splitlines()[-1]
-    assert last.startswith("error: ") and "needs 2 GPUs, found 1" in last
+    assert last.startswith("error: ") and f"needs {GPUS + 1} GPUs, found {GPUS}" in last
     run.expect_no_processes()
