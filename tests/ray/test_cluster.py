@@ -183,5 +183,5 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_po
         text=True,
         timeout=HANGS,
     )
-    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'} []")
+    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'} [] 2.0 1")  # GPUs as the flag says
     assert not (tmp_path / ".ray").exists()
