@@ -1,6 +1,7 @@
 """Joining a cluster: the recipe of the docs, and a last line for whoever finds none."""
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -24,15 +25,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 HANGS = 600  # seconds; on a busy machine a process takes a while to import Ray
 JOIN = """
+import pickle
 import sys
 import ray
 from slime.ray import cluster
 from slime.ray.cluster import ClusterUnreachable, ray_cluster
-from tests.run_args import config_with
 try:
-    timeout = float(sys.argv[1])
-    where = dict(cluster_timeout=timeout, num_gpus_per_node=2)
-    with ray_cluster(config_with(**where, debug_train_only=True, debug_rollout_only=True)):
+    with ray_cluster(pickle.load(sys.stdin.buffer)):
         print("joined", ray.cluster_resources()["GPU"], len(ray.nodes()))
 except ClusterUnreachable as error:
     print(error)
@@ -50,18 +49,24 @@ def monitors():
 """
 
 
+def config(timeout: float) -> bytes:
+    """What `JOIN` is given: the parser is slow to import, and no driver needs it for this."""
+    flags = {"num_gpus_per_node": 2, "debug_train_only": True, "debug_rollout_only": True}
+    return pickle.dumps(config_with(cluster_timeout=timeout, **flags))
+
+
 def join(address: str, timeout: float, **env: str) -> str:
     """The last line of a driver that joins."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run(
-        [sys.executable, "-c", JOIN, str(timeout)],
+        [sys.executable, "-c", JOIN],
+        input=config(timeout),
         env={**environment, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         timeout=HANGS,
     )
-    return run.stdout.strip().splitlines()[-1]
+    return run.stdout.decode().strip().splitlines()[-1]
 
 
 def test_an_address_that_nobody_answers_is_named_in_time() -> None:
@@ -168,8 +173,7 @@ def test_ray_is_not_asked_to_end_what_a_sigterm_to_all_has_ended(
 
 @pytest.mark.cluster
 def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_ports(tmp_path: Path) -> None:
-    code = JOIN.replace("float(sys.argv[1])", "1")
-    code = code.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
+    code = JOIN.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
     code = code.replace(
         'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening(), monitors()'
     )
@@ -177,11 +181,11 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_po
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run(
         [sys.executable, "-c", code],
+        input=config(60),
         # Python's temporary directory is not Ray's.
         env={**environment, "HOME": str(tmp_path), "TMP": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
-        text=True,
         timeout=HANGS,
     )
-    assert run.stdout.startswith("joined 0o40700 {'127.0.0.1'} [] 2.0 1")  # GPUs as the flag says
+    assert run.stdout.decode().startswith("joined 0o40700 {'127.0.0.1'} [] 2.0 1")  # GPUs as the flag says
     assert not (tmp_path / ".ray").exists()
