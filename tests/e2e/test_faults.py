@@ -67,9 +67,10 @@ def test_killing_a_process_ends_the_run_with_its_name(victim: str, fragments: li
 @pytest.mark.parametrize(
     ("victim", "fragments"),
     [
-        ("router", ["sglang::router"]),
+        # As an engine, and as the manager: tests/processes/test_child.py, tests/ray/test_process_watch.py.
+        pytest.param("router", ["sglang::router"], marks=pytest.mark.nightly),
         ("engine", ["slime.backends.embedded_engine"]),
-        ("rank 0", ["ray::TrainRayActor"]),
+        pytest.param("rank 0", ["ray::TrainRayActor"], marks=pytest.mark.nightly),
         ("rollout manager", ["ray::RolloutManager"]),
     ],
 )
