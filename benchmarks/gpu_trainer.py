@@ -41,7 +41,8 @@ sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "benchmarks" / "results" / "gpu" / "trainer.json"
 PROMPT = 64
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-Step = Callable[[], None]
+# Returns the peak in GiB where a step takes it itself, which ends the count of PyTorch.
+Step = Callable[[], float | None]
 
 
 def peak_flops(device: str, dtype: str, given_tflops: float | None) -> float:
@@ -98,7 +99,7 @@ def our_step(options: Namespace, batch: dict[str, Any]) -> Step:
     worker = TrainWorker(args)
     worker.start()
     shard = split(args, batch, worker.parallel_config())
-    return lambda: worker.train_shard(0, shard) and None
+    return lambda: worker.train_shard(0, shard)[0]["perf"].get("perf/memory_allocated_gib")
 
 
 def transformers_step(options: Namespace, batch: dict[str, Any]) -> Step:
@@ -151,14 +152,16 @@ def measure(options: Namespace) -> dict[str, Any]:
     batch = make_batch(
         SHAPES[options.size][-1], options.rows * options.tokens // options.length, options.length
     )
-    step, seconds = SIDES[options.side](options, batch), []
+    step, seconds, peaks = SIDES[options.side](options, batch), [], []
     for _ in range(options.steps + 1):
         synchronize()
         started = time.perf_counter()
-        step()
+        peaks.append(step() or 0.0)
         synchronize()
         seconds.append(time.perf_counter() - started)
-    return {"seconds": seconds[1:], "first_s": seconds[0], **_peak_memory()}
+    memory = _peak_memory()
+    memory["peak_gib"] = max(memory["peak_gib"], *peaks)
+    return {"seconds": seconds[1:], "first_s": seconds[0], **memory}
 
 
 def _peak_memory() -> dict[str, float]:
@@ -216,7 +219,10 @@ def run(options: Namespace, words: list[str]) -> dict[str, Any]:
         args = Namespace(**shape, padded_vocab_size=shape["vocab_size"])
         lengths = [options.length] * (options.rows * options.tokens // options.length)
         flops = calculate_fwd_flops(lengths, args)
-        found = {side: in_process(side, model, words) for side in options.sides}
+        found = {}
+        for side in options.sides:
+            found[side] = in_process(side, model, words)
+            print(side, json.dumps(found[side]), flush=True)  # the next one may not come to its end
     result = {side: summary(options, figures, flops, peak) for side, figures in found.items()}
     report: dict[str, Any] = {
         "dtype": options.dtype,
