@@ -13,7 +13,7 @@ from tests.forking import ForkedPythons, ForkedScript
 
 ROOT = Path(__file__).parents[2]
 # Not fully_async and families, which start a cluster after the other; those that start one are nightly, as
-# are two that take long.
+# are those that take seconds.
 SCRIPTS = {
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
@@ -51,7 +51,10 @@ MODULES = {
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
 }
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
-NIGHTLY = (*CLUSTER, "convert_30b", "rollout_driver")
+NIGHTLY = (
+    *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
+    *("in_flight", "generic_executor", "hf_load"),
+)
 # Seconds of their time are imports.
 FORKED = (
     *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "math_grading", "convert_30b"),
@@ -96,7 +99,7 @@ def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(name, marks=pytest.mark.nightly if name == "in_flight" else ()) for name in MODULES],
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in MODULES],
 )
 def test_a_benchmark_that_is_imported_writes_them_too(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
