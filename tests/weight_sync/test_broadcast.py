@@ -100,3 +100,12 @@ def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
     group.abort.assert_called_once_with()
     may_end.set()
     assert thread.daemon and given_up.wait(300)
+
+
+def test_a_broadcast_ends_before_its_memory_is_used_again(monkeypatch):
+    """The engines may have answered while this process still sends."""
+    made, work, answered = BroadcastTransport(CONFIG), MagicMock(), Future()
+    answered.set_result(None)
+    monkeypatch.setattr(broadcast.dist, "broadcast", lambda *_, **__: work)
+    made._broadcast(torch.ones(2), [answered])
+    work.wait.assert_called_once_with()
