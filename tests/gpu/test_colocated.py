@@ -16,11 +16,9 @@ pytestmark = [
 def test_three_rollouts_with_sglang(start_alone, rl_flags) -> None:  # noqa: F811
     """In bfloat16: it has no float32 on GPUs."""
     flags = [flag for flag in rl_flags if flag != "--fp32"]
-    sharing = ["--colocate", "--sglang-mem-fraction-static", 0.3, "--check-weight-update-equal"]
-    sharing += ["--num-gpus-per-node", 1]
-    run = start_alone(
-        [*flags, "--bf16", *sharing, "--rollout-engine", "sglang", "--num-rollout", 3, "--ci-test"]
-    )
+    sharing = ["--colocate", "--num-gpus-per-node", 1, "--check-weight-update-equal"]
+    engine = ["--rollout-engine", "sglang", "--sglang-mem-fraction-static", 0.3]
+    run = start_alone([*flags, "--bf16", *sharing, *engine, "--num-rollout", 3, "--ci-test"])
     run.expect_success(timeout=540)
     rows = run.rows("train")
     assert len(rows) == 3

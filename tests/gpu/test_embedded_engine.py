@@ -153,9 +153,9 @@ def test_weights_arrive_over_nccl(tmp_path):
 def test_three_rollouts_with_nothing_but_torch(start_alone, rl_flags, precision) -> None:  # noqa: F811
     kept = [flag for flag in rl_flags if flag != "--fp32"]
     dtype = ["--sglang-dtype", {"--fp32": "float32", "--bf16": "bfloat16"}[precision]]
-    sharing = ["--colocate", "--rollout-engine", "embedded", "--check-weight-update-equal"]
-    sharing += ["--num-gpus-per-node", 1]
-    run = start_alone([*kept, precision, *dtype, *sharing, "--num-rollout", 3, "--ci-test"])
+    sharing = ["--colocate", "--num-gpus-per-node", 1, "--check-weight-update-equal"]
+    engine = ["--rollout-engine", "embedded"]
+    run = start_alone([*kept, precision, *dtype, *sharing, *engine, "--num-rollout", 3, "--ci-test"])
     run.expect_success(timeout=540)
     rows = run.rows("train")
     assert len(rows) == 3
