@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from slime.processes.forked import ForkedProcess, ForkServer, worker_python
-from slime.processes.reaper import SHARED_MEMORY
+from slime.processes.reaper import SHARED_MEMORY, sweep
 
 ROOT = Path(__file__).parents[1]
 GPUS = 8
@@ -42,6 +42,8 @@ class WarmCluster:
     """Ray, started once, and the fork server; all ends on exit."""
 
     def __init__(self) -> None:
+        # Their owners are gone: a process of ours may be given the same number.
+        self._not_ours = frozenset(os.listdir(SHARED_MEMORY))
         self._env = _environment()
         self._server = ForkServer(self._env)
         self._server.preload(_modules())
@@ -113,7 +115,8 @@ class WarmCluster:
     def _shared_memory(self) -> list[str]:
         """Files of torch in memory whose owners were of these runs."""
         prefixes = tuple(f"torch_{pid}_" for pid in self._seen)
-        return [name for name in os.listdir(SHARED_MEMORY) if name.startswith(prefixes)]
+        files = set(os.listdir(SHARED_MEMORY)) - self._not_ours
+        return [name for name in files if name.startswith(prefixes)]
 
     def kill_all(self) -> None:
         """Ends what a failed run has left, so that the next test does not meet it."""
@@ -122,6 +125,8 @@ class WarmCluster:
                 psutil.Process(pid).kill()
             except psutil.NoSuchProcess:
                 continue
+        sweep(self._seen)
+        self._seen.clear()
 
     def _left_in_ray(self) -> list[str]:
         assert self._head.stdin is not None

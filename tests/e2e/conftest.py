@@ -134,6 +134,7 @@ class OwnRun(Run):
 
     def __init__(self, words: list[str], log: Path, metrics: Path) -> None:
         self._tag = uuid.uuid4().hex
+        self._not_ours = frozenset(os.listdir(SHARED_MEMORY))  # of processes whose numbers may come again
         env = os.environ | {TAG: self._tag, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         env.pop("RAY_ADDRESS", None)
         with log.open("w") as stream:
@@ -176,7 +177,8 @@ class OwnRun(Run):
 
     def expect_no_processes(self, timeout: float = 120) -> None:
         super().expect_no_processes(timeout)
-        shared = [name.split("_")[1] for name in os.listdir(SHARED_MEMORY) if name.startswith("torch_")]
+        files = set(os.listdir(SHARED_MEMORY)) - self._not_ours
+        shared = [name.split("_")[1] for name in files if name.startswith("torch_")]
         left = self._pids & {int(pid) for pid in shared if pid.isdigit()}
         assert not left, f"processes {left} have left shared memory"
 
