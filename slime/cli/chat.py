@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from slime.cli.chat_engine import served
-from slime.cli.chat_model import ChatFailed, ChatModel
+from slime.cli.chat_model import MAX_TOKENS, ChatFailed, ChatModel
 
 _INDENT = " " * 7
 
@@ -58,8 +58,8 @@ def run(words: Sequence[str]) -> int:
     try:
         key = _key(args.key_variable)
         with served(args.model) as url:
-            options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
-            _talk(ChatModel(url, key, args.system, options))
+            limit = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+            _talk(ChatModel(url, key, args.system, {"temperature": args.temperature, **limit}))
     except (ChatFailed, OSError) as error:
         print(f"error: {args.model}: {harmless(str(error))}", file=sys.stderr)
         return 1
@@ -78,8 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         "model", help="http://HOST:PORT of an engine or a router, or a checkpoint's directory"
     )
     parser.add_argument("--system", help="what the model is told first")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-tokens", type=int, default=512, help="of an answer (default: 512)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="default: 1; 0 is greedy")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        help=f"of an answer (default: {MAX_TOKENS}, but of a small context a quarter)",
+    )
     parser.add_argument(
         "--key-variable", metavar="NAME", help="variable of the environment with the server's key"
     )

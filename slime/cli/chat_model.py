@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 
+MAX_TOKENS = 512
+_SHARE = 4  # answers that a small context has room for
 _CONNECT_SECONDS = 30.0
 _SHOWN = 300  # characters of what a server says
 _KEY_WANTED, _TOO_MUCH = (401, 403), (400, 413, 422)
@@ -21,7 +23,8 @@ class ChatModel:
     """A conversation with a server.
 
     Args:
-        options: of each request, as ``temperature`` and ``max_tokens``.
+        options: of each request, as ``temperature`` and ``max_tokens``; the latter's default leaves room for
+            further questions in a small context, if the server names it.
 
     Raises:
         ChatFailed: the server is not there, wants a key, or is something else.
@@ -29,11 +32,15 @@ class ChatModel:
 
     def __init__(self, url: str, key: str | None, system: str | None, options: Mapping[str, Any]) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.system, self._options, self._has_key = system, options, key is not None
+        self.system, self._has_key = system, key is not None
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         self._client = httpx.Client(headers=headers, timeout=timeout, trust_env=False)
-        self.name = self._first_model()
+        card = self._first_model()
+        self.name = str(card["id"])
+        context = card.get("max_model_len")
+        room = context // _SHARE if isinstance(context, int) else MAX_TOKENS
+        self._options = {"max_tokens": max(1, min(MAX_TOKENS, room)), **options}
         self.reset()
 
     def reset(self) -> None:
@@ -66,12 +73,13 @@ class ChatModel:
             return f" (cut off: --max-tokens {self._options['max_tokens']}, or the end of its context)"
         return "" if said else "(an empty answer)"
 
-    def _first_model(self) -> str:
+    def _first_model(self) -> dict[str, Any]:
         with self._told():
             answer = self._client.get(f"{self.url}/v1/models", timeout=_CONNECT_SECONDS)
             self._expect_ok(answer)
             try:
-                return str(answer.json()["data"][0]["id"])
+                card: dict[str, Any] = answer.json()["data"][0]
+                return {**card, "id": card["id"]}
             except (ValueError, LookupError, TypeError) as error:
                 raise ChatFailed(f"/v1/models does not name a model, but says {answer.text:.80}") from error
 

@@ -22,7 +22,7 @@ from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.processes.forked import ForkServer, worker_python
 from slime.processes.reaper import start_run_reaper
 from slime.processes.termination import was_terminated
-from slime.ray.ending import leaving_within
+from slime.ray.ending import CannotStart, leaving_within
 from slime.ray.local_start import start_ray
 from slime.ray.node import forget_shared_environment, share_environment
 from slime.ray.preload import modules_of
@@ -41,11 +41,11 @@ _reapers: list[subprocess.Popen[bytes]] = []
 _fork_servers: list[ForkServer] = []
 
 
-class ClusterTooSmall(RuntimeError):
+class ClusterTooSmall(CannotStart):
     """The cluster has fewer resources than the placement needs."""
 
 
-class ClusterUnreachable(RuntimeError):
+class ClusterUnreachable(CannotStart):
     """Nobody answers at ``RAY_ADDRESS``, or not to us."""
 
 

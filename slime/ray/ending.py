@@ -11,6 +11,10 @@ from pathlib import Path
 _NO_ROOM = 2**20  # bytes
 
 
+class CannotStart(RuntimeError):
+    """The machines are not what the run needs; the message says all, and where it was found helps nobody."""
+
+
 def cause(error: BaseException) -> str:
     """What went wrong, as one line: the first line of the innermost error of Ray's wrappings."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):

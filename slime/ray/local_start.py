@@ -21,6 +21,7 @@ from ray._private import services
 from ray._private.node import Node
 
 from slime.processes.reaper import Known, living, reap
+from slime.ray.ending import CannotStart
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ _LONGEST_REASON = 300  # characters
 _LOOK_INTERVAL = 0.5  # seconds
 
 
-class RayNotStarted(RuntimeError):
+class RayNotStarted(CannotStart):
     """Ray did not come up on this machine."""
 
 

@@ -19,7 +19,7 @@ from slime.observability import phases
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
-from slime.ray.ending import cause, exit_status, full_disks
+from slime.ray.ending import CannotStart, cause, exit_status, full_disks
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ def _run(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> int:
     except Exception as error:
         if was_terminated():  # whatever fails now, that is why
             leave()
-        traceback.print_exc()
+        if not isinstance(error, CannotStart):
+            traceback.print_exc()
         print(f"\nerror: {cause(error)}{full_disks(_written_to(config))}", file=sys.stderr)
         return 1
     return 0

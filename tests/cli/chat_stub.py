@@ -10,6 +10,7 @@ from typing import Any
 KEY = "sesame"
 ENDLESS = "on and on"
 FULL = "too much"
+CONTEXT = 400
 _STEP_S = 0.02
 
 
@@ -18,7 +19,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != f"Bearer {KEY}":
             self._say(401, {"error": "no key"})
         else:
-            self._say(200, {"data": [{"id": "stub"}]})
+            self._say(200, {"data": [{"id": "stub", "max_model_len": CONTEXT}]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]

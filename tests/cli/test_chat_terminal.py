@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from slime.cli.main import main
-from tests.cli.chat_stub import ENDLESS, FULL, KEY, ChatStub, chat_stub
+from tests.cli.chat_stub import CONTEXT, ENDLESS, FULL, KEY, ChatStub, chat_stub
 from tests.engines import free_port
 
 UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
@@ -117,7 +117,9 @@ def test_a_full_context_is_told_and_the_question_is_not_part_of_the_conversation
     told = terminal.ask(FULL)
     assert "error: the model's context is full: /reset forgets what was said" in told
     assert told.endswith("(answers 400: 900 prompt tokens exceed the context of 8 tokens)")
-    assert terminal.ask("cut").endswith("(cut off: --max-tokens 512, or the end of its context)")
+    # One answer does not fill a small context: by default it has a quarter of it.
+    cut = f"(cut off: --max-tokens {CONTEXT // 4}, or the end of its context)"
+    assert terminal.ask("cut").endswith(cut)
     assert FULL not in terminal.ask("and now")
 
 

@@ -1,8 +1,11 @@
 import pytest
 import ray
 
+from slime.ray import session
+from slime.ray.cluster import ClusterTooSmall
 from slime.ray.ending import cause, exit_status
 from slime.ray.waiting import ProcessDied, wait_all
+from tests.run_args import config_with
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,22 @@ def test_a_process_that_ray_kills_before_the_kernel_would_is_named(monkeypatch):
     with pytest.raises(ProcessDied) as error:
         wait_all(["first", "second"], "actor: train", timeout=1.0)
     assert cause(error.value) == f"actor: train: the process of rank 1 was killed by Ray: {LOW}"
+
+TOO_SMALL = ClusterTooSmall("the cluster is too small: the run needs 10 GPUs, found 8 on 1 node(s)")
+"""What a placement says of the cluster that it finds."""
+
+
+@pytest.mark.parametrize(("error", "traces"), [(TOO_SMALL, False), (ZeroDivisionError("a fault"), True)])
+def test_a_cluster_that_is_too_small_is_one_line_and_a_fault_has_its_traceback(
+    error: Exception, traces: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session, "_session", start)
+    assert session._run(config_with(), start, lambda: None) == 1
+    found = capsys.readouterr().err
+    assert ("Traceback" in found) is traces
+    assert found.strip().splitlines()[-1] == f"error: {cause(error)}"
+    if not traces:
+        assert len(found.strip().splitlines()) == 1
