@@ -1,6 +1,6 @@
 """What is too long for each change: long forms of tests, mutants, and the search for flaky tests.
 
-    python benchmarks/nightly.py [--only tests mutation flaky] [--runs 20] [--load 12]
+    python benchmarks/nightly.py [--only tests mutation flaky] [--runs 20] [--load 12] [--at-once 1]
 
 Writes each part's result with its date, commit and time to benchmarks/results/nightly.json. What a part that
 was left out said before stays; one that was never run says so. Ends with status 1 if a part failed.
@@ -33,6 +33,7 @@ class Night:
 
     runs: int
     load: int
+    at_once: int
 
 
 def long_forms(night: Night) -> list[str]:
@@ -52,7 +53,7 @@ def mutation(night: Night) -> list[str]:
 
 def flaky(night: Night) -> list[str]:
     """`tests.flaky`: the tests that failed under some delays."""
-    found = search(range(1, night.runs + 1), night.load, DEFAULT)
+    found = search(range(1, night.runs + 1), night.load, DEFAULT, at_once=night.at_once)
     return [f"{one.test} with seeds {one.seeds}: {one.line}" for one in found]
 
 
@@ -72,7 +73,9 @@ def result(part: Callable[[Night], list[str]], night: Night) -> dict[str, Any]:
     failed = part(night)
     figures: dict[str, Any] = {"date": date.isoformat(timespec="minutes"), "commit": commit()}
     figures |= {"minutes": round((time.monotonic() - start) / 60, 1), "failed": failed}
-    return figures | ({"runs": night.runs, "load": night.load} if part is flaky else {})
+    return figures | (
+        {"runs": night.runs, "load": night.load, "at_once": night.at_once} if part is flaky else {}
+    )
 
 
 def run_parts(names: Sequence[str], night: Night, results: Path) -> bool:
@@ -90,10 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--runs", type=int, default=20, help="of the search for flaky tests")
-    parser.add_argument("--load", type=int, default=12, help="busy processes beside it")
+    parser.add_argument("--load", type=int, default=12, help="processes that want the cores")
+    parser.add_argument("--at-once", type=int, default=1, help="runs of that search beside each other")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(not run_parts(args.only, Night(args.runs, args.load), RESULTS))
+    sys.exit(not run_parts(args.only, Night(args.runs, args.load, args.at_once), RESULTS))
 
 
 if __name__ == "__main__":

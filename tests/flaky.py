@@ -1,11 +1,12 @@
 """Finds tests that pass only most of the time.
 
-    python -m tests.flaky [--runs 20] [--load 12] [--first-seed 1] [WORD...]
+    python -m tests.flaky [--runs 20] [--load 12] [--at-once 1] [--first-seed 1] [WORD...]
 
 Runs tests several times under random delays (`tests.plugins.delays`), each time with another seed, while
-``--load`` busy processes want the same cores. Words go to pytest; without any these are the tests whose
-threads, tasks and processes meet. Prints each test that failed, its seeds and the first line of a failure,
-and ends with status 1 if there is one. ``outputs/flaky/SEED.out`` is what a run said. This tries it again:
+``--load`` processes want the same cores: the runs that are made at once, and busy ones. Words go to pytest;
+without any these are the tests whose threads, tasks and processes meet. Prints each test that failed, its
+seeds and the first line of a failure, and ends with status 1 if there is one. ``outputs/flaky/SEED.out`` is
+what a run said; a failure may not come again. This tries it:
 
     python -m pytest -p tests.plugins.delays --delays SEED TEST
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -80,16 +82,21 @@ def run(seed: int, words: Sequence[str], report: Path) -> int:
         ).returncode
 
 
-def search(seeds: Sequence[int], load: int, words: Sequence[str], outputs: Path = OUTPUTS) -> list[Flaky]:
+def search(
+    seeds: Sequence[int], load: int, words: Sequence[str], outputs: Path = OUTPUTS, at_once: int = 1
+) -> list[Flaky]:
     """Returns the tests that failed with any of the seeds."""
     found: dict[str, Flaky] = {}
     shutil.rmtree(outputs, ignore_errors=True)
     outputs.mkdir(parents=True)
-    with busy(load):
-        for seed in seeds:
-            report, start = outputs / f"{seed}.xml", time.monotonic()
-            failed = failures(report, run(seed, words, report))
-            print(f"seed {seed}: {len(failed)} failed, {time.monotonic() - start:.0f} s", flush=True)
+
+    def try_seed(seed: int) -> tuple[dict[str, str], float]:
+        report, start = outputs / f"{seed}.xml", time.monotonic()
+        return failures(report, run(seed, words, report)), time.monotonic() - start
+
+    with busy(max(load - at_once, 0)), ThreadPoolExecutor(at_once) as runs:
+        for seed, (failed, seconds) in zip(seeds, runs.map(try_seed, seeds), strict=True):
+            print(f"seed {seed}: {len(failed)} failed, {seconds:.0f} s", flush=True)
             for test, line in failed.items():
                 one = found.setdefault(test, Flaky(test))
                 one.seeds.append(seed)
@@ -101,13 +108,14 @@ def search(seeds: Sequence[int], load: int, words: Sequence[str], outputs: Path 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=20, help="each with another seed")
-    parser.add_argument("--load", type=int, default=12, help="busy processes beside the tests")
+    parser.add_argument("--load", type=int, default=12, help="processes that want the cores")
+    parser.add_argument("--at-once", type=int, default=1, help="runs beside each other")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--outputs", type=Path, default=OUTPUTS, help="a directory that is emptied")
     args, words = parser.parse_known_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     seeds = range(args.first_seed, args.first_seed + args.runs)
-    found = search(seeds, args.load, words or DEFAULT, args.outputs)
+    found = search(seeds, args.load, words or DEFAULT, args.outputs, args.at_once)
     print(f"{len(found)} flaky in {args.runs} runs at load {args.load}")
     for one in found:
         print(f"{one.test}\n  seeds {one.seeds}: {one.line}")

@@ -15,11 +15,11 @@ def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
     found: list[str] = []
     monkeypatch.setattr(nightly, "PARTS", {"first": lambda night: found, "second": lambda night: ["x: no"]})
     results = tmp_path / "nightly.json"
-    assert run_parts(["first"], Night(20, 12), results)
+    assert run_parts(["first"], Night(20, 12, 1), results)
     first = json.loads(results.read_text())["first"]
     assert json.loads(results.read_text())["second"] == NOT_RUN
     assert first["failed"] == [] and len(first["commit"].split()[0]) == 40 and first["date"].startswith("20")
-    assert not run_parts(["second"], Night(20, 12), results)
+    assert not run_parts(["second"], Night(20, 12, 1), results)
     told = json.loads(results.read_text())
     assert told["first"] == first and told["second"]["failed"] == ["x: no"]
 

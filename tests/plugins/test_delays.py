@@ -88,13 +88,14 @@ def test_a_race_is_found_by_some_seed_and_by_the_same_one_again(tmp_path: Path) 
 def test_the_search_names_the_test_its_seeds_and_the_failure(tmp_path: Path) -> None:
     (tmp_path / "test_race.py").write_text(RACE)
     words = ["-o", "asyncio_mode=auto", "--rootdir", str(tmp_path), str(tmp_path / "test_race.py")]
-    words = ["--runs", "3", "--first-seed", "1", "--load", "1", "--outputs", str(tmp_path / "runs"), *words]
+    words = ["--outputs", str(tmp_path / "runs"), *words]
+    words = ["--runs", "3", "--first-seed", "1", "--load", "2", "--at-once", "2", *words]
     status, output = output_of("tests.flaky", *words, folder=tmp_path)
     assert status == 1, output
     said = [file.read_text() for file in (tmp_path / "runs").glob("*.out")]
     assert len(said) == 3 and any("E       assert" in run for run in said)
     *_, summary, test, reason = output.splitlines()
-    assert summary == "1 flaky in 3 runs at load 1"
+    assert summary == "1 flaky in 3 runs at load 2"
     assert test == "test_race.py::test_no_update_is_lost"
     assert reason.lstrip().startswith("seeds [") and reason.endswith("== 4")
 
