@@ -37,6 +37,7 @@ def test_a_process_that_ray_kills_before_the_kernel_would_is_named(monkeypatch):
         wait_all(["first", "second"], "actor: train", timeout=1.0)
     assert cause(error.value) == f"actor: train: the process of rank 1 was killed by Ray: {LOW}"
 
+
 TOO_SMALL = ClusterTooSmall("the cluster is too small: the run needs 10 GPUs, found 8 on 1 node(s)")
 """What a placement says of the cluster that it finds."""
 
