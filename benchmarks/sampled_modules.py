@@ -218,7 +218,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
             f"{_MEGATRON}/test_model_logits",
         )
         for name in (
-            *("layers", "layer_spec", "latent_attention", "gated_attention", "qk_norm", "sandwich_norms"),
+            *("layers", "layer_spec", "latent_attention"),
             *("model_config", "model_provider"),
         )
     },

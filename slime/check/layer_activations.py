@@ -2,18 +2,21 @@
 
 The terms follow the forward passes of megatron-core's layer with our norms, attention and experts
 (``slime/backends/megatron_utils``): a tensor counts if the gradient of some operation reads it, and once
-however many do. What all layers share (angles, masks) is left out.
+however many do. What all layers share (angles, masks) is left out. Those of a gated delta net follow
+``slime_plugins/models/gated_delta_net.py`` and, in plain torch, ``delta_rule.py``: the kernels of
+flash-linear-attention keep less.
 """
 
 from dataclasses import dataclass, fields, replace
 
-from slime.check.delta_net_activations import delta_net
 from slime.check.kernels import Kernels
 from slime.check.layout import Layout
 from slime.config.memory import MemoryConfig
 from slime.config.model import ModelConfig
+from slime.models.linear_attention import DeltaNetSizes
 
 _FLOAT32, _INDEX = 4, 8
+_CHUNK = 64  # tokens of a step of the delta rule
 
 
 @dataclass(frozen=True)
@@ -222,3 +225,51 @@ def _experts(rank: Rank) -> float:
     if shared and model.moe_shared_expert_gate:
         of_shared += rank.share * (model.hidden_size + 1) * size
     return routed * (of_expert + 2 * _INDEX + size) + router + of_shared
+
+
+def delta_net(
+    model: ModelConfig, kernels: Kernels, size: int, tp: int, cp: int, longest: int
+) -> tuple[float, float, float]:
+    """(projections and gates, the rule itself, what the output is projected from).
+
+    Args:
+        kernels: of the device.
+        size: bytes of an element.
+        tp, cp: ranks that share heads, and tokens; the rule is computed for the tokens of all of the latter.
+        longest: tokens of a segment.
+    """
+    sizes = DeltaNetSizes.of(model)
+    keys, heads = sizes.key_heads // tp, sizes.key_heads * sizes.ratio // tp
+    projected = _convolved(sizes, keys, heads, size) + (2 * _FLOAT32 + size) * heads
+    values = heads * sizes.value
+    gate = _FLOAT32 * values
+    if size == _FLOAT32 and keys == 1:
+        gate = size * sizes.projected // tp  # no copy, but a view of all that was projected
+    # The rule's output, normed, times the weight; the gate and its silu, both in float32.
+    normed = _FLOAT32 * values + kernels.norm(heads, 0, _FLOAT32) + 2 * size * values
+    gates = normed + gate + _FLOAT32 * values
+    return cp * projected + gates, cp * _rule(sizes, heads, longest), size * values
+
+
+def _convolved(sizes: DeltaNetSizes, keys: int, heads: int, size: int) -> float:
+    """Input and output of the convolution with their places, and queries and keys with their lengths."""
+    features = keys * 2 * sizes.key + heads * sizes.value
+    wide = features * size if size == _FLOAT32 else 2 * keys * sizes.key * _FLOAT32
+    return 2 * features * size + 2 * _INDEX + wide + 2 * keys * _FLOAT32
+
+
+def _rule(sizes: DeltaNetSizes, heads: int, longest: int) -> float:
+    """Counts the activations of the chunked rule, all in float32.
+
+    Matrix products copy what is not in their order.
+    """
+    size = min(_CHUNK, longest)
+    chunks = -(-longest // size)
+    # Queries: copied for a product, scaled by the decay; keys: times the strength, copied, and so on. What
+    # the last chunk writes into a state is read by nobody.
+    of_keys = 9 + (chunks - 1) / chunks
+    pairs = (
+        5  # decay, what solves the writes (before and after it), what tokens read within a chunk (likewise)
+    )
+    elements = of_keys * sizes.key + 3 * sizes.value + pairs * size + 4
+    return _FLOAT32 * heads * (elements + sizes.key * sizes.value / size)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from slime.arguments.validate.hook_calls import HOOK_CALLS
+from slime.arguments.validate.user_code import HOOK_CALLS
 from slime.rollout.base_types import accepted
 from tests.plugin_contracts.contracts import CONTRACTS
 

@@ -204,9 +204,9 @@ def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
 def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
     """Bytes that a rank moves to the host to sleep, and those that it gathers of its optimizer for a save."""
     from slime.backends.megatron_utils.initialize import init
-    from slime.backends.megatron_utils.memory import trainer_memory
     from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
     from slime.backends.megatron_utils.step import setup_model_and_optimizer
+    from slime.backends.megatron_utils.worker import trainer_memory
 
     init(args)
     state = setup_model_and_optimizer(run_config(args), lambda chunks: None)

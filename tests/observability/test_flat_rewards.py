@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slime.config.run import run_config
-from slime.observability.flat_rewards import flat_rewards
+from slime.observability.silent_rollouts import flat_rewards
 from slime.utils.types import Sample
 from tests.run_args import run_args
 

@@ -11,8 +11,8 @@ from slime.models.rope import Rope
 from slime.training.context_parallel import Piece
 from slime.training.packed_layout import PackedLayout
 from slime_plugins.models import lightning_indexer
+from slime_plugins.models.glm5 import EdgeLayer
 from slime_plugins.models.lightning_indexer import IndexerSizes, LightningIndexer
-from slime_plugins.models.passed_choice import EdgeLayer
 from tests.families import tiny_config
 
 # Below, at and above the number of chosen keys.

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
 
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
@@ -20,7 +22,6 @@ from slime.backends.megatron_utils.checkpoint import (
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, save_peft, turn_off
-from slime.backends.megatron_utils.memory import trainer_memory
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
 from slime.backends.megatron_utils.step import (
@@ -35,6 +36,7 @@ from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
+from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.training.versions import TRAINED, WeightVersions
@@ -203,3 +205,33 @@ class MegatronBackend:
         if self.state.adapts:
             target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
             save_peft(target, self._base, self._lora, self._model_config, self.weights(ADAPTER))
+
+
+def trainer_memory(model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> TrainerMemory:
+    """The memory of one rank."""
+
+    def drop_gradients() -> None:
+        for chunk in model:
+            chunk.offload_grad_buffers()
+
+    def restore_gradients() -> None:
+        for chunk in model:
+            chunk.restore_grad_buffers()
+
+    return TrainerMemory(
+        lambda: (parameter for chunk in model for parameter in chunk.parameters()),
+        lambda: _optimizer_tensors(optimizer),
+        drop_gradients,
+        restore_gradients,
+    )
+
+
+def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        # A rank without parameters of some kind has no optimizer for them.
+        if part.optimizer is None:
+            continue
+        for group in part.optimizer.param_groups:
+            yield from group["params"]
+        for state in part.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
