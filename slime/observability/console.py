@@ -60,7 +60,7 @@ DEVICE_COLUMNS: tuple[Column, ...] = (
     ("mfu", ("perf/actor_train_mfu",), lambda value: f"{value:.0%}"),
 )
 
-_SYNC_TOTALS = ("wire_bytes", "transfer_time", "pause_time")
+_SYNC_TOTALS = ("wire_bytes", "transfer_time", "floor_time", "pause_time")
 
 
 class ConsoleSink:
@@ -157,7 +157,9 @@ def format_eval_line(step: int, metrics: Mapping[str, Any]) -> str:
 def format_sync_line(totals: Mapping[str, float]) -> str:
     """The bytes and seconds of all weight updates of a run, and how long engines stood still for them."""
     sent, taken = totals["wire_bytes"] / 1e9, totals["transfer_time"]
-    speed = f" ({sent / taken:.3g} GB/s)" if taken else ""
+    least = totals["floor_time"]
+    share = f", {least / taken:.2g} of what its path can" if taken and least else ""
+    speed = f" ({sent / taken:.3g} GB/s{share})" if taken else ""
     return f"weight sync: {sent:.3g} GB in {taken:.1f}s{speed}, engines paused {totals['pause_time']:.1f}s"
 
 

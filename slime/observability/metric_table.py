@@ -140,6 +140,14 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         ),
         Metric("perf/update_weights_gb_per_s", "speed of that", "GB/s", "transfer time", ""),
         Metric(
+            "perf/update_weights_floor_time",
+            "that [the path alone](usage.md#the-speed-of-a-sync) would have taken at least",
+            "s",
+            SUM,
+            "",
+        ),
+        Metric("perf/update_weights_floor_share", "that over the transfer time", "part", "", "up to 1"),
+        Metric(
             "perf/update_weights_density",
             "part of the bytes that has changed, with `--update-weight-mode delta`",
             "",

@@ -101,7 +101,8 @@ class RunLog:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
 
         ``perf/wait_time_ratio`` is the part of the step in which the trainer had nothing to train on,
-        ``perf/update_weights_gb_per_s`` the speed at which weights were handed over.
+        ``perf/update_weights_gb_per_s`` the speed at which weights were handed over, and
+        ``perf/update_weights_floor_share`` that of the path alone over it.
         """
         now = time.monotonic()
         seconds = now - self._step_start
@@ -110,6 +111,8 @@ class RunLog:
         if taken := self._of_step.get("perf/update_weights_transfer_time"):
             sent = self._of_step["perf/update_weights_wire_bytes"]
             whole["perf/update_weights_gb_per_s"] = sent / taken / 1e9
+            if least := self._of_step.get("perf/update_weights_floor_time"):
+                whole["perf/update_weights_floor_share"] = least / taken
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
         self.spans("driver", [Span("step", self._step_began, time.time(), attrs={"rollout": rollout_id})])

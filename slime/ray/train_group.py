@@ -204,6 +204,8 @@ class RayTrainGroup:
         self._log.count("update_weights_wire_bytes", report.sent)
         self._log.count("update_weights_transfer_time", report.transfer)
         self._log.count("update_weights_pause_time", report.pause)
+        if report.floor:
+            self._log.count("update_weights_floor_time", report.floor)
         if report.rounding:
             self._log.count("update_weights_rounding", report.rounding)
         if report.density:

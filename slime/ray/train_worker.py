@@ -165,7 +165,9 @@ class TrainWorker:
         """Prepares weight sync with these engines, in place of those before."""
         if self._update is None:
             served = self._config.engines.synced_checkpoint
-            self._update = WeightUpdate(self._config, self.backend.weights(), served=served)
+            self._update = WeightUpdate(
+                self._config, self.backend.weights(), served=served, spans=self._timer.spans
+            )
             if self._takes_over:
                 self._update.take_over()
         self._update.connect(endpoints)

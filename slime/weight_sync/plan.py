@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from slime.observability.spans import SpanList
 from slime.training.weights import NamedTensors, TensorInfo, Weights
 from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.proof import SentTensors
@@ -53,12 +54,19 @@ class WeightPlan:
     Args:
         max_bytes: of a bucket as the source gives it.
         notes_sent: whether checksums of what is sent are taken.
+        spans: where it is noted when a bucket was gathered, converted and sent; the second holds the first.
     """
 
     def __init__(
-        self, source: Weights, filters: Sequence[Filter], max_bytes: int, notes_sent: bool = False
+        self,
+        source: Weights,
+        filters: Sequence[Filter],
+        max_bytes: int,
+        notes_sent: bool = False,
+        spans: SpanList | None = None,
     ) -> None:
         self._source, self._filters, self._max_bytes = source, filters, max_bytes
+        self._spans = SpanList() if spans is None else spans
         self.ranks = source.ranks
         self.sent = SentTensors() if notes_sent else None
 
@@ -104,15 +112,28 @@ class WeightPlan:
         Returns:
             Bytes that this rank handed over.
         """
-        gathered = self._source.buckets(self._max_bytes)
+        gathered = self._measured("gather", self._source.buckets(self._max_bytes))
         if send is None:
             _exhaust(gathered)
             return 0
         try:
-            return sum(send(bucket, is_last) for bucket, is_last in _with_last(self.filtered(gathered)))
+            sent = 0
+            for bucket, is_last in _with_last(self._measured("convert", self.filtered(gathered))):
+                with self._spans.measure("send"):
+                    sent += send(bucket, is_last)
+            return sent
         except Exception:
             _exhaust(gathered)
             raise
+
+    def _measured(self, name: str, buckets: Iterator[NamedTensors]) -> Iterator[NamedTensors]:
+        """Yields the same buckets, and notes how long each was waited for."""
+        while True:
+            with self._spans.measure(name):
+                bucket = next(buckets, None)
+            if bucket is None:
+                return
+            yield bucket
 
 
 def _exhaust(buckets: Iterator[NamedTensors]) -> None:

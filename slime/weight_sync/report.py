@@ -11,6 +11,8 @@ class SyncReport:
     Attributes:
         sent: bytes handed over to engines.
         transfer: seconds in which weights were gathered, converted and handed over.
+        floor: seconds that its path would have taken for that at least, by `Transport.path_speed`; 0 where
+            that is not known.
         pause: seconds for which engines stood still, as rank 0 saw it.
         rounding: see `slime.training.weights.Weights`.
         density: which part of the bytes had changed, where changes are sent; else 0.
@@ -21,6 +23,7 @@ class SyncReport:
     pause: float = 0.0
     rounding: float = 0.0
     density: float = 0.0
+    floor: float = 0.0
 
 
 def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
@@ -32,4 +35,5 @@ def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
         max(each.pause for each in ranks),
         max(each.rounding for each in ranks),
         max(each.density for each in ranks),
+        max(each.floor for each in ranks),
     )

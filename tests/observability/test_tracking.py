@@ -134,15 +134,16 @@ def test_train_metrics_without_a_rollout_row_are_shown_at_the_end(tmp_path):
     assert stream.getvalue() == "train  loss 1.0000\n"
 
 
-def test_the_last_line_says_what_all_weight_updates_took(tmp_path):
+@pytest.mark.parametrize(("floor", "share"), [({}, ""), ({"floor_time": 0.5}, ", 0.25 of what its path can")])
+def test_the_last_line_says_what_all_weight_updates_took(tmp_path, floor, share):
     stream = io.StringIO()
     tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
     for step in range(2):
-        took = {"wire_bytes": 3 * 10**9, "transfer_time": 2.0, "pause_time": 2.5}
+        took = {"wire_bytes": 3 * 10**9, "transfer_time": 2.0, "pause_time": 2.5, **floor}
         row = {f"perf/update_weights_{name}": value for name, value in took.items()}
         tracker.log({**row, "perf/step_time": 9.0}, axis="rollout", step=step)
     tracker.finish()
-    last = "weight sync: 6 GB in 4.0s (1.5 GB/s), engines paused 5.0s"
+    last = f"weight sync: 6 GB in 4.0s (1.5 GB/s{share}), engines paused 5.0s"
     assert stream.getvalue().splitlines()[1:] == ["rollout   2/15  | step 9.0s", last]
 
 

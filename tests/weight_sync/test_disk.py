@@ -162,8 +162,9 @@ def test_a_slow_disk_stops_engines_no_longer_than_they_load(connected, engine, m
     writing = StagedVersion.write
     monkeypatch.setattr(StagedVersion, "write", clock.passes(100.0, writing))
     engine.answers["update_weights_from_disk"] = clock.passes(1.0, engine.load)
+    monkeypatch.setattr(disk, "disk_speed", lambda nbytes, directory: 48.0)
     update, _ = connected()
-    assert update.run(1) == SyncReport(sent=3 * 32, transfer=300.0, pause=1.0)
+    assert update.run(1) == SyncReport(sent=3 * 32, transfer=300.0, pause=1.0, floor=2.0)
 
 
 def test_a_directory_that_somebody_has_removed_is_made_again(connected, root):
@@ -184,9 +185,9 @@ def test_without_an_engine_nothing_is_gathered_and_nothing_stands_still(args, ro
 
 
 def test_ranks_send_side_by_side_and_the_slowest_counts():
-    reports = [SyncReport(3, 1.0, 0.5, 0.1, 0.4), SyncReport(4, 3.0, 0.25, 0.2, 0.3)]
-    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5, 0.2, 0.4)
-    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0, 0.0, 0.0)
+    reports = [SyncReport(3, 1.0, 0.5, 0.1, 0.4, 0.7), SyncReport(4, 3.0, 0.25, 0.2, 0.3, 0.8)]
+    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5, 0.2, 0.4, 0.8)
+    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_versions_are_kept_if_they_are_wanted(connected, args, root):

@@ -1,10 +1,13 @@
 """An update over several transports at once: each engine by the first that reaches it."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from slime.config.run import run_config
+from slime.observability.spans import SpanList
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.transports.transport import Transport
@@ -27,6 +30,8 @@ class Source:
 
 class Pretended(Transport):
     """Notes what is asked of it, and says that it has sent so many bytes of each bucket."""
+
+    speed = math.inf
 
     def __init__(self, name, reaches, nbytes, pause, log):
         self.name, self.reaches, self.nbytes, self.pause, self.log = name, reaches, nbytes, pause, log
@@ -59,6 +64,10 @@ class Pretended(Transport):
     def disconnect(self):
         self._note("disconnect")
 
+    def path_speed(self):
+        self._note("probe")
+        return self.speed
+
 
 @pytest.fixture(scope="module", autouse=True)
 def group():
@@ -86,7 +95,7 @@ def update(log):
 
 def test_no_engine_goes_on_before_all_have_the_weights(update, log):
     update.connect(endpoints("one", "two", "three"))
-    assert log == [("first", "connect", "one", "two"), ("second", "connect", "three")]
+    assert log[:2] == [("first", "connect", "one", "two"), ("second", "connect", "three")]
     log.clear()
     report = update.run(5)
     assert (report.sent, report.pause) == (2 * (3 + 4), 2.5)
@@ -136,3 +145,28 @@ def test_ranks_among_which_none_sends_give_nothing(log, monkeypatch):
     update.connect(endpoints("one"))
     assert update.run(1).sent == 0
     assert log[-2:] == [("elsewhere", "commit"), ("elsewhere", "resume")]
+
+
+def test_the_floor_is_that_of_the_paths_which_are_known(update, log):
+    """Each is probed once, and before an engine stops."""
+    update._transports[1].speed = 16.0
+    for _ in range(2):
+        update.connect(endpoints("one", "three"))
+    assert [name for name, what, *_ in log if what == "probe"] == ["first", "second"]
+    assert [update.run(version).floor for version in (1, 2)] == [2 * 4 / 16.0] * 2
+    assert ("first", "probe") not in log[log.index(("first", "open", "1")) :]
+
+
+def test_a_trace_has_what_became_of_each_bucket(log):
+    spans = SpanList()
+    config = run_config(run_args(distributed_timeout_minutes=1, update_weight_buffer_size=1))
+    update = WeightUpdate(config, Source(), [Pretended("first", {"one"}, 3, 0.5, log)], spans=spans)
+    update.connect(endpoints("one"))
+    update.run(1)
+    found = spans.take()
+    steps = ["pause engines and open the update", "send weights", "close the update and continue"]
+    assert [span.name for span in found if " " in span.name] == steps
+    by_name = {name: [span for span in found if span.name == name] for name in ("gather", "convert", "send")}
+    assert [len(each) for each in by_name.values()] == [3, 3, 2]  # the last one finds no bucket
+    for inner, outer in zip(by_name["gather"], by_name["convert"], strict=True):
+        assert outer.start <= inner.start <= inner.end <= outer.end

@@ -3,10 +3,12 @@
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -15,11 +17,13 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
+from slime.utils.addresses import is_loopback
 from slime.utils.distributed_utils import init_process_group
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.tensor_bucket import FlatBuffer
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
+from slime.weight_sync.floor import loopback_speed, probe_size
 from slime.weight_sync.transports.session import SessionTransport
 
 logger = logging.getLogger(__name__)
@@ -39,6 +43,13 @@ class BroadcastTransport(SessionTransport):
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
         self._buffer = FlatBuffer()
+
+    def path_speed(self) -> float:
+        """What a TCP connection carries, with gloo to engines on this machine."""
+        hosts = (urlsplit(endpoint.url).hostname or "" for endpoint in self._engines.endpoints)
+        if process_group_backend() != "gloo" or not all(map(is_loopback, hosts)):
+            return math.inf
+        return loopback_speed(probe_size(self._bucket_bytes, torch.device("cpu")))
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._group is None:

@@ -33,7 +33,6 @@ class DeltaTransport(DiskTransport):
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
         self._encoding = config.weight_sync.update_weight_delta_encoding
-        self._bucket_bytes = config.weight_sync.update_weight_buffer_size
         self._base: VersionManifest | None = None
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, Bytes] = {}

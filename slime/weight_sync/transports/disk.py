@@ -1,21 +1,26 @@
 """Weights as checkpoints in a directory that trainer and engines share."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.deadlines import within
+from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.session import SessionTransport
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from slime.weight_sync.versions.staged import StagedVersion, remove_others
 
 T = TypeVar("T")
+_HOST = torch.device("cpu")
 
 
 class DiskTransport(SessionTransport):
@@ -43,6 +48,11 @@ class DiskTransport(SessionTransport):
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         return config.weight_sync.update_weight_mode == "full"
 
+    def path_speed(self) -> float:
+        if not self._engines.endpoints:
+            return math.inf
+        return self._on_disk(lambda: disk_speed(probe_size(self._bucket_bytes, _HOST), self._root))
+
     def open(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan = version, plan
         if self._engines.endpoints:
@@ -57,11 +67,13 @@ class DiskTransport(SessionTransport):
         if self._staged is None or self._plan is None:
             return
         self._published = self._on_disk(partial(self._staged.publish, self._assets))
-        places = self._fetch()
+        with self.spans.measure("fetch"):
+            places = self._fetch()
         self._pause(self._version, self._plan)
-        self._engines.each(
-            lambda engine: engine.update_weights_from_disk(places[engine], weight_version=self._version)
-        )
+        with self.spans.measure("apply"):
+            self._engines.each(
+                lambda engine: engine.update_weights_from_disk(places[engine], weight_version=self._version)
+            )
         self._compare()
 
     def resume(self) -> None:

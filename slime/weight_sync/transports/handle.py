@@ -1,5 +1,6 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
+import os
 from functools import cache
 
 import torch.distributed as dist
@@ -8,10 +9,13 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
-from slime.utils.accelerator import collect_handles
+from slime.utils.accelerator import collect_handles, local_device
 from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_tensors
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.floor import copy_speed, probe_size
 from slime.weight_sync.transports.session import SessionTransport
+
+_COPIES = 2
 
 
 class HandleTransport(SessionTransport):
@@ -19,6 +23,8 @@ class HandleTransport(SessionTransport):
 
     Each of them puts the bucket into one flat tensor on its own GPU; the first collects the handles and
     posts them, one per tensor-parallel rank of the engine.
+
+    No weight gets there in fewer than two copies: into the flat tensor, and out of it into the engine's own.
     """
 
     def __init__(self, config: WeightUpdateConfig) -> None:
@@ -40,6 +46,10 @@ class HandleTransport(SessionTransport):
     def source_ranks(self) -> set[int]:
         return self._all_ranks
 
+    def path_speed(self) -> float:
+        device = local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        return copy_speed(probe_size(self._bucket_bytes, device), device) / _COPIES
+
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._engine is None:
             return 0
@@ -48,11 +58,12 @@ class HandleTransport(SessionTransport):
         failure: Exception | None = None
         if payloads is not None:
             try:
-                self._engine.update_weights_from_tensor(
-                    payloads,
-                    load_format="flattened_bucket",
-                    weight_version=self._version if is_last else None,
-                )
+                with self.spans.measure("apply"):
+                    self._engine.update_weights_from_tensor(
+                        payloads,
+                        load_format="flattened_bucket",
+                        weight_version=self._version if is_last else None,
+                    )
             except Exception as error:
                 failure = error
         self._share_outcome(failure)

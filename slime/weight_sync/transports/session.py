@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.weight_update import WeightUpdateConfig
+from slime.observability.spans import SpanList
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.plan import WeightPlan
@@ -50,7 +51,9 @@ class SessionTransport(Transport):
     """
 
     def __init__(self, config: WeightUpdateConfig) -> None:
+        self.spans = SpanList()
         self._timeout = wait_limit(config.cluster)
+        self._bucket_bytes = config.weight_sync.update_weight_buffer_size
         self._pause_mode = config.weight_sync.pause_generation_mode
         self._endpoints: list[EngineEndpoint] = []
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions

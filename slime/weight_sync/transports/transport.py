@@ -1,9 +1,11 @@
 """What carries buckets of weights to engines."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from slime.config.weight_update import WeightUpdateConfig
+from slime.observability.spans import SpanList
 from slime.training.weights import NamedTensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.plan import WeightPlan
@@ -19,11 +21,13 @@ class Transport(ABC):
         choice: the value of ``--update-weight-transport`` that it is for.
         pause: seconds for which its engines stood still in the last update, on the rank that told them so.
         density: which part of the bytes the last update has changed, on a rank that knows; else 0.
+        spans: for ``--trace``, in place of those of its own.
     """
 
     choice = "nccl"
     pause = 0.0
     density = 0.0
+    spans: SpanList
 
     @abstractmethod
     def __init__(self, config: WeightUpdateConfig) -> None: ...
@@ -48,6 +52,13 @@ class Transport(ABC):
     def source_ranks(self) -> set[int]:
         """The trainer ranks whose weights are read; the same answer on every rank."""
         return {0}
+
+    def path_speed(self) -> float:
+        """Bytes per second that its path carries at most, measured now; infinite where it is not known.
+
+        Called on the source ranks when engines are connected.
+        """
+        return math.inf
 
     @abstractmethod
     def open(self, version: str, plan: WeightPlan) -> None:
