@@ -82,9 +82,3 @@ def test_a_command_line_has_them(monkeypatch):
     assert args.sglang_cuda_graph_max_bs_decode == 64
     with pytest.raises(UsageError, match=r"has no such option since 0\.5\.18"):
         parse([*line, "--sglang-torchao-config", "int8wo"], None)
-
-
-def test_the_page_lists_them():
-    page = (Path(__file__).parents[2] / "docs/launch-scripts.md").read_text()
-    for name, (since, now) in RENAMED.items():
-        assert f"| `--sglang-{name}` | {since} | `--sglang-{now}` |" in page
