@@ -1,7 +1,5 @@
 """Options of earlier SGLang versions are taken under those of today, or refused with what to write."""
 
-from pathlib import Path
-
 import pytest
 
 from slime.arguments.core.errors import UsageError
