@@ -5,10 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
+from slime.rollout.data_source import (
+    RolloutDataSource,
+    RolloutDataSourceWithBuffer,
+    pop_first,
+    rollouts_of_run,
+    rollouts_per_epoch,
+)
 from slime.rollout.data_state import state_path
 from slime.rollout.ledger import RolloutAccount
 from slime.utils.types import Sample
+from tests.run_args import config_with
 
 
 def prompts(groups):
@@ -29,6 +36,24 @@ def test_hooks_know_how_many_rollouts_the_epochs_make(make_args):
     assert RolloutDataSource(args).args.num_rollout == 6
     assert args.num_rollout is None
     assert RolloutDataSource(make_args(num_rollout=5)).args.num_rollout == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "prompts", "per_epoch", "of_run"),
+    [
+        (dict(num_rollout=None, num_epoch=3), 20, 2, 6),
+        (dict(num_rollout=None, num_epoch=3), 8, 1, 3),
+        (dict(num_rollout=None, num_epoch=3), 7, None, None),
+        (dict(num_rollout=None, num_epoch=None), 20, 2, None),
+        (dict(num_rollout=5, num_epoch=3), 20, 2, 5),
+        (dict(num_rollout=5, num_epoch=3, rollout_global_dataset=False), 20, None, 5),
+        (dict(num_rollout=None, num_epoch=3, rollout_global_dataset=False), 20, None, None),
+    ],
+)
+def test_an_epoch_has_as_many_rollouts_as_it_fills(flags, prompts, per_epoch, of_run):
+    config = config_with(rollout_batch_size=8, **flags)
+    assert rollouts_per_epoch(config, range(prompts)) == per_epoch
+    assert rollouts_of_run(config, range(prompts)) == of_run
 
 
 def test_epochs_follow_one_another_even_within_one_call(make_args):
@@ -209,10 +234,50 @@ def test_a_buffer_filter_chooses(make_args):
     assert source.get_buffer_length() == 1
 
 
+def test_what_is_kept_beside_the_prompts_is_saved(make_args, tmp_path):
+    args = make_args(dump_details=str(tmp_path / "details"))
+    source = RolloutDataSource(args)
+    assert (tmp_path / "details" / "tokenizer" / "tokenizer.json").is_file()
+    assert source.get_metadata() == {}
+    source.update_metadata({"seen": 3})
+    source.update_metadata({"level": 1})
+    source.save(0)
+    again = RolloutDataSource(args)
+    again.load(0)
+    assert again.get_metadata() == source.get_metadata() == {"seen": 3, "level": 1}
+    again.load()
+    RolloutDataSource(make_args(load=None)).load(0)
+    unsaved = RolloutDataSource(make_args(save=None))
+    unsaved.save(5)
+    assert not state_path(args.save, 5).exists()
+
+
 def test_without_a_dataset_samples_are_empty_but_numbered(make_args):
     source = RolloutDataSource(make_args(rollout_global_dataset=False))
     (group,) = source.get_samples(1)
     assert [s.index for s in group] == [0, 1] and group[0].prompt == ""
+
+
+asked = []
+
+
+def noting_filter(args, rollout_id, buffer, num_samples):
+    asked.append((len(buffer), num_samples))
+    return pop_first(args, rollout_id, buffer, num_samples)
+
+
+def test_a_buffer_filter_is_asked_only_where_it_has_a_choice(make_args):
+    asked.clear()
+    args = make_args(buffer_filter_path=f"{__name__}.noting_filter")
+    source = RolloutDataSourceWithBuffer(args)
+    account = RolloutAccount(source)
+    account.give_back(account.take(3)[2:])
+    source.save(0)
+    source = RolloutDataSourceWithBuffer(args)
+    source.load(0)  # the two that were leased come before the one in the buffer
+    for _ in range(3):
+        source.get_samples(2)
+    assert asked == [(1, 2)]
 
 
 def test_a_buffer_filter_that_returns_too_many_is_named(make_args):

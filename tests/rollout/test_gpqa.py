@@ -47,6 +47,10 @@ def test_every_form_of_a_letter_is_read(response):
         ("(C)", 2, {}, 1.0),
         ("(C)", 2.0, {}, 1.0),
         ("(C)", 1, {}, 0.0),
+        ("(A)", 0, {}, 1.0),
+        ("(A)", -1, {}, 0.0),
+        ("(H)", 7, {}, 1.0),
+        ("(H)", 8, {}, 0.0),
         ("(C)", "blue light", COLOURS, 1.0),
         ("(C)", "Blue  light!", COLOURS, 1.0),
         ("(C)", "red light", COLOURS, 0.0),
@@ -73,6 +77,10 @@ def test_the_right_letter_is_found(response, label, metadata, reward):
         ("the mitochondria, of course", "the Mitochondria", {}, 1.0),
         ("it is 12", "2", {}, 0.0),
         ("it is 2", "2", {}, 1.0),
+        ("it is 1234", "123", {}, 0.0),
+        ("it is 12 345", "2 34", {}, 0.0),
+        ("a bobcat", "cat", {}, 1.0),
+        ("a bobcat", "at", {}, 0.0),
         ("nothing to see", "C", {}, 0.0),
         ("nothing to see", "no such choice", COLOURS, 0.0),
         ("nothing to see", 17, COLOURS, 0.0),
@@ -86,3 +94,7 @@ def test_without_a_letter_the_text_decides_and_an_odd_label_is_no_error(response
 def test_a_missing_label_is_an_error():
     with pytest.raises(ValueError, match="the sample has no label"):
         compute_gpqa_reward("C", None)
+
+
+def test_no_answer_is_not_right():
+    assert compute_gpqa_reward(None, "C") == 0.0

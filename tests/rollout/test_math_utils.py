@@ -4,6 +4,7 @@ import pytest
 
 from slime.rollout.base_types import GradingFailed
 from slime.rollout.rm_hub import (
+    async_rm,
     extract_boxed_answer,
     get_deepscaler_rule_based_reward,
     grade_answer_verl,
@@ -20,6 +21,7 @@ from slime.rollout.rm_hub.math_utils import (
     remove_boxed,
 )
 from slime.utils.grading.latex_text import latex_to_text
+from slime.utils.types import Sample
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,8 @@ def test_deepscaler(response, label, reward):
         ("90 degrees", "90"),
         ("\\sqrt2", "\\sqrt{2}"),
         ("3,4", "34"),
+        ("a = b = 3", "3"),
+        ("x,4", "x,4"),
         ("a cat", "cat"),
     ],
 )
@@ -165,19 +169,38 @@ def test_dapo_normalises_as_minerva(raw, normal):
     assert math_dapo_utils.normalize_final_answer(raw) == normal
 
 
+async def test_answers_outside_of_what_is_looked_at_are_wrong(make_args):
+    """The box after the reasoning; the end of the text."""
+    for rm_type in ("deepscaler", "deepscaler_compat"):
+        assert await async_rm(make_args(custom_rm_path=None, rm_type=rm_type), answer("\\boxed{2}")) == 0.0
+    dapo = make_args(custom_rm_path=None, rm_type="dapo", reward_key="score")
+    assert await async_rm(dapo, answer("Answer: 2")) == {"score": 1.0, "acc": True, "pred": "2"}
+
+
+def answer(text):
+    return Sample(response=text, label="2", response_length=1)
+
+
 def test_dapo_looks_at_the_end():
     score = math_dapo_utils.compute_score
     assert score("Answer: 1\nAnswer: 34", "34") == {"score": 1.0, "acc": True, "pred": "34"}
-    assert score("Answer: 34" + " " * 300, "34")["pred"] == "[INVALID]"
+    assert score("Answer: 1\nAnswer: 2\nAnswer: 3", "3")["pred"] == "3"
+    assert score("Answer: 34" + " " * 290, "34")["pred"] == "34"
+    assert score("Answer: 34" + " " * 291, "34") == {"score": -1.0, "acc": False, "pred": "[INVALID]"}
     assert score("\\boxed{34}", "34", strict_box_verify=True)["acc"]
-    assert not score("\\boxed{34}" + " " * 100, "34", strict_box_verify=True)["acc"]
+    assert score("\\boxed{34}" + " " * 90, "34", strict_box_verify=True)["acc"]
+    assert not score("\\boxed{34}" + " " * 91, "34", strict_box_verify=True)["acc"]
     assert math_dapo_utils.is_correct_minerva("Answer: 3", "\\boxed{3}", gt_need_extract=True) == (True, "3")
     assert math_dapo_utils.is_correct_minerva("Answer: 3", "3") == (True, "3")
     assert math_dapo_utils.is_correct_strict_box("x \\boxed{3}", "3") == (1, "3")
     assert math_dapo_utils.is_correct_strict_box("\\boxed{3}" + " " * 200, "3", [0, 0, 0, 100]) == (1, "3")
+    assert math_dapo_utils.is_correct_strict_box("\\boxed{3}" + " " * 200, "3", [0, 0, 0, 50]) == (1, "3")
+    assert math_dapo_utils.is_correct_strict_box("\\boxed{3}" + " " * 200, "3", [0, 0, 0, 101]) == (-1, None)
+    assert math_dapo_utils.is_correct_strict_box("\\boxed{4}", "3") == (-1, "4")
     assert math_dapo_utils.verify("Answer: 3", "4") == (False, "3")
-    with pytest.raises(AssertionError, match="is no"):
-        math_dapo_utils.remove_boxed("3")
+    for wrong in ("3", "\\boxed{3", "3}"):
+        with pytest.raises(AssertionError, match="is no"):
+            math_dapo_utils.remove_boxed(wrong)
 
 
 def test_letters():

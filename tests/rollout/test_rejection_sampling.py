@@ -3,9 +3,12 @@ import json
 import pyarrow.parquet
 import pytest
 
-from slime.rollout.base_types import RolloutError
-from slime.rollout.rejection_sampling import sample_by_rejection
+from slime.config.rejection import RejectionConfig
+from slime.rollout.base_types import RolloutError, RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.rejection_sampling import generate_rollout, sample_by_rejection, to_row, write_rows
 from slime.utils.data import RecordKeys, read_rows
+from slime.utils.types import Sample
 from tests.rollout.test_sglang_rollout import PLUGINS, balanced, question
 
 ANSWERS = {0: "a0", 1: "no", 2: "a2"}
@@ -86,6 +89,13 @@ async def test_the_best_samples_of_a_prompt_are_taken_first(engine, rejection_ar
     assert [row["reward"] for row in read(tmp_path / "out" / "accepted_000000.jsonl")] == [2.0, 3.0] * 3
 
 
+async def test_a_reward_may_be_the_least_one(engine, rejection_args, make_source, tmp_path):
+    args = rejection_args(n_samples_per_prompt=4, rejection_min_reward=2.0)
+    args.custom_rm_path, args.group_rm = PLUGINS + "group_rm", True  # rewards 0, 1, 2, 3
+    await sample_by_rejection(args, 0, make_source(args))
+    assert [row["reward"] for row in read(tmp_path / "out" / "accepted_000000.jsonl")] == [2.0, 3.0] * 3
+
+
 async def test_filters_apply(right_and_wrong, rejection_args, make_source, tmp_path):
     args = rejection_args(dynamic_sampling_filter_path=PLUGINS + "drop_odd_groups")
     args.rollout_sample_filter_path = PLUGINS + "remove_short"
@@ -116,3 +126,46 @@ async def test_a_rollout_without_a_single_answer_says_so(engine, rejection_args,
     args = rejection_args(n_samples_per_prompt=1, custom_generate_function_path=PLUGINS + "always_aborted")
     with pytest.raises(RolloutError, match="none of 3 prompts was answered"):
         await sample_by_rejection(args, 0, make_source(args))
+
+
+async def test_a_group_that_was_given_up_is_left_out(right_and_wrong, rejection_args, make_source, tmp_path):
+    args = rejection_args(custom_generate_function_path=PLUGINS + "giving_up_generate")  # sample 3
+    source = make_source(args)
+    output = await sample_by_rejection(args, 0, source)
+    assert len(output.samples) == 2 and output.metrics["rejection/acceptance_rate"] == 1.0
+    assert source.ledger.dropped == {"aborted": 1} and balanced(source)
+    assert output.metrics["rollout/dropped/aborted"] == 1
+
+
+def test_the_rollout_function_samples_and_evaluates(right_and_wrong, rejection_args, make_source):
+    """Also after a rollout that had enough, and with the prompt that a chat template makes."""
+    args = rejection_args(eval_datasets=[])
+    GenerateState(args).aborted = True
+    assert isinstance(generate_rollout(args, 0, make_source(args)), RolloutFnTrainOutput)
+    asked = right_and_wrong.tokenizer.decode(right_and_wrong.seen("generate")[0]["input_ids"])
+    assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert isinstance(generate_rollout(args, 0, make_source(args), evaluation=True), RolloutFnEvalOutput)
+
+
+def test_rows_hold_what_the_model_said_and_the_template_does_not_add(rejection_args):
+    state = GenerateState(rejection_args())
+    prompt, said, end = ([9, 8], state.tokenizer("ab")["input_ids"], [state.tokenizer.eos_token_id])
+    asked = [{"role": "user", "content": "q"}]
+
+    def row(answer, **fields):
+        sample = Sample(prompt=asked, tokens=prompt + answer, response_length=len(answer), **fields)
+        return to_row(state, sample)
+
+    for answer, content in ((said + end, "ab"), (said, "ab"), ([], "")):
+        assert row(answer)["messages"] == [*asked, {"role": "assistant", "content": content}]
+    by_turns = row(said, loss_mask=[1, 0], reward=1.0, label="l", index=3, group_index=1)
+    assert by_turns["prompt"] == state.tokenizer.decode(prompt) and "messages" not in by_turns
+    assert (by_turns["reward"], by_turns["label"], by_turns["index"]) == (1.0, "l", 3)
+
+
+def test_a_file_is_written_anew_and_alone(tmp_path):
+    config = RejectionConfig(rejection_output=str(tmp_path / "a" / "b"), rejection_format="jsonl")
+    for rows in ([{"x": 1}, {"x": 2}], [{"x": 3}]):
+        path = write_rows(config, 7, rows)
+        assert read(path) == rows
+    assert [file.name for file in path.parent.iterdir()] == ["accepted_000007.jsonl"]

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from slime.config.run import run_config
 from slime.rollout.base_types import RolloutError
 from slime.rollout.checks import check_reward
-from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm, remote
+from slime.rollout.rm_hub import async_rm, batched_async_rm, f1_score, grouped_async_rm, remote
 from slime.utils.types import Sample
 from tests.rollout import plugins
 
@@ -92,6 +92,24 @@ async def test_an_unknown_type_and_a_missing_label_are_errors(make_args):
     args.use_opd = True  # a teacher teaches, whatever the reward
     assert await async_rm(args, Sample(response="\\boxed{1}")) == 0.0
     assert await async_rm(args, Sample(response="\\boxed{1}", label="1")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "truth", "scores"),
+    [
+        (None, "cat", (0.0, 0.0, 0.0)),
+        ("yes", "no", (0.0, 0.0, 0.0)),
+        ("no way", "no", (0.0, 0.0, 0.0)),
+        ("noanswer", "cat", (0.0, 0.0, 0.0)),
+        ("dog", "cat", (0.0, 0.0, 0.0)),
+        ("No!", "no", (1.0, 1.0, 1.0)),
+        ("A big cat, sat.", "the CAT", (0.5, 1 / 3, 1.0)),
+        ("cat", "big cat cat", (0.5, 1.0, 1 / 3)),
+        ("7", 7, (1.0, 1.0, 1.0)),
+    ],
+)
+def test_words_in_common_are_f1_precision_and_recall(prediction, truth, scores):
+    assert f1_score(prediction, truth) == scores
 
 
 async def test_a_remote_reward_needs_an_address(make_args):

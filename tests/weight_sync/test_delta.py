@@ -265,6 +265,14 @@ def test_a_machine_that_cannot_fetch_ends_the_update_by_name_and_no_engine_stops
     assert engine.paths[before:] == ["pull_weights"] * 2
 
 
+def test_a_whole_version_that_is_refused_is_not_written_again(trainer):
+    (engine,) = trainer.engines
+    engine.answers["pull_weights"] = JSONResponse({"message": "No space left"}, status_code=400)
+    with pytest.raises(RuntimeError, match="No space left"):
+        trainer.step()
+    assert engine.paths == ["pull_weights"]
+
+
 def test_the_base_moves_on_only_when_every_engine_has_confirmed(args, engines, root):
     """One has loaded what the other one refused; the number is given again, to other weights."""
     first, second = engines(), engines()

@@ -181,7 +181,20 @@ def test_without_an_engine_nothing_is_gathered_and_nothing_stands_still(args, ro
     update.connect([])
     monkeypatch.delattr(Source, "buckets")
     report = update.run(1)
-    assert (report.sent, report.pause) == (0, 0.0) and not root.exists()
+    assert report == SyncReport(transfer=report.transfer) and 0 <= report.transfer < 60
+    assert not root.exists()
+
+
+def test_a_rank_without_an_engine_writes_nothing(args, root):
+    for mode in ("full", "delta"):
+        args.update_weight_mode = mode
+        (transport,) = transports_of(run_config(args))
+        transport.connect([])
+        transport.open("1", None)
+        assert transport.send([("a", torch.ones(2))], True) == 0
+        transport.commit()
+        transport.resume()
+    assert not root.exists()
 
 
 def test_ranks_send_side_by_side_and_the_slowest_counts():

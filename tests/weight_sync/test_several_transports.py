@@ -35,6 +35,7 @@ class Pretended(Transport):
 
     def __init__(self, name, reaches, nbytes, pause, log):
         self.name, self.reaches, self.nbytes, self.pause, self.log = name, reaches, nbytes, pause, log
+        self.density = pause / 10
 
     def _note(self, *what):
         self.log.append((self.name, *what))
@@ -98,7 +99,7 @@ def test_no_engine_goes_on_before_all_have_the_weights(update, log):
     assert log[:2] == [("first", "connect", "one", "two"), ("second", "connect", "three")]
     log.clear()
     report = update.run(5)
-    assert (report.sent, report.pause) == (2 * (3 + 4), 2.5)
+    assert (report.sent, report.pause, report.density) == (2 * (3 + 4), 2.5, 0.25)
     both = ("first", "second")
     assert log == [
         *((name, "open", "5") for name in both),

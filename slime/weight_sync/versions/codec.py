@@ -15,7 +15,7 @@ Bytes = np.ndarray
 """uint8, one dimension, in memory of its own or of a tensor that outlives it."""
 _LEVEL = 1
 _POSITION = np.dtype("<u4")
-_MAX_POSITION = 2**32 - 1
+_MAX_POSITION = int(np.iinfo(_POSITION).max)
 
 
 class Change(NamedTuple):
