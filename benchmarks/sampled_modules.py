@@ -10,12 +10,20 @@ _SHAPES = (
 )
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_agreement"),
+    "slime/weight_sync/versions/puller.py": ("weight_sync/test_puller",),
+    "slime/weight_sync/versions/codec.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),
+    "slime/weight_sync/versions/local.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),
+    "slime/weight_sync/versions/manifest.py": (
+        "weight_sync/test_versions",
+        "weight_sync/test_pulled_versions",
+    ),
+    "slime/weight_sync/versions/staged.py": (
+        "weight_sync/test_versions",
+        "weight_sync/test_pulled_versions",
+        "weight_sync/test_disk",
+    ),
     "slime/weight_sync/update.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
     "slime/weight_sync/report.py": ("weight_sync/test_disk",),
-    "slime/weight_sync/versions/puller.py": (
-        "weight_sync/test_delta",
-        "backends/sglang_utils/test_server_engine",
-    ),
     "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast",),
     "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),
     "slime/weight_sync/transports/session.py": ("weight_sync/test_session", "weight_sync/test_disk"),
@@ -83,6 +91,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/rollout/generation.py": ("rollout/test_original_calls", *_ROLLOUT),
     "slime/rollout/sglang_rollout.py": _ROLLOUT,
     "slime/rollout/rm_hub/f1.py": ("rollout/test_rm_hub",),
+    "slime/rollout/rm_hub/deepscaler.py": ("rollout/test_math_utils",),
     "slime/rollout/rm_hub/__init__.py": ("rollout/test_rm_hub",),
     "slime/rollout/rm_hub/grading_pool.py": ("rollout/test_grading_processes",),
     "slime/rollout/rm_hub/grading_worker.py": (
@@ -280,7 +289,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "slime/weight_sync/transports/broadcast.py: 1  =>  2 (3)": "a pool with a thread more than it has tasks",
     "slime/weight_sync/transports/__init__.py: TYPE_CHECKING  =>  not TYPE_CHECKING": "types alone",
-    "slime/rollout/rm_hub/gpqa.py: True  =>  False": "frozen: nothing assigns to its fields",
+    "slime/rollout/rm_hub/gpqa.py: True  =>  False": "frozen, as is not drawn any more",
     "slime/weight_sync/versions/manifest.py: 1  =>  2 (2)": "the blanks before a line of JSON",
 }
 """By the label of a mutant that no test can kill: why."""

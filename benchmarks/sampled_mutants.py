@@ -9,10 +9,11 @@ others run that reach the module, nearest first, for a minute: the suite would r
 fails counts if it passes without the mutant.
 
 Not drawn are numbers of seconds, retries and cache entries, of which one more is no fault, lines of a log
-that tell no trouble, and imports for types alone. Prints a line per mutant and writes JSON after each: by
-seed, commit, date and what became of it, as it was drawn and since tests were added (``--again`` judges those
-that live). ``EQUIVALENT`` of ``sampled_modules.py`` says of which it has been argued that nothing can tell
-them apart.
+that tell no trouble, imports for types alone, and ``frozen=True``: mypy, which every commit passes, refuses
+an assignment to such a field, so that nothing runs into it. Prints a line per mutant and writes JSON after
+each: by seed, commit, date and what became of it, as it was drawn and since tests were added. ``--again``
+judges those of the seed that live, by their labels: what is drawn changes with the code. ``EQUIVALENT`` of
+``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
 """
 
 import argparse
@@ -90,8 +91,19 @@ def modules(package: str) -> Iterator[str]:
 def drawn(package: str, count: int, seed: int) -> dict[str, Mutant]:
     """Draws so many mutants of a package, module by module, by their labels."""
     found = [entry for path in modules(package) for entry in _labelled(path)]
-    sample = random.Random(f"{package} {seed}").sample(found, min(count, len(found)))
-    made = {label: next(mutants(path, (ROOT / path).read_text(), {at})) for label, path, at in sample}
+    return _made(random.Random(f"{package} {seed}").sample(found, min(count, len(found))))
+
+
+def alive(rows: dict[str, dict[str, Any]]) -> dict[str, Mutant]:
+    """The mutants of rows that no test has killed, by their labels, where the code still has them."""
+    labels = {label for label, row in rows.items() if row["outcome"] == SURVIVES}
+    paths = sorted({label.partition(": ")[0] for label in labels})
+    entries = [entry for path in paths if (ROOT / path).is_file() for entry in _labelled(path)]
+    return _made([entry for entry in entries if entry[0] in labels])
+
+
+def _made(entries: list[tuple[str, str, int]]) -> dict[str, Mutant]:
+    made = {label: next(mutants(path, (ROOT / path).read_text(), {at})) for label, path, at in entries}
     return dict(sorted(made.items(), key=lambda pair: (pair[1].path, pair[1].line)))
 
 
@@ -106,9 +118,9 @@ def _labelled(path: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _tells_nothing(change: str, line: str) -> bool:
-    """Whether it is no fault: one more of some number, what a log says where all is well, types alone."""
+    """Whether it is no fault: one more of some number, a log where all is well, types, what mypy sees."""
     before = change.partition("  =>  ")[0]
-    if before == "TYPE_CHECKING":
+    if before == "TYPE_CHECKING" or (before == "True" and line == "@dataclass(frozen=True)"):
         return True
     if _NUMBER.fullmatch(before):
         named = rf"({_NO_FAULT})\b(: \w+)? ?= ?{re.escape(before)}(?![\d.])"
@@ -215,7 +227,7 @@ def main() -> None:
     seed = results["seeds"].setdefault(str(args.seed), {"mutants": {}})
     rows = seed["mutants"]
     if args.again:
-        chosen = [(label, mutant) for label, mutant in chosen if _is_alive(rows.get(label))]
+        chosen = [*alive(rows).items()]
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory) / "tree")
         for label, mutant in chosen:
@@ -231,10 +243,6 @@ def main() -> None:
 
 def _at(samples: list[dict[str, Mutant]], number: int) -> list[tuple[str, Mutant]]:
     return [[*sample.items()][number] for sample in samples if number < len(sample)]
-
-
-def _is_alive(row: dict[str, Any] | None) -> bool:
-    return row is not None and row["outcome"] == SURVIVES
 
 
 if __name__ == "__main__":

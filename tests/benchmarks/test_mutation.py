@@ -67,7 +67,16 @@ def test_what_is_drawn_is_the_same_each_time_and_has_tests_that_are_there():
         assert all((ROOT / file).is_file() for file in files), files
 
 
-def test_seconds_logs_of_no_trouble_and_imports_for_types_are_not_drawn():
+def test_what_lives_is_found_again_by_its_label():
+    sample = sampled_mutants.drawn("weight_sync", 3, seed=1)
+    first, second, third = ({"outcome": outcome} for outcome in ("survives", "killed", "survives"))
+    rows = dict(zip(sample, (first, second, third), strict=True))
+    rows["slime/weight_sync/gone.py: 1  =>  2"] = third
+    living = {label: mutant for label, mutant in sample.items() if rows[label]["outcome"] == "survives"}
+    assert sampled_mutants.alive(rows) == living and len(living) == 2
+
+
+def test_what_is_no_fault_is_not_drawn():
     held = {
         ("5.0  =>  6.0", "GRACE_S = 5.0"): True,
         ("5.0  =>  6.0", "GRACE_S: float = 5.0"): True,
@@ -77,6 +86,9 @@ def test_seconds_logs_of_no_trouble_and_imports_for_types_are_not_drawn():
         ("logger.info('a', b)  =>  None", "logger.info('a', b)"): True,
         ("logger.warning('a')  =>  None", "logger.warning('a')"): False,
         ("TYPE_CHECKING  =>  not TYPE_CHECKING", "if TYPE_CHECKING:"): True,
+        ("True  =>  False", "@dataclass(frozen=True)"): True,
+        ("True  =>  False", "@dataclass(frozen=True, kw_only=True)"): False,
+        ("True  =>  False", "    is_whole = True"): False,
     }
     assert {case: sampled_mutants._tells_nothing(*case) for case in held} == held
 
