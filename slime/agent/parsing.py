@@ -9,6 +9,7 @@ from typing import Any
 from slime.backends.embedded_engine.tool_calls.tagged_formats import Qwen3Coder
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_OPENS, _CLOSES, _CALL_BEGINS = "<think>", "</think>", "<tool_call>"
 _THOUGHT = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 # By the names that SGLang has for them.
@@ -32,17 +33,25 @@ class ParsedModelOutput:
 
     Attributes:
         ill_formed: a call of a tool cannot be read, or is of one that nobody offered; it stays in ``text``.
+        has_whole_call: there is a call with its end, well-formed or not.
     """
 
     text: str
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     ill_formed: bool = False
+    has_whole_call: bool = False
 
     @property
     def tool_uses(self) -> list[dict[str, Any]]:
         """The calls as Anthropic's API has them: ``name`` and ``input``, an object."""
         return [_use(call) for call in self.tool_calls]
+
+
+def thoughts_are_open(text: str) -> bool:
+    """Whether thoughts begin in a text, and do not end in it."""
+    _, opened, after = text.rpartition(_OPENS)
+    return bool(opened) and _CLOSES not in after
 
 
 def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
@@ -61,20 +70,26 @@ def parse_model_output(
     tools_schema: Sequence[Mapping[str, Any]] | None,
     tool_parser_name: str | None,
     reasoning_parser_name: str | None,
+    thinks: bool = False,
 ) -> ParsedModelOutput:
-    """Takes an answer apart.
+    """Takes an answer apart. What thoughts say of calls is none, also of thoughts that were never closed.
 
     Args:
         tools_schema: the tools on offer; without any, calls are text.
         tool_parser_name: of `TOOL_PARSERS`: calls are JSON objects in ``<tool_call>`` tags.
         reasoning_parser_name: of `REASONING_PARSERS`: what stands before ``</think>``.
+        thinks: the answer begins in thoughts.
     """
     check_parsers(tool_parser_name, reasoning_parser_name)
     parsed = ParsedModelOutput(raw_output)
-    if reasoning_parser_name and (thought := _THOUGHT.match(raw_output)):
-        parsed.reasoning, parsed.text = thought[1].strip(), raw_output[thought.end() :]
+    if reasoning_parser_name:
+        if thought := _THOUGHT.match(raw_output):
+            parsed.reasoning, parsed.text = thought[1].strip(), raw_output[thought.end() :]
+        elif thinks or raw_output.lstrip().startswith(_OPENS):
+            return parsed
     if not tool_parser_name or not tools_schema:
         return parsed
+    parsed.has_whole_call = CALL_ENDS in parsed.text.partition(_CALL_BEGINS)[2]
     offered = {tool["function"]["name"] for tool in tools_schema if tool.get("type") == "function"}
     calls = [_read_call(body, offered) for body in _CALL.findall(parsed.text)]
     if None in calls:

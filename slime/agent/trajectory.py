@@ -7,12 +7,13 @@ each turn is trained on in one of them, but for what a later request puts in oth
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime.utils.engine_meta import log_probs_within, nuclei_of_first
 from slime.utils.types import Sample
@@ -54,11 +55,18 @@ class TurnRecord:
     meta_info: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class _Piece:
+class PlainMessage(NamedTuple):
+    """What of a message tells whether two are the same."""
+
+    role: str
+    content: str
+    calls: list[tuple[str, Any]]
+
+
+class _Piece(NamedTuple):
     """Tokens that came together: of the model if they have an answer, else of the agent."""
 
-    ids: list[int]
+    length: int
     turn: TurnRecord | None = None
 
 
@@ -68,29 +76,37 @@ class Chain:
 
     Attributes:
         messages: what was said, the last answer included.
-        pieces: the first prompt, then answers and what came between them.
+        tokens: all of them, as the model knows them.
+        pieces: of the tokens: the first prompt, then answers and what came between them.
+        realigned: how many tokens were replaced, as requests rendered them otherwise.
+        tool_errors: calls that cannot be read, and results that the agent says are errors.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[PlainMessage]
+    tokens: list[int]
     pieces: list[_Piece]
     turns: int = 0
+    realigned: int = 0
+    tool_errors: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def tokens(self) -> list[int]:
-        """All of them, as the model knows them."""
-        return [token for piece in self.pieces for token in piece.ids]
+    def add(self, ids: Sequence[int], turn: TurnRecord | None = None) -> None:
+        """Goes on with these tokens."""
+        self.tokens += ids
+        self.pieces.append(_Piece(len(ids), turn))
 
     def cut(self, length: int) -> None:
         """Keep the first ``length`` tokens. An answer that loses a part of itself is not trained on."""
+        self.realigned += len(self.tokens) - length
+        del self.tokens[length:]
         kept: list[_Piece] = []
         for piece in self.pieces:
-            if length >= len(piece.ids):
+            if length >= piece.length:
                 kept.append(piece)
             elif length > 0:
-                kept.append(_Piece(piece.ids[:length]))
-            length -= len(piece.ids)
-        self.pieces = [piece for piece in kept if piece.ids]
+                kept.append(_Piece(length))
+            length -= piece.length
+        self.pieces = [piece for piece in kept if piece.length]
 
 
 class TrajectoryManager:
@@ -115,9 +131,9 @@ class TrajectoryManager:
         """Forget it; one that is unknown is forgotten already."""
         self._sessions.pop(sid, None)
 
-    def continued(self, sid: str, messages: Sequence[Message]) -> Chain | None:
+    def continued(self, sid: str, messages: Sequence[Message | PlainMessage]) -> Chain | None:
         """The longest chain whose messages these begin with."""
-        plain = [plain_message(message) for message in messages]
+        plain = plain_messages(messages)
         chains = [c for c in self._sessions.get(sid, ()) if plain[: len(c.messages)] == c.messages]
         return max(chains, key=lambda chain: len(chain.messages), default=None)
 
@@ -126,11 +142,15 @@ class TrajectoryManager:
         sid: str,
         *,
         turn: TurnRecord,
-        prompt_messages: Sequence[Message],
+        prompt_messages: Sequence[Message | PlainMessage],
         response_message: Message,
         metadata: Mapping[str, Any] | None = None,
+        tool_errors: int = 0,
     ) -> DriftKind:
         """Adds a turn to the chain that it goes on with, or begins one.
+
+        Args:
+            tool_errors: how many calls of it cannot be read, and results that came with it are errors.
 
         Raises:
             ValueError: the answer has another number of log-probs than of tokens.
@@ -140,15 +160,18 @@ class TrajectoryManager:
                 f"session {sid}: {len(turn.output_ids)} tokens but {len(turn.output_log_probs)} log-probs"
             )
         chains = self._sessions.setdefault(sid, [])
-        chain, kind = self.continued(sid, prompt_messages), DriftKind.FORK
+        plain = plain_messages(prompt_messages)
+        chain, kind = self.continued(sid, plain), DriftKind.FORK
         if chain is not None:
             kind = self._align(chain, turn.prompt_ids)
         if chain is None or kind is DriftKind.FORK:
-            chain = Chain([], [_Piece(list(turn.prompt_ids))])
+            chain = Chain([], list(turn.prompt_ids), [_Piece(len(turn.prompt_ids))])
             chains.append(chain)
-        chain.pieces.append(_Piece(list(turn.output_ids), turn))
-        chain.messages = [plain_message(message) for message in (*prompt_messages, response_message)]
+        # the chain holds the prompt; one for each turn would be the square of a conversation
+        chain.add(turn.output_ids, replace(turn, prompt_ids=[]))
+        chain.messages = [*plain, plain_message(response_message)]
         chain.turns += 1
+        chain.tool_errors += tool_errors
         chain.metadata |= metadata or {}
         return kind
 
@@ -158,11 +181,11 @@ class TrajectoryManager:
         common = _shared_length(held, prompt_ids)
         kind = DriftKind.CLEAN if common == len(held) else DriftKind.REALIGN
         if kind is DriftKind.REALIGN:
-            if len(held) - common > self._threshold or common < len(chain.pieces[0].ids):
+            if len(held) - common > self._threshold or common < chain.pieces[0].length:
                 return DriftKind.FORK
             chain.cut(common)
-        if rest := list(prompt_ids[common:]):
-            chain.pieces.append(_Piece(rest))
+        if rest := prompt_ids[common:]:
+            chain.add(rest)
         return kind
 
     def get_trajectory(
@@ -184,25 +207,37 @@ class TrajectoryManager:
         """
         chains = self._sessions.get(sid, [])
         samples = [_sample_of(chain, base_sample, max_sample_tokens) for chain in chains]
-        for sample, chain in zip(samples, chains, strict=True):
+        for at, (sample, chain) in enumerate(zip(samples, chains, strict=True)):
             sample.reward = reward
-            sample.metadata |= chain.metadata | dict(extra_metadata or {})
+            sample.metadata |= _counts(chain, chains[:at]) | chain.metadata | dict(extra_metadata or {})
             if len(samples) > 1:
                 sample.rollout_id = base_sample.index
         return samples
 
 
+def _counts(chain: Chain, earlier: Sequence[Chain]) -> dict[str, int]:
+    """What metrics say of a chain beside its turns, where there is any of it."""
+    shared = max((_shared_length(chain.tokens, other.tokens) for other in earlier), default=0)
+    counts = {
+        "realigned_tokens": chain.realigned,
+        "duplicated_prefix_tokens": shared,
+        "tool_errors": chain.tool_errors,
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def _sample_of(chain: Chain, base_sample: Sample, longest: int) -> Sample:
     first, *others = chain.pieces
-    sample = deepcopy(base_sample)
-    sample.tokens, sample.response, sample.response_length = list(first.ids), "", 0
+    sample, end = deepcopy(base_sample), first.length
+    sample.tokens, sample.response, sample.response_length = chain.tokens[:end], "", 0
     sample.loss_mask = sample.rollout_log_probs = None
     sample.weight_versions, sample.version_spans = [], []
     cut = False
     for piece in others:
-        room = longest - len(sample.tokens) if longest else len(piece.ids)
-        cut = cut or room < len(piece.ids)
-        _append(sample, piece, max(room, 0))
+        start, end = end, end + piece.length
+        room = longest - len(sample.tokens) if longest else piece.length
+        cut = cut or room < piece.length
+        _append(sample, chain.tokens[start : min(end, start + max(room, 0))], piece.turn)
     last = next((piece.turn for piece in reversed(others) if piece.turn), None)
     reason = last.finish_reason if last else "stop"
     sample.status = Sample.Status.TRUNCATED if cut else _STATUS.get(reason, Sample.Status.COMPLETED)
@@ -210,8 +245,7 @@ def _sample_of(chain: Chain, base_sample: Sample, longest: int) -> Sample:
     return sample
 
 
-def _append(sample: Sample, piece: _Piece, room: int) -> None:
-    ids, turn = piece.ids[:room], piece.turn
+def _append(sample: Sample, ids: list[int], turn: TurnRecord | None) -> None:
     if not ids:
         return
     if turn is None:
@@ -225,10 +259,15 @@ def _append(sample: Sample, piece: _Piece, room: int) -> None:
     sample.append_response_tokens(tokens=ids, log_probs=log_probs, meta_info=meta)
 
 
-def plain_message(message: Message) -> dict[str, Any]:
-    """What of a message tells whether two are the same: role, text and calls of tools."""
+def plain_messages(messages: Sequence[Message | PlainMessage]) -> list[PlainMessage]:
+    """Role, text and calls of tools of each."""
+    return [m if isinstance(m, PlainMessage) else plain_message(m) for m in messages]
+
+
+def plain_message(message: Message) -> PlainMessage:
+    """Role, text and calls of tools."""
     calls = [_plain_call(call) for call in message.get("tool_calls") or ()]
-    return {"role": message["role"], "content": flatten_content(message.get("content")), "calls": calls}
+    return PlainMessage(message["role"], flatten_content(message.get("content")), calls)
 
 
 def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:
@@ -242,8 +281,12 @@ def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How long the beginning is that both have."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    longest = min(len(one), len(other))
+    if one[:longest] == other[:longest]:
+        return longest
+    # parts are compared as lists are: token by token in Python costs as much as a turn at 32k of them
+    lengths = range(1, longest + 1)
+    return bisect_left(lengths, True, key=lambda n: one[:n] != other[:n])
 
 
 def flatten_content(c: Any) -> str:

@@ -29,9 +29,8 @@ def serve(engine, tokenizer):
     servers = []
 
     def make(session=True, **options):
-        adapter = OpenAIAdapter(
-            tokenizer=tokenizer, sglang_url=f"{engine.url}/generate", tool_parser="hermes", **options
-        )
+        options = {"tokenizer": tokenizer, "tool_parser": "hermes"} | options
+        adapter = OpenAIAdapter(sglang_url=f"{engine.url}/generate", **options)
         servers.append(run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True}))
         if session:
             adapter.open_session("s", sampling_defaults=PARAMS)
@@ -92,14 +91,13 @@ async def test_rendered_as_text_it_reads_as_the_template_has_it(serve, engine, t
 
 async def test_a_template_that_does_not_end_the_last_message_repeats_no_answer(serve, engine, tokenizer):
     """That of Qwen1.5: the last end in what it makes of a conversation is that of the question."""
-    adapter, client = serve()
     own = copy(tokenizer)
     own.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% if add_generation_prompt or not loop.last %}<|im_end|>\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    adapter._tokenizer = own
+    adapter, client = serve(tokenizer=own)
     message = (await ask(client, [USER]))["choices"][0]["message"]
     messages = [USER, message, {"role": "user", "content": "and?"}]
     await ask(client, messages)
@@ -120,9 +118,9 @@ THINKING = (
 @pytest.mark.parametrize("parser", [None, "qwen3"])
 async def test_a_template_that_forgets_thoughts_costs_no_turn_its_training(serve, engine, tokenizer, parser):
     """That of Qwen3; agents seldom send back what an answer has beside its text."""
-    adapter, client = serve(reasoning_parser=parser)
-    adapter._tokenizer = own = copy(tokenizer)
+    own = copy(tokenizer)
     own.chat_template = THINKING
+    adapter, client = serve(tokenizer=own, reasoning_parser=parser)
     engine.answer = lambda conversation: "<think>hm</think>ok"
     messages = [USER]
     for _ in range(2):
@@ -140,13 +138,13 @@ async def test_a_template_that_forgets_thoughts_costs_no_turn_its_training(serve
 
 async def test_calls_may_stand_in_the_place_of_text(serve, engine, tokenizer):
     """As in the template of Llama 3.1."""
-    adapter, client = serve()
-    adapter._tokenizer = own = copy(tokenizer)
+    own = copy(tokenizer)
     own.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+    _, client = serve(tokenizer=own)
     engine.answer = lambda conversation: "done" if "42" in conversation else CALL
     message = (await ask(client, [USER], tools=TOOLS))["choices"][0]["message"]
     answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "42"}
@@ -323,6 +321,32 @@ async def test_an_answer_that_may_call_once_ends_with_its_call(serve, engine, to
     client.headers["Authorization"] = "Bearer s"
     await ask(client, [USER], parallel_tool_calls=False)
     assert "stop" not in engine.seen("generate")[-1]["sampling_params"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_of_a_call_that_is_none_ends_nothing(serve, engine, tokenizer, stream):
+    """Thoughts may speak of calls, and text may have the end of one that never began."""
+    adapter, client = serve(reasoning_parser="qwen3")
+    whole = f"<think>{CALL} or </tool_call>?</think>So </tool_call>: {CALL}"
+    engine.answer = lambda conversation: whole + CALL
+    once = {"tools": TOOLS, "parallel_tool_calls": False, "stream": stream}
+    response = await client.post(PATH, json={"messages": [USER], **once})
+    assert response.status_code == 200 and response.text.count('"name": "f"') == 1
+    asked = engine.seen("generate")
+    assert len(asked) == 4 and asked[3]["sampling_params"]["max_new_tokens"] < 100
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    made = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    assert sample.tokens[-sample.response_length :] == made and sample.status is Sample.Status.COMPLETED
+
+
+async def test_thoughts_that_never_end_call_nothing(serve, engine):
+    """Not even where the template has opened them, and they fill all the room there is."""
+    adapter, client = serve(reasoning_parser="qwen3")
+    engine.answer = lambda conversation: f"<think>{CALL}, {CALL} and so on without an end, {CALL}"
+    adapter.open_session("short", sampling_defaults={"max_new_tokens": len(CALL)})
+    client.headers["Authorization"] = "Bearer short"
+    done = (await ask(client, [USER], tools=TOOLS, parallel_tool_calls=False))["choices"][0]
+    assert done["finish_reason"] == "length" and "tool_calls" not in done["message"]
 
 
 async def test_a_grammar_waits_for_the_end_of_the_reasoning(serve, engine):

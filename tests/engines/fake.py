@@ -196,9 +196,11 @@ class TalkingEngine(FakeEngine):
         conversation = self.tokenizer.decode(body["input_ids"]).rpartition(HEADER)[0]
         begun = len(body["input_ids"]) - len(self._encode(conversation + HEADER))
         whole = self._encode(self.answer(conversation) + EOS)[begun:]
-        whole = self._stopped(whole, body["sampling_params"].get("stop") or [])
+        whole, matched = self._stopped(whole, body["sampling_params"].get("stop") or [])
         limit = body["sampling_params"]["max_new_tokens"]
-        reason: dict[str, Any] = {"type": "stop"} if len(whole) <= limit else {"type": "length"}
+        reason: dict[str, Any] = {"type": "length"}
+        if len(whole) <= limit:
+            reason = {"type": "stop", "matched": matched or self.tokenizer.eos_token_id}
         aborts = self.aborts
         ids: list[int] = []
         for token in whole[:limit]:
@@ -211,12 +213,13 @@ class TalkingEngine(FakeEngine):
                 yield ids, None
         yield ids, reason
 
-    def _stopped(self, ids: list[int], stop: str | list[str]) -> list[int]:
-        """What there is of an answer with the first token that completes a stop string."""
+    def _stopped(self, ids: list[int], stop: str | list[str]) -> tuple[list[int], str | None]:
+        """What there is of an answer with the first token that completes a stop string, and that string."""
         stops = [stop] if isinstance(stop, str) else stop
         ends = range(1, len(ids) if stops else 0)
         texts = ((end, self.tokenizer.decode(ids[:end])) for end in ends)
-        return next((ids[:end] for end, text in texts if any(s in text for s in stops)), ids)
+        found = ((ids[:end], s) for end, text in texts for s in stops if s in text)
+        return next(found, (ids, None))
 
     def _answer_with(self, ids: list[int], reason: Any, body: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -1,10 +1,10 @@
 """What adapters share: sessions, and a turn from messages to tokens, to the engine and back."""
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -15,10 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tokens_of
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
+from slime.agent.adapters.rendering import Rendering, Tools
 from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
-from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output
-from slime.agent.trajectory import TrajectoryManager, TurnRecord, flatten_content
+from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
+from slime.agent.trajectory import (
+    Chain,
+    PlainMessage,
+    TrajectoryManager,
+    TurnRecord,
+    flatten_content,
+    plain_messages,
+)
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import HttpStatusError
@@ -33,6 +41,8 @@ BODY_LIMIT = 64 * 2**20
 _FORK_THRESHOLD = 1024
 _ENDED_KEPT = 10_000
 _POLL_S = 0.02
+_TAIL = 32
+"""Tokens at the end of a prompt in which a template may have opened the thoughts."""
 
 
 @web.middleware
@@ -73,6 +83,7 @@ class BaseAdapter:
     ) -> None:
         check_parsers(tool_parser, reasoning_parser)
         self._tokenizer, self.sglang_url = tokenizer, sglang_url
+        self._rendering = Rendering(tokenizer)
         self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
         self._max_turns, self._debug = max_turns_per_sid, debug_callback
         threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
@@ -188,10 +199,58 @@ class BaseAdapter:
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        sid, messages, tools, params, single_call = asked
-        prompt = self._prompt_ids(sid, messages, tools)
-        sampling = sampling_of_turn(session, params, len(prompt))
-        if single_call and tools and self._tool_parser:
+        messages = [_with_text(message) for message in asked.messages]
+        plain = plain_messages(messages)
+        chain = self.trajectories.continued(asked.sid, plain)
+        heard = messages[len(chain.messages) if chain else 0 :]
+        prompt = self._prompt_ids(chain, messages, asked.tools)
+        body = self._request(session, asked, prompt, top_log_probs)
+        growing = GrowingAnswer(
+            calls=bool(self._tool_parser and asked.tools), reasons=self._reasoning_parser is not None
+        )
+
+        async def tell(triples: list[Any]) -> None:
+            if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
+                await follow(*new)
+
+        reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt))
+        answer = await engine_answer(
+            self.sglang_url,
+            body,
+            tell if follow else None,
+            end=self._tokenizer.eos_token_id,
+            goes_on=(lambda ids: not reads(ids).has_whole_call) if asked.single_call else None,
+        )
+        meta = answer["meta_info"]
+        reason = (meta.get("finish_reason") or {}).get("type", "stop")
+        if reason == "abort":
+            session.aborted = True
+            raise Refused(503, "the engine stopped generating")
+        triples = tokens_of(answer)
+        record = TurnRecord(
+            prompt_ids=prompt,
+            output_ids=[triple[1] for triple in triples],
+            finish_reason=reason,
+            output_log_probs=[triple[0] for triple in triples],
+            meta_info=meta,
+        )
+        parsed = reads(record.output_ids)
+        record.ill_formed = parsed.ill_formed
+        if follow and any(new := growing.rest(parsed)):
+            await follow(*new)
+        if not session.closed:  # or it would come back after it was finished
+            errors = sum(bool(message.get("is_error")) for message in heard) + parsed.ill_formed
+            self._record(asked.sid, record, plain, parsed, errors)
+        tops = [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []]
+        pairs = list(zip(record.output_log_probs, record.output_ids, strict=True))
+        return Turn(parsed, reason, len(prompt), len(record.output_ids), pairs, tops)
+
+    def _request(
+        self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
+    ) -> dict[str, Any]:
+        """What the engine is asked."""
+        sampling = sampling_of_turn(session, asked.params, len(prompt))
+        if asked.single_call and asked.tools and self._tool_parser:
             sampling = ended_by_call(sampling)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         body |= asks_for_nuclei(sampling)
@@ -200,45 +259,31 @@ class BaseAdapter:
         if self._reasoning_parser is not None and sampling.keys() & GRAMMARS.keys():
             # the grammar is of the answer, which the reasoning precedes
             body["require_reasoning"] = True
-        growing = GrowingAnswer(
-            calls=bool(self._tool_parser and tools), reasons=self._reasoning_parser is not None
-        )
+        return body
 
-        async def tell(triples: list[Any]) -> None:
-            if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
-                await follow(*new)
+    def _thinks(self, prompt: Sequence[int]) -> bool:
+        """Whether an answer begins in thoughts, which the template has opened."""
+        if self._reasoning_parser is None:
+            return False
+        return thoughts_are_open(self._tokenizer.decode(prompt[-_TAIL:]))
 
-        end = self._tokenizer.eos_token_id
-        answer = await engine_answer(self.sglang_url, body, tell if follow else None, end=end)
-        meta = answer["meta_info"]
-        reason = (meta.get("finish_reason") or {}).get("type", "stop")
-        if reason == "abort":
-            session.aborted = True
-            raise Refused(503, "the engine stopped generating")
-        triples = tokens_of(answer)
-        parsed = parse_model_output(
-            self._text_of([triple[1] for triple in triples]),
+    def _parsed(self, tools: Tools, thinks: bool, ids: Sequence[int]) -> ParsedModelOutput:
+        return parse_model_output(
+            self._text_of(ids),
             tools_schema=tools,
             tool_parser_name=self._tool_parser,
             reasoning_parser_name=self._reasoning_parser,
+            thinks=thinks,
         )
-        if follow and any(new := growing.rest(parsed)):
-            await follow(*new)
-        record = TurnRecord(
-            prompt_ids=prompt,
-            output_ids=[triple[1] for triple in triples],
-            finish_reason=reason,
-            output_log_probs=[triple[0] for triple in triples],
-            ill_formed=parsed.ill_formed,
-            meta_info=meta,
-        )
-        if not session.closed:  # or it would come back after it was finished
-            self._record(sid, record, messages, parsed)
-        tops = [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []]
-        pairs = list(zip(record.output_log_probs, record.output_ids, strict=True))
-        return Turn(parsed, reason, len(prompt), len(record.output_ids), pairs, tops)
 
-    def _record(self, sid: str, record: TurnRecord, messages: Messages, parsed: ParsedModelOutput) -> None:
+    def _record(
+        self,
+        sid: str,
+        record: TurnRecord,
+        messages: Sequence[PlainMessage],
+        parsed: ParsedModelOutput,
+        tool_errors: int,
+    ) -> None:
         said: dict[str, bool] = {}
         if parsed.tool_calls:
             said["use_tool"] = True
@@ -246,9 +291,13 @@ class BaseAdapter:
             said["ill_formed"] = True
         if record.finish_reason == "length":
             said["truncated"] = True
-        reply = self.reply_message(parsed)
         self.trajectories.record_turn(
-            sid, turn=record, prompt_messages=messages, response_message=reply, metadata=said
+            sid,
+            turn=record,
+            prompt_messages=messages,
+            response_message=self.reply_message(parsed),
+            metadata=said,
+            tool_errors=tool_errors,
         )
         if self._debug is not None:
             self._debug(sid, record)
@@ -270,51 +319,14 @@ class BaseAdapter:
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
 
-    def _prompt_ids(
-        self, sid: str, messages: Messages, tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
+    def _prompt_ids(self, chain: Chain | None, messages: Messages, tools: Tools) -> list[int]:
         """The conversation as tokens; of one that goes on, those that are held and only then new ones."""
-        whole = self._render(messages, tools)
-        chain = self.trajectories.continued(sid, messages)
         if chain is not None:
             ended = chain.tokens[-1] == self._tokenizer.eos_token_id
-            after = self._after_answer(messages, len(chain.messages) - 1, tools, ended)
+            after = self._rendering.tokens_after(messages, len(chain.messages) - 1, tools, ended)
             if after is not None:
-                return chain.tokens + self._encode(after)
-        return self._encode(whole)
-
-    def _after_answer(
-        self, messages: Messages, at: int, tools: Sequence[Mapping[str, Any]] | None, ended: bool
-    ) -> str | None:
-        """What the template puts after the answer at this place; None if that cannot be told.
-
-        Whatever it makes of the answer itself: some leave its thoughts out once there is another question.
-
-        Args:
-            ended: the answer has the token that ends it.
-        """
-        mark, end = uuid.uuid4().hex, self._tokenizer.eos_token
-        marked = {"role": messages[at]["role"], "content": mark}
-        calls = {key: messages[at][key] for key in ("tool_calls",) if key in messages[at]}
-        for answer in ({**marked, **calls}, marked):  # some write calls in the place of text
-            with suppress(Refused):
-                text = self._render([*messages[:at], answer, *messages[at + 1 :]], tools)
-                _, found, after = text.rpartition(mark)
-                if found and end and end in after:
-                    return after.partition(end)[2] if ended else after[after.index(end) :]
-        return None
-
-    def _render(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        plain = [{**message, "content": _text(message.get("content"))} for message in messages]
-        try:
-            return self._tokenizer.apply_chat_template(
-                plain, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates are programs of third parties, messages those of an agent
-            raise Refused(400, f"the chat template fails on these messages: {error}") from error
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+                return chain.tokens + after
+        return self._rendering.tokens(messages, tools)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -323,12 +335,15 @@ class BaseAdapter:
         return web.json_response({"object": "list", "data": [{"id": "default", "object": "model"}]})
 
 
-def _text(content: Any) -> str:
-    """Returns the text of a message.
+def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message whose content is text.
 
     What is no text, an image for instance, would be missing in what the model reads.
     """
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
     for part in content if isinstance(content, list | tuple) else ():
         if not isinstance(part, str) and not isinstance(part.get("text"), str):
             raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
-    return flatten_content(content)
+    return {**message, "content": flatten_content(content)}

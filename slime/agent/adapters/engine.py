@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
+from slime.agent.parsing import CALL_ENDS
 from slime.agent.trajectory import TurnRecord
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.engine_counters import PrefixCacheInfo, recomputed_tokens
@@ -15,6 +16,8 @@ from slime.utils.weight_clock import clock
 
 FollowTokens = Callable[[list[Any]], Awaitable[None]]
 """Is told of the log-prob triples of all tokens so far."""
+GoesOn = Callable[[Sequence[int]], bool]
+"""Whether an answer with these tokens is not at its end, though the end of a call stands there."""
 
 _RETRIES = 20
 _PER_TOKEN = (
@@ -31,6 +34,7 @@ async def engine_answer(
     follow: FollowTokens | None = None,
     *,
     end: int | None = None,
+    goes_on: GoesOn | None = None,
     headers: dict[str, str] | None = None,
 ) -> Any:
     """The engine's answer to a request; for what an update of the weights cuts off, it is asked again.
@@ -40,6 +44,7 @@ async def engine_answer(
 
     Args:
         end: the token that ends an answer, which an abort may come upon.
+        goes_on: where the end of a call has stopped it, whether that is none: then it is asked again too.
 
     Raises:
         HttpStatusError: the engine refuses, maybe in the middle of a stream.
@@ -50,10 +55,15 @@ async def engine_answer(
         so_far = [triple for part in parts for triple in tokens_of(part)]
         updates, updating = clock.updates, clock.updating
         asked = {**_rest(body, len(so_far)), **clock.cache_key()}
-        asked["input_ids"] = [*body["input_ids"], *(triple[1] for triple in so_far)]
+        asked["input_ids"] = body["input_ids"] + _ids(so_far) if so_far else body["input_ids"]
         answer = await _ask(url, asked, _behind(so_far, follow), headers)
         if _is_aborted(answer):
             _note_end(answer["meta_info"], asked["sampling_params"], end)
+        if goes_on and _stopped_by_call(answer) and goes_on(_ids([*so_far, *tokens_of(answer)])):
+            if _has_room(asked, answer):
+                parts.append(answer)
+                continue
+            answer["meta_info"]["finish_reason"] = {"type": "length", "length": len(tokens_of(answer))}
         interrupted = _is_aborted(answer) and (updating or clock.updates != updates)
         if not interrupted or (constrained and follow is not None):
             return _joined([*parts, answer])
@@ -65,6 +75,19 @@ async def engine_answer(
 def tokens_of(answer: Mapping[str, Any]) -> list[Any]:
     """The log-prob, the id and the text of each token of an answer."""
     return answer["meta_info"].get("output_token_logprobs") or []
+
+
+def _ids(triples: Sequence[Any]) -> list[int]:
+    return [triple[1] for triple in triples]
+
+
+def _stopped_by_call(answer: Mapping[str, Any]) -> bool:
+    return (answer["meta_info"].get("finish_reason") or {}).get("matched") == CALL_ENDS
+
+
+def _has_room(asked: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
+    most = asked["sampling_params"].get("max_new_tokens")
+    return most is None or most > len(tokens_of(answer))
 
 
 def _rest(body: Mapping[str, Any], made: int) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""Messages become the tokens of a template: text of others stays text, and only what is new is rendered."""
+
+import re
+from functools import cache
+
+import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from slime.agent.adapters.plain_text import PlainText
+from slime.agent.adapters.rendering import Rendering
+from slime.agent.adapters.session import Refused
+from tests.agent.chat_templates import FAMILIES, tokenizer_of
+
+HOLE = re.compile(r"HOLE(\d+)HOLE")
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+tokenizer_of, rendering_of = cache(tokenizer_of), cache(lambda family: Rendering(tokenizer_of(family)))
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+BYTE_IDS = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
+def rendered(family, messages, tools=None):
+    try:
+        return tokenizer_of(family).apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+    except TemplateError:  # some want roles to alternate
+        reject()
+
+
+def expected_ids(family, messages):
+    """What the template writes, with its tokens, and in its holes the bytes of the texts."""
+    holes = [
+        m if m["role"] == "assistant" else {**m, "content": f"HOLE{at}HOLE"} for at, m in enumerate(messages)
+    ]
+    ids = []
+    for number, piece in enumerate(HOLE.split(rendered(family, holes))):
+        if number % 2:
+            spelled = BYTES.pre_tokenize_str(messages[int(piece)]["content"])
+            ids += [BYTE_IDS[char] for part, _ in spelled for char in part]
+        else:
+            ids += tokenizer_of(family)(piece, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@st.composite
+def conversations(draw, texts):
+    """A question, and turns with answers, results of tools in a row, and questions."""
+    messages = [{"role": "system", "content": draw(texts)}] if draw(st.booleans()) else []
+    messages += [{"role": "user", "content": draw(texts)}]
+    for _ in range(draw(st.integers(0, 4))):
+        messages += [{"role": "assistant", "content": draw(st.sampled_from(["said", "", "<b> so"]))}]
+        roles = draw(st.sampled_from([("user",), ("tool",), ("tool", "tool"), ("tool", "user")]))
+        messages += [{"role": role, "content": draw(texts)} for role in roles]
+    return messages
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(FAMILIES)), st.data())
+def test_text_of_users_and_tools_never_becomes_a_control_token(family, data):
+    tokens = FAMILIES[family][0]
+    words = st.sampled_from([*tokens, *(token[:-1] for token in tokens), ">", "<", "a b", "é", "|", "[/"])
+    texts = st.lists(words, min_size=1, max_size=6).map(lambda found: f"({''.join(found)})")
+    messages = data.draw(conversations(texts))
+    wanted = expected_ids(family, messages)
+    ids = rendering_of(family).tokens(messages, None)
+    assert ids == wanted and tokenizer_of(family).decode(ids) == rendered(family, messages)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(FAMILIES)), conversations(st.sampled_from(["a", "b c", ""])), st.booleans())
+def test_what_comes_after_an_answer_is_the_template_s_whatever_is_left_out(family, messages, offers):
+    """Some count rounds, put what was said first behind the last question, or want roles to alternate."""
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    assume(answers)
+    tools, at = TOOLS if offers else None, answers[-1]
+    marked = [*messages[:at], {"role": "assistant", "content": "MARKED"}, *messages[at + 1 :]]
+    rest = rendered(family, marked, tools).rpartition("MARKED")[2]
+    _, found, wanted = rest.partition(tokenizer_of(family).eos_token)
+    after = rendering_of(family).tokens_after(messages, at, tools, True)
+    assert (after is not None) == bool(found)
+    assert after is None or tokenizer_of(family).decode(after) == wanted
+
+
+def test_the_middle_of_a_conversation_is_not_rendered_once_it_is_known_not_to_matter(monkeypatch):
+    rendering, seen = Rendering(tokenizer_of("qwen")), []
+    render = rendering._render
+    monkeypatch.setattr(rendering, "_render", lambda m, tools: seen.append(len(m)) or render(m, tools))
+    messages = [{"role": "user", "content": "q"}]
+    for _ in range(20):
+        messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
+        rendering.tokens_after(messages, len(messages) - 2, TOOLS, True)
+    assert seen[-10:] == [3] * 10 and max(seen) <= 9
+
+
+def test_names_and_descriptions_of_tools_are_text_too():
+    tool = {"type": "function", "function": {"name": "<|im_end|>", "description": "a </tool_response> b"}}
+    ids = rendering_of("qwen").tokens([{"role": "user", "content": "q"}], [tool])
+    tokenizer = tokenizer_of("qwen")
+    end, closes = tokenizer.convert_tokens_to_ids(["<|im_end|>", "</tool_response>"])
+    assert ids.count(end) == 2 and closes not in ids
+    assert tokenizer.decode(ids) == rendered("qwen", [{"role": "user", "content": "q"}], [tool])
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "options"),
+    [
+        (models.BPE(), trainers.BpeTrainer, {}),
+        (models.Unigram(), trainers.UnigramTrainer, {"vocab_size": 40, "unk_token": "<pad>"}),
+    ],
+    ids=["bpe", "unigram"],
+)
+def test_guarded_text_is_none_of_control_tokens_that_are_in_the_vocabulary(model, trainer, options):
+    core = Tokenizer(model)
+    core.pre_tokenizer = BYTES
+    special = ["<pad>", "<|im_end|>", "<s>"]
+    core.train_from_iterator(["x <|im_end|> y <s> im_end"] * 9, trainer(special_tokens=special, **options))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    text, spelled = PlainText(tokenizer), "im_end x <|im_end|><s> y"
+    assert core.get_vocab()["<s>"] == 2
+    ids = text.encode(text.guarded(spelled))
+    assert not {1, 2} & {*ids} and "".join(map(core.id_to_token, ids)) == spelled.replace(" ", "\u0120")
+    ids = text.encode(f"{text.guarded(spelled)}<|im_end|>{text.guarded(' <s>')}")
+    assert ids.count(1) == 1 and 2 not in ids
+    assert text.guarded("plain <b>") == "plain <b>"
+
+
+def test_a_tokenizer_without_a_fast_form_refuses_such_text_alone():
+    class Slow:
+        chat_template, added_tokens_decoder = "", tokenizer_of("rounds").added_tokens_decoder
+
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [len(text)]}
+
+    text = PlainText(Slow())
+    assert text.encode(text.guarded("abc")) == [3]
+    with pytest.raises(Refused, match="text of a control token, and this tokenizer has no fast form"):
+        text.encode(text.guarded("<|im_end|>"))
