@@ -114,11 +114,12 @@ def measure(rank: int, args: Namespace, small: Namespace, repeats: int) -> dict[
     from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.config.run import run_config
 
-    init(args)
-    load_hf_weights(small, get_model(small), small.hf_checkpoint)  # imports what is imported late
+    init(run_config(args))
+    load_hf_weights(small, get_model(run_config(small)), small.hf_checkpoint)  # imports what is late
     before = _peak_memory()
-    model = get_model(args)
+    model = get_model(run_config(args))
     files = sorted(Path(args.hf_checkpoint).glob("*.safetensors"))
 
     def load() -> None:

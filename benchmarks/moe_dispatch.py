@@ -77,9 +77,10 @@ def measure(rank: int, args: Namespace, tokens: int, repeats: int) -> dict[str, 
     """
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.config.run import run_config
 
-    init(args)
-    (model,) = get_model(args)
+    init(run_config(args))
+    (model,) = get_model(run_config(args))
     layer: Any = model.train().decoder.layers[0].mlp
     rows = torch.randn(tokens, args.hidden_size, generator=torch.Generator().manual_seed(0))
     gradient = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))

@@ -107,8 +107,9 @@ def start_engine(checkpoint: Path) -> tuple[subprocess.Popen[bytes], str]:
 def load_model(args: Namespace) -> list[torch.nn.Module]:
     from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.config.run import run_config
 
-    model = get_model(args)
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     return model
 
@@ -196,9 +197,10 @@ def main() -> None:
     os.environ["MASTER_PORT"] = str(free_port())
     with tempfile.TemporaryDirectory() as directory:
         from slime.backends.megatron_utils.initialize import init
+        from slime.config.run import run_config
         from tests.run_args import run_args
 
-        init(run_args(**ONE_RANK, seed=1))
+        init(run_config(run_args(**ONE_RANK, seed=1)))
         results = {size: run(size, options.repeats, Path(directory)) for size in options.sizes}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     report = {"benchmark": "weight_sync", "time": when, "repeats": options.repeats, "sizes": results}

@@ -25,7 +25,7 @@ ROOMS = (
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
-    **dict(backends=99, rollout=11, ray=10, training=25, utils=15, router=17),
+    **dict(backends=6, rollout=11, ray=10, training=25, utils=15, router=17),
     **dict(models=5, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""

@@ -14,6 +14,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.weight_updater import WeightUpdater
+from slime.config.run import run_config
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.backends.fsdp_utils.architectures import load, model_args
@@ -51,9 +52,9 @@ def _megatron(rank, runs):
     from slime.backends.megatron_utils.model_provider import get_model
     from slime.training.hf_export import save_hf_model_to_path
 
-    init(runs[0][0])
+    init(run_config(runs[0][0]))
     for args, target in runs:
-        model = get_model(args)
+        model = get_model(run_config(args))
         load_hf_weights(args, model, args.hf_checkpoint)
         save_hf_model_to_path(args, target, HfWeights(args, model))
 

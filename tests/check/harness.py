@@ -76,7 +76,7 @@ def states_of_trainers(rank: int, runs: list[Namespace]) -> list[dict[str, int]]
     """For each run the parameters of this rank and the bytes of weights, gradients and optimizer state."""
     from slime.backends.megatron_utils.initialize import init
 
-    init(runs[0])
+    init(run_config(runs[0]))
     return [_states(args) for args in runs]
 
 
@@ -153,7 +153,7 @@ def activations_of_trainers(rank: int, runs: list[Namespace], lengths: list[int]
     """For each run the bytes that autograd keeps after a forward pass, and the most it ever keeps."""
     from slime.backends.megatron_utils.initialize import init
 
-    init(runs[0])
+    init(run_config(runs[0]))
     return [_activations(args, lengths) for args in runs]
 
 
@@ -166,7 +166,7 @@ def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
     from slime.backends.megatron_utils.mtp_step import layers_of
     from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
-    (model,) = get_model(args)
+    (model,) = get_model(run_config(args))
     if args.params_dtype != torch.float32:
         model = Float16Module(get_model_config(model), model)
     tokens = torch.randint(args.vocab_size, (1, sum(lengths)), generator=torch.Generator().manual_seed(3))
@@ -208,7 +208,7 @@ def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
     from slime.backends.megatron_utils.step import setup_model_and_optimizer
     from slime.backends.megatron_utils.worker import trainer_memory
 
-    init(args)
+    init(run_config(args))
     state = setup_model_and_optimizer(run_config(args), lambda chunks: None)
     ensure_optimizer_states(state.optimizer)
     gathered = [

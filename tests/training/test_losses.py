@@ -123,7 +123,7 @@ def _losses_of_user_code(rank, checkpoint, logits):
     """Computes the losses as a plug-in does: without a context."""
     from slime.backends.megatron_utils.initialize import init
 
-    init(make_args(checkpoint, tensor_model_parallel_size=2))
+    init(run_config(make_args(checkpoint, tensor_model_parallel_size=2)))
     _, micro_batch = _micro_batch(keys=("rollout_log_probs",))
     local = logits.chunk(2, -1)[rank].clone().requires_grad_()
     loss, _ = sft_loss_function(run_config(_args()), micro_batch, local, lambda values: values.mean())

@@ -85,8 +85,8 @@ def _sync(rank, args, endpoint, then=lambda update: None):
     shared = Path("/dev/shm")
     mine = f"torch_{os.getpid()}_*"
     others = set(shared.glob(mine))  # of an earlier process with this id
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     config = run_config(args)
     update = WeightUpdate(config, HfWeights(args, model), [HandleTransport(config)])

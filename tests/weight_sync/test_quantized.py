@@ -74,8 +74,8 @@ def _sync(rank, args, source, served, endpoints):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, source)
     update = WeightUpdate(run_config(args), HfWeights(args, model), served=served)
     update.connect(endpoints)

@@ -153,9 +153,9 @@ def _from_megatron(rank, runs):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(runs[0][0])
+    init(run_config(runs[0][0]))
     for args, path, url in runs:
-        model = get_model(args)
+        model = get_model(run_config(args))
         load_hf_weights(args, model, path)
         _send(args, HfWeights(args, model), path, url)
 

@@ -73,8 +73,8 @@ def _sync(rank, args, checkpoint, transport, endpoints, versions):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, checkpoint)
     args.colocate = transport == "handle"
     args.update_weight_transport = "disk" if transport == "disk" else "nccl"
@@ -229,8 +229,8 @@ def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):
                     args.victim_lives = False
                 yield bucket
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, checkpoint)
     args.victim_lives = True
     update = WeightUpdate(run_config(args), Deadly(args, model))
@@ -269,8 +269,8 @@ def _sync_after(rank, args, checkpoint, transport, endpoints, dies):
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield bucket
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, checkpoint)
     args.colocate = transport == "handle"
     update = WeightUpdate(run_config(args), Deadly(args, model))

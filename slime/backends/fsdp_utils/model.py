@@ -1,7 +1,6 @@
 """A ``transformers`` causal language model of this rank, sharded by FSDP2."""
 
 import re
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,10 @@ from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
 from slime.backends.fsdp_utils.value_head import add_value_head
+from slime.config.backend import BackendConfig
+from slime.config.experts import ExpertConfig
+from slime.config.precision import PrecisionConfig
+from slime.config.trainer import TrainerConfig
 from slime.models import FAMILIES, read_shape
 from slime.models.checkpoint.quantization import KEYS
 from slime.models.chosen_keys import choose_first_of_equals
@@ -26,7 +29,7 @@ from slime.models.weight_prefix import WeightPrefix
 _EXPERT_BIAS = re.compile(r"(e_score_correction|expert)_bias$")
 
 
-def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
+def build_model(config: BackendConfig, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
     """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
 
     A critic has a value head in the place of the output layer, which is new and always trains.
@@ -35,16 +38,16 @@ def build_model(args: Namespace, mesh: DeviceMesh, role: str = "actor") -> PreTr
         ValueError: gradient checkpointing, freezing or a value head that the model does not offer, or biases
             of experts that should move.
     """
-    model = empty_model(args.hf_checkpoint, args.trust_remote_code)
-    require_fixed_biases(args, model)
-    freeze(args, model)
+    model = empty_model(config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code)
+    require_fixed_biases(config.experts, model)
+    freeze(config.trainer, model)
     if role == "critic":
-        add_value_head(model, args.seed)
-    if args.gradient_checkpointing:
+        add_value_head(model, config.trainer.seed)
+    if config.fsdp.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"--gradient-checkpointing: {type(model).__name__} does not offer it")
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    apply_fsdp2(model, mesh, cpu_offload=args.fsdp_cpu_offload, args=args)
+    apply_fsdp2(model, mesh, config.precision, cpu_offload=config.fsdp.fsdp_cpu_offload)
     return model
 
 
@@ -109,7 +112,7 @@ def prepare_for_gradients(model: torch.nn.Module) -> None:
 
 
 def apply_fsdp2(
-    model: PreTrainedModel, mesh: DeviceMesh, cpu_offload: bool = False, args: Namespace | None = None
+    model: PreTrainedModel, mesh: DeviceMesh, precision: PrecisionConfig, cpu_offload: bool
 ) -> PreTrainedModel:
     """Shards the layers one by one, then the rest; parameters are gathered in ``params_dtype`` for use.
 
@@ -118,7 +121,7 @@ def apply_fsdp2(
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": True,
-        "mp_policy": _precision(args),
+        "mp_policy": _precision(precision),
         "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
     }
     for module in (*_units(model), model):
@@ -130,11 +133,11 @@ def apply_fsdp2(
     return model
 
 
-def _precision(args: Namespace | None) -> MixedPrecisionPolicy:
-    if args is None or args.params_dtype == torch.float32:
+def _precision(precision: PrecisionConfig) -> MixedPrecisionPolicy:
+    dtype = precision.params_dtype
+    if dtype == torch.float32:
         return MixedPrecisionPolicy()
-    dtype = args.params_dtype
-    reduce = dtype if args.grad_reduce_in_bf16 else torch.float32
+    reduce = dtype if precision.grad_reduce_in_bf16 else torch.float32
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)
 
 
@@ -150,9 +153,9 @@ def _units(model: PreTrainedModel) -> list[torch.nn.Module]:
     return list(units.values())
 
 
-def require_fixed_biases(args: Namespace, model: torch.nn.Module) -> None:
+def require_fixed_biases(experts: ExpertConfig, model: torch.nn.Module) -> None:
     """Refuses to leave biases alone that ``--moe-router-bias-update-rate`` moves, in any architecture."""
-    rate = args.moe_router_bias_update_rate
+    rate = experts.moe_router_bias_update_rate
     tensors = (name for pairs in (model.named_parameters(), model.named_buffers()) for name, _ in pairs)
     name = next(filter(_EXPERT_BIAS.search, tensors), None)
     if rate and name is not None:
@@ -162,13 +165,13 @@ def require_fixed_biases(args: Namespace, model: torch.nn.Module) -> None:
         )
 
 
-def freeze(args: Namespace, model: torch.nn.Module) -> None:
+def freeze(config: TrainerConfig, model: torch.nn.Module) -> None:
     """Freezes by regular expressions over the parameters' Hugging Face names (``re.search``), and indexers.
 
     Raises:
         ValueError: a pattern matches nothing, or nothing trains.
     """
-    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    only, frozen = config.only_train_params_name_list, config.freeze_params_name_list
     patterns: Sequence[str] = only or frozen or ()
     flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
     params = dict(model.named_parameters())
@@ -181,7 +184,7 @@ def freeze(args: Namespace, model: torch.nn.Module) -> None:
     for name, param in params.items():
         matched = any(re.search(pattern, name) for pattern in patterns)
         param.requires_grad = matched == bool(only) if patterns else True
-        if args.freeze_indexer and is_of_indexer(name):
+        if config.freeze_indexer and is_of_indexer(name):
             param.requires_grad = False
     if not any(param.requires_grad for param in params.values()):
         raise ValueError(f"{flag} {' '.join(map(repr, patterns))}: leaves no parameter to train")

@@ -42,10 +42,10 @@ class FSDPBackend:
 
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
-        config, args = self._config, self._config.flat
-        mesh, self.device = init(args)
+        config = self._config
+        mesh, self.device = init(config)
         self.context = ParallelContext.current()
-        model = build_model(args, mesh, self._role)
+        model = build_model(config, mesh, self._role)
         forward = PackedForward(model, config.fsdp.attn_implementation, self.device, self.context)
         optimizer = build_optimizer(config, model)
         scheduler = FSDPLRScheduler(optimizer, schedule_settings(config))

@@ -23,6 +23,7 @@ from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
+from slime.config.backend import BackendConfig
 from slime.config.model import ModelConfig
 from slime.config.mtp import MtpConfig
 from slime.config.run import filled
@@ -106,5 +107,5 @@ def _model(args: Namespace) -> TrainState:
     if "RANK" not in os.environ and not dist.is_initialized():
         dist.init_process_group(process_group_backend(), store=dist.HashStore(), rank=0, world_size=1)
     _give_back_freed_memory()
-    init(args)
+    init(filled(BackendConfig, args, thin=True))  # it is no run: what follows from flags of one is not there
     return cast(TrainState, SimpleNamespace(model=empty_model(args)))

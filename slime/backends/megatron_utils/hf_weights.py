@@ -77,15 +77,15 @@ class HfWeights:
     write to them.
     """
 
-    def __init__(self, args: ModelConfig, model: Sequence[torch.nn.Module], form: str = FULL) -> None:
+    def __init__(self, shape: ModelConfig, model: Sequence[torch.nn.Module], form: str = FULL) -> None:
         require_form(form, FULL, ADAPTER)
-        self._args = args
+        self._shape = shape
         self.ranks = _ranks_of_a_copy()
-        rules = family_of(args.model_type).weights
+        rules = family_of(shape.model_type).weights
         # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
-        absent = rules.absent(args)
-        rule_for: Callable[[str], Rule] = partial(rules.rule_for, num_layers=args.num_layers)
-        self._rule_for = cache(rule_for if form == FULL else adapter_rules(args))
+        absent = rules.absent(shape)
+        rule_for: Callable[[str], Rule] = partial(rules.rule_for, num_layers=shape.num_layers)
+        self._rule_for = cache(rule_for if form == FULL else adapter_rules(shape))
         self._params = {
             name: param
             for name, param in named_weights(model)
@@ -110,7 +110,7 @@ class HfWeights:
         return list(self._announced())
 
     def _announced(self) -> Iterator[TensorInfo]:
-        stacks = Stacks(self._args)
+        stacks = Stacks(self._shape)
         for info in self._infos:
             count = info.group.size() if info.group is not None else 1
             parts = [torch.empty(info.shape, dtype=info.dtype, device="meta")] * count
@@ -123,7 +123,7 @@ class HfWeights:
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of (HF name, tensor) of at most ``max_bytes`` each; a larger parameter comes alone."""
         self._forget_rounding()
-        stacks = Stacks(self._args)
+        stacks = Stacks(self._shape)
         for bucket in self._pack(max_bytes):
             pairs = []
             for name, expert, tensor in self._gather(bucket):
@@ -176,7 +176,7 @@ class HfWeights:
     ) -> Iterator[tuple[str, int | None, torch.Tensor]]:
         for name, full in self._joined(info, parts):
             rule = self._rule_for(name)
-            for hf_name, tensor in zip(rule.hf_names, rule.split(full, self._args), strict=True):
+            for hf_name, tensor in zip(rule.hf_names, rule.split(full, self._shape), strict=True):
                 yield hf_name, rule.expert, tensor
 
     def _joined(self, info: ParamInfo, parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -187,7 +187,7 @@ class HfWeights:
         ranks, own = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_model_parallel_rank()
         shards = len(parts) // ranks
         for rank in range(ranks):
-            name = with_expert(info.name, (rank - own) * (self._args.num_experts // ranks))
+            name = with_expert(info.name, (rank - own) * (self._shape.num_experts // ranks))
             yield name, self._unsharded(info, parts[rank * shards : (rank + 1) * shards])
 
     def _unsharded(self, info: ParamInfo, shards: list[torch.Tensor]) -> torch.Tensor:
@@ -229,18 +229,18 @@ class Stacks:
     Layers come one after the other, so that those of one layer are in memory.
     """
 
-    def __init__(self, args: ModelConfig) -> None:
-        self._args = args
+    def __init__(self, shape: ModelConfig) -> None:
+        self._shape = shape
         self._open: dict[str, tuple[torch.Tensor, set[int]]] = {}
 
     def add(self, name: str, expert: int, tensor: torch.Tensor) -> torch.Tensor | None:
         """Takes the part of an expert; returns the tensor once it has all of them."""
         if name not in self._open:
-            self._open[name] = tensor.new_empty(self._args.num_experts, *tensor.shape), set()
+            self._open[name] = tensor.new_empty(self._shape.num_experts, *tensor.shape), set()
         stack, there = self._open[name]
         stack[expert] = tensor
         there.add(expert)
-        if len(there) < self._args.num_experts:
+        if len(there) < self._shape.num_experts:
             return None
         del self._open[name]
         return stack
@@ -286,7 +286,7 @@ def is_hf_checkpoint(path: str | Path) -> bool:
 
 @torch.no_grad()
 def load_hf_weights(
-    args: ModelConfig, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
+    shape: ModelConfig, model: Sequence[torch.nn.Module], path: str | Path, with_mtp: bool = True
 ) -> None:
     """Fills every parameter of this rank but those of a value head and of adapters.
 
@@ -300,42 +300,42 @@ def load_hf_weights(
         ValueError: a tensor is missing, is left over, or has another shape than the model wants.
     """
     with WeightsReader(path) as reader:
-        refuse_leftovers(args, reader)
+        refuse_leftovers(shape, reader)
         for name, param in named_weights(model):
             if is_of_value_head(param) or is_of_adapter(name):
                 continue
             if with_mtp or not is_of_mtp(name):
-                fill_param(args, reader, name, param.data, like=param)
+                fill_param(shape, reader, name, param.data, like=param)
 
 
 def fill_param(
-    args: ModelConfig, reader: TensorReader, name: str, target: torch.Tensor, like: torch.Tensor
+    shape: ModelConfig, reader: TensorReader, name: str, target: torch.Tensor, like: torch.Tensor
 ) -> None:
     """Fills ``target`` with what this rank holds of a parameter; ``like`` is the parameter itself.
 
     Raises:
         ValueError: a tensor is missing, or has another shape than the model wants.
     """
-    weights = family_of(args.model_type).weights
-    if name in weights.absent(args):
+    weights = family_of(shape.model_type).weights
+    if name in weights.absent(shape):
         # The last pipeline stage's copy of the tied embedding.
         name = "embedding.word_embeddings.weight"
     dim, group = partition_dim(name, like), shard_group(name)
     shard = ShardSpec() if dim is None else ShardSpec(dim, group.rank(), group.size())
-    load_shard(target, weights.rule_for(name, args.num_layers), reader, args, shard, f"for {name}")
+    load_shard(target, weights.rule_for(name, shape.num_layers), reader, shape, shard, f"for {name}")
 
 
-def refuse_leftovers(args: ModelConfig, reader: TensorReader) -> None:
+def refuse_leftovers(shape: ModelConfig, reader: TensorReader) -> None:
     """Raises ValueError for tensors that the model has no place for.
 
     A checkpoint with tensors that the model has no place for is another model than its config says."""
-    weights = family_of(args.model_type).weights
-    names, wanted = set(reader.names()), weights.hf_names(args)
+    weights = family_of(shape.model_type).weights
+    names, wanted = set(reader.names()), weights.hf_names(shape)
     ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
-    if not args.untie_embeddings_and_output_weights:
+    if not shape.untie_embeddings_and_output_weights:
         ignored.add(weights.prefix.outer("lm_head.weight"))
     leftovers = sorted(
-        name for name in names - wanted - ignored if not weights.untrained(name, args.num_layers)
+        name for name in names - wanted - ignored if not weights.untrained(name, shape.num_layers)
     )
     if leftovers:
         shown = ", ".join(leftovers[:5]) + (", ..." if len(leftovers) > 5 else "")

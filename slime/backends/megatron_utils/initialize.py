@@ -2,20 +2,20 @@
 
 import os
 import random
-from argparse import Namespace
 
 import numpy as np
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 
+from slime.config.backend import BackendConfig
 from slime.training.parallel import ParallelContext, set_current
 from slime.utils.accelerator import set_device
 from slime.utils.distributed_utils import join_process_group
 from slime.utils.misc import load_function
 
 
-def init(args: Namespace) -> None:
+def init(config: BackendConfig) -> None:
     """Joins the process group that RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* describe; seeds everything.
 
     A process group that another caller has already initialised is used as it is.
@@ -25,33 +25,29 @@ def init(args: Namespace) -> None:
     """
     # megatron-core overlaps communication by the order of launches, which one hardware queue preserves.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if args.deterministic_mode:
+    if config.megatron.deterministic_mode:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be
         torch.use_deterministic_algorithms(True)
     set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    join_process_group(_timeout_minutes(args))
+    join_process_group(config.cluster.distributed_timeout_minutes)
     mpu.initialize_model_parallel(
-        tensor_model_parallel_size=args.tensor_model_parallel_size,
-        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
-        context_parallel_size=args.context_parallel_size,
-        expert_model_parallel_size=args.expert_model_parallel_size,
-        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
-        distributed_timeout_minutes=_timeout_minutes(args),
+        tensor_model_parallel_size=config.megatron.tensor_model_parallel_size,
+        pipeline_model_parallel_size=config.megatron.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=config.parallelism.virtual_pipeline_model_parallel_size,
+        context_parallel_size=config.parallelism.context_parallel_size,
+        expert_model_parallel_size=config.experts.expert_model_parallel_size,
+        expert_tensor_parallel_size=config.experts.expert_tensor_parallel_size,
+        distributed_timeout_minutes=config.cluster.distributed_timeout_minutes,
     )
-    set_current(_parallel_context(args))
-    _set_seeds(args.seed)
-    if args.custom_megatron_init_path:
-        load_function(args.custom_megatron_init_path)(args)
+    set_current(_parallel_context(config))
+    _set_seeds(config.trainer.seed)
+    if config.hooks.custom_megatron_init_path:
+        load_function(config.hooks.custom_megatron_init_path)(config.flat)
 
 
 def is_megatron_main_rank() -> bool:
     """Whether this process is the one that logs: the first rank of the last pipeline stage."""
     return ParallelContext.current().is_main
-
-
-def _timeout_minutes(args: Namespace) -> int:
-    return int(args.distributed_timeout_minutes or 10)
 
 
 def _set_seeds(seed: int) -> None:
@@ -63,7 +59,7 @@ def _set_seeds(seed: int) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
-def _parallel_context(args: Namespace) -> ParallelContext:
+def _parallel_context(config: BackendConfig) -> ParallelContext:
     tp_size, dp_size = mpu.get_tensor_model_parallel_world_size(), mpu.get_data_parallel_world_size()
     tp_rank, dp_rank = mpu.get_tensor_model_parallel_rank(), mpu.get_data_parallel_rank()
     cp_size, cp_rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
@@ -78,8 +74,8 @@ def _parallel_context(args: Namespace) -> ParallelContext:
         cp_group=mpu.get_context_parallel_group() if cp_size > 1 else None,
         cp_rank=cp_rank,
         cp_size=cp_size,
-        contiguous_cp=args.allgather_cp,
+        contiguous_cp=config.parallelism.allgather_cp,
         is_last_stage=last,
         is_main=last and tp_rank == dp_rank == cp_rank == 0,
-        pad_multiple=tp_size * args.data_pad_size_multiplier,
+        pad_multiple=tp_size * config.batches.data_pad_size_multiplier,
     )

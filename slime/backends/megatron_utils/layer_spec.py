@@ -23,49 +23,53 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from slime.backends.megatron_utils.latent_attention import LatentAttention
 from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm
 from slime.backends.megatron_utils.moe import MixtureOfExperts
+from slime.config.model import ModelConfig
+from slime.config.rope import RotaryConfig
+from slime.config.run import filled
 
 
 def layer_spec(
     args: Namespace, config: TransformerConfig, vp_stage: int | None = None
 ) -> TransformerBlockSubmodules:
-    """The layers of a pipeline stage, as the shape in ``args`` wants them."""
+    """The layers of a pipeline stage, as the shape in ``args`` wants them; layer specs of users call it."""
+    model, rotary = filled(ModelConfig, args), filled(RotaryConfig, args)
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
     # Layers of a kind share one spec.
     for layer in {id(spec): spec for spec in block.layer_specs}.values():
-        _adapt(args, config, layer)
+        _adapt(model, rotary, config, layer)
     block.layer_norm = RMSNorm
     return block
 
 
-def _adapt(args: Namespace, config: TransformerConfig, layer: ModuleSpec) -> None:
+def _adapt(model: ModelConfig, rotary: RotaryConfig, config: TransformerConfig, layer: ModuleSpec) -> None:
     parts: Any = layer.submodules
     if parts.mlp.module is MoELayer:
         parts.mlp = MixtureOfExperts
         # TransformerEngine has no layer that takes in this norm. So it keeps its name in checkpoints.
         parts.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.", None)
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    if args.post_self_attn_layernorm or args.post_mlp_layernorm:
+    if model.post_self_attn_layernorm or model.post_mlp_layernorm:
         layer.module = SandwichLayer
         layer.params |= {
-            "after_attention": args.post_self_attn_layernorm,
-            "after_mlp": args.post_mlp_layernorm,
+            "after_attention": model.post_self_attn_layernorm,
+            "after_mlp": model.post_mlp_layernorm,
         }
-    if args.multi_latent_attention:
-        parts.self_attention = _latent_attention(args)
+    if model.kv_lora_rank is not None:
+        parts.self_attention = _latent_attention(model, rotary)
         return
-    if args.attention_output_gate:
+    if model.attention_output_gate:
         parts.self_attention.module = GatedSelfAttention
     attention = parts.self_attention.submodules
     attention.core_attention = partial(
         PackedAttention,
-        rope=args.rope,
-        windows=args.attention_windows,
-        local_rope=args.local_rope,
-        sinks=args.softmax_type == "learnable",
+        rope=rotary.rope,
+        windows=model.attention_windows,
+        local_rope=rotary.local_rope,
+        sinks=model.softmax_type == "learnable",
     )
-    if args.qk_norm_over_heads:
+    if model.qk_norm_over_heads:
         attention.q_layernorm = _norm_over(config.num_attention_heads)
         attention.k_layernorm = _norm_over(config.num_query_groups)
     elif config.qk_layernorm:
@@ -76,9 +80,10 @@ def _norm_over(heads: int | None) -> ModuleSpec:
     return ModuleSpec(module=NormOverHeads, params={"heads": heads})
 
 
-def _latent_attention(args: Namespace) -> ModuleSpec:
-    rotated = {"rotated_from": args.qk_head_dim, "rotated_width": args.qk_pos_emb_head_dim}
-    scores = {"rope": args.rope, "score_factor": args.rope.score_factor}
+def _latent_attention(model: ModelConfig, rotary: RotaryConfig) -> ModuleSpec:
+    rotated = {"rotated_from": model.qk_head_dim, "rotated_width": model.qk_pos_emb_head_dim}
+    assert rotary.rope is not None  # every family with latent attention has one
+    scores = {"rope": rotary.rope, "score_factor": rotary.rope.score_factor}
     core = ModuleSpec(module=PackedAttention, params=rotated | scores)
     return ModuleSpec(
         module=LatentAttention,

@@ -1,6 +1,5 @@
-"""Makes megatron-core's TransformerConfig of the flat ``args``."""
+"""Makes megatron-core's TransformerConfig of the configuration of a run."""
 
-from argparse import Namespace
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -9,6 +8,10 @@ import torch
 import torch.nn.functional as F
 from megatron.core.activations import quick_gelu
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from slime.config.backend import BackendConfig
+from slime.config.experts import ExpertConfig
+from slime.config.model import ModelConfig
 
 # What the families have in common.
 _ARCHITECTURE: dict[str, Any] = {
@@ -48,67 +51,68 @@ _FLAG_OF = {
 }
 
 
-def transformer_config_from_args(args: Namespace) -> TransformerConfig:
+def transformer_config(config: BackendConfig) -> TransformerConfig:
     """The config of one pipeline stage.
 
-    Every TransformerConfig field that ``args`` holds a value for is taken over; what the supported
+    Every TransformerConfig field that the command line holds a value for is taken over; what the supported
     architectures and packed batches demand comes last.
     """
     values = {}
-    has_experts = bool(args.num_experts)
-    kind = MLATransformerConfig if args.multi_latent_attention else TransformerConfig
+    has_experts = bool(config.model.num_experts)
+    kind = MLATransformerConfig if config.model.kv_lora_rank is not None else TransformerConfig
     for name in (f.name for f in fields(kind) if f.init):
         if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
             continue  # megatron-core refuses a dense model with their sizes
-        value = getattr(args, _FLAG_OF.get(name, name), None)
+        value = getattr(config.flat, _FLAG_OF.get(name, name), None)
         if value is not None:
             values[name] = value
-    dtype: torch.dtype = args.params_dtype
+    dtype = config.precision.params_dtype
     values.update(_ARCHITECTURE, **_RUNTIME)
     values.update(
-        activation_func=_ACTIVATIONS[args.activation],
+        activation_func=_ACTIVATIONS[config.model.activation],
         params_dtype=dtype,
         pipeline_dtype=dtype,
         autocast_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         fp16=dtype == torch.float16,
     )
-    values.update(_attention_values(args), **_expert_values(args))
-    if args.virtual_pipeline_model_parallel_size:
+    values.update(_attention_values(config.model), **_expert_values(config.model, config.experts))
+    if config.parallelism.virtual_pipeline_model_parallel_size:
         # Stages send in both directions at once. In one batch that deadlocks at two stages, even on NCCL.
         values.update(overlap_p2p_comm=True, batch_p2p_comm=False)
-    config = kind(**values)
+    made = kind(**values)
     if has_experts:
-        config.moe_token_dispatcher_type = args.moe_token_dispatcher_type
-    return config
+        made.moe_token_dispatcher_type = config.experts.moe_token_dispatcher_type
+    return made
 
 
-def _attention_values(args: Namespace) -> dict[str, Any]:
+def _attention_values(model: ModelConfig) -> dict[str, Any]:
     """The rotary embedding is ours, and so are norms that megatron-core would count twice in gradients.
 
     megatron-core's checkpoints tell layers apart where a list says that they are of several kinds.
     """
-    if args.qk_norm_over_heads:
+    if model.qk_norm_over_heads:
         return {"qk_layernorm": False}
-    if args.linear_attention_freq:
-        return {"linear_attention_freq": list(args.linear_attention_freq)}
-    if not args.multi_latent_attention:
+    if model.linear_attention_freq:
+        return {"linear_attention_freq": list(model.linear_attention_freq)}
+    if model.kv_lora_rank is None:
         return {}
     rotary = {"rope_type": "rope", "rotary_percent": 1.0, "rotary_interleaved": False}
     scaling = {"rotary_scaling_factor": 1.0, "mscale_all_dim": 0.0}
-    return {"q_lora_rank": args.q_lora_rank, "qk_layernorm": False, **rotary, **scaling}
+    return {"q_lora_rank": model.q_lora_rank, "qk_layernorm": False, **rotary, **scaling}
 
 
-def _expert_values(args: Namespace) -> dict[str, Any]:
+def _expert_values(model: ModelConfig, experts: ExpertConfig) -> dict[str, Any]:
     """Lists of one are values: megatron-core knows several ways to balance experts at once, we one."""
-    if not args.num_experts:
+    if not model.num_experts:
         return {}
-    kinds, coefficients = args.moe_router_load_balancing_type, args.moe_aux_loss_coeff
-    groups = args.moe_router_num_groups or 1
+    kinds, coefficients = experts.moe_router_load_balancing_type, experts.moe_aux_loss_coeff
+    assert kinds and coefficients  # both follow from flags
+    groups = model.moe_router_num_groups or 1
     return {
         "moe_router_num_groups": groups if groups > 1 else None,
-        "moe_router_group_topk": args.moe_router_group_topk if groups > 1 else None,
-        "moe_layer_freq": list(args.moe_layer_freq),
+        "moe_router_group_topk": model.moe_router_group_topk if groups > 1 else None,
+        "moe_layer_freq": list(model.moe_layer_freq),
         "moe_router_load_balancing_type": kinds[0],
         "moe_aux_loss_coeff": coefficients[0],
     }

@@ -12,13 +12,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from slime.arguments.core.run_args import copied
 from slime.backends.megatron_utils.lora import attach_adapters
-from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.model_config import transformer_config
 from slime.backends.megatron_utils.model_provider import build_gpt
 from slime.backends.megatron_utils.value_head import ValueHead
 from slime.check.parameters import WholeParameter
-from slime.config.lora import LoraConfig
-from slime.config.model import ModelConfig
-from slime.config.mtp import MtpConfig
+from slime.config.backend import BackendConfig
 from slime.config.run import filled
 from slime.models.mtp import trained_mtp_layers
 
@@ -51,19 +49,19 @@ def parameters(args: Namespace, role: str) -> list[WholeParameter]:
 
     No layer spec of the user's is looked into.
     """
-    alone = copied(args, **_ALONE, **_NOTHING, **_OFF)
-    config = transformer_config_from_args(alone)
-    config.expert_model_parallel_size = config.num_moe_experts or 1
-    config.use_cpu_initialization = True  # the other way names a device
-    config.perform_initialization = False
-    further = trained_mtp_layers(filled(MtpConfig, args)) if role == "actor" else 0
-    with _first_of(config.expert_model_parallel_size), torch.device("meta"):
-        model = build_gpt(alone, config, pre_process=True, post_process=True, mtp_layers=further)
-        if role == "actor" and (lora := filled(LoraConfig, args)).adapts:
-            attach_adapters([model], lora, filled(ModelConfig, args), seed=0)
+    config = filled(BackendConfig, copied(args, **_ALONE, **_NOTHING, **_OFF))
+    core = transformer_config(config)
+    core.expert_model_parallel_size = core.num_moe_experts or 1
+    core.use_cpu_initialization = True  # the other way names a device
+    core.perform_initialization = False
+    further = trained_mtp_layers(config.mtp) if role == "actor" else 0
+    with _first_of(core.expert_model_parallel_size), torch.device("meta"):
+        model = build_gpt(config, core, pre_process=True, post_process=True, mtp_layers=further)
+        if role == "actor" and config.lora.adapts:
+            attach_adapters([model], config.lora, config.model, seed=0)
         if role == "critic":
             with torch.device("cpu"):
-                model.output_layer = ValueHead(config, seed=0)
+                model.output_layer = ValueHead(core, seed=0)
         split = _split(model)
         return [
             WholeParameter(name, parameter.numel(), parameter in split)

@@ -1,8 +1,7 @@
-"""Builds the GPT model of this rank from ``args``."""
+"""Builds the GPT model of this rank."""
 
 import contextlib
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -14,14 +13,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 
 from slime.backends.megatron_utils.lora import attach_adapters
-from slime.backends.megatron_utils.model_config import transformer_config_from_args
+from slime.backends.megatron_utils.model_config import transformer_config
 from slime.backends.megatron_utils.mtp import MtpLayers
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.value_head import ValueHead, is_of_value_head
-from slime.config.lora import LoraConfig
-from slime.config.model import ModelConfig
-from slime.config.mtp import MtpConfig
-from slime.config.run import filled
+from slime.config.backend import BackendConfig
 from slime.config.trainer import TrainerConfig
 from slime.models import family_of
 from slime.models.families.deepseek_v32 import is_of_indexer
@@ -33,7 +29,7 @@ _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 def get_model(
-    args: Namespace, role: str = "actor", device: torch.device | None = None
+    config: BackendConfig, role: str = "actor", device: torch.device | None = None
 ) -> list[torch.nn.Module]:
     """The model chunks of this rank on its device: one for each of its virtual pipeline stages, or one.
 
@@ -43,23 +39,23 @@ def get_model(
     place of the output layer, which is new and always trains.
 
     Args:
-        args: of the run.
+        config: of the run.
         role: "actor" or "critic".
         device: another one than its own.
 
     Raises:
         ValueError: freezing flags that leave nothing to train.
     """
-    config = transformer_config_from_args(args)
-    virtual = args.virtual_pipeline_model_parallel_size
+    core = transformer_config(config)
+    virtual = config.parallelism.virtual_pipeline_model_parallel_size
     with device or contextlib.nullcontext():
-        chunks = [_chunk(args, config, role, stage) for stage in (range(virtual) if virtual else [None])]
-    freeze_model_params(args, chunks)
-    if role == "actor" and (lora := filled(LoraConfig, args)).adapts:
-        attach_adapters(chunks, lora, filled(ModelConfig, args), filled(TrainerConfig, args).seed)
+        chunks = [_chunk(config, core, role, stage) for stage in (range(virtual) if virtual else [None])]
+    freeze_model_params(config.trainer, chunks)
+    if role == "actor" and config.lora.adapts:
+        attach_adapters(chunks, config.lora, config.model, config.trainer.seed)
     for head in filter(is_of_value_head, chain.from_iterable(chunk.parameters() for chunk in chunks)):
         head.requires_grad = True
-    if args.recompute_granularity is not None:
+    if config.megatron.recompute_granularity is not None:
         _let_gradients_pass(chunks)
     return [chunk.to(device or torch.cuda.current_device()) for chunk in chunks]
 
@@ -76,21 +72,24 @@ def _let_gradients_pass(chunks: Sequence[torch.nn.Module]) -> None:
         )
 
 
-def _chunk(args: Namespace, config: TransformerConfig, role: str, vp_stage: int | None) -> torch.nn.Module:
+def _chunk(
+    config: BackendConfig, core: TransformerConfig, role: str, vp_stage: int | None
+) -> torch.nn.Module:
     first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-    if args.custom_model_provider_path:
-        model = load_function(args.custom_model_provider_path)(first, last, vp_stage=vp_stage)
+    if path := config.trainer.custom_model_provider_path:
+        model = load_function(path)(first, last, vp_stage=vp_stage)
     else:
-        model = build_gpt(args, config, first, last, vp_stage, mtp_layers=_mtp_layers(args, role))
+        mtp_layers = trained_mtp_layers(config.mtp) if role == "actor" else 0  # a critic has none
+        model = build_gpt(config, core, first, last, vp_stage, mtp_layers)
     if role == "critic" and last:
-        model.output_layer = ValueHead(get_model_config(model), args.seed)
+        model.output_layer = ValueHead(get_model_config(model), config.trainer.seed)
     return model
 
 
 def build_gpt(
-    args: Namespace,
-    config: TransformerConfig,
+    config: BackendConfig,
+    core: TransformerConfig,
     pre_process: bool,
     post_process: bool,
     vp_stage: int | None = None,
@@ -103,41 +102,38 @@ def build_gpt(
 
     Logits stay split over the tensor-parallel group along the vocabulary.
     """
-    layers = load_function(_spec_path(args))(args, config, vp_stage)
+    shape = config.model
+    layers = load_function(_spec_path(config))(config.flat, core, vp_stage)
     model = GPTModel(
-        config=config,
+        config=core,
         transformer_layer_spec=layers,
-        vocab_size=args.padded_vocab_size,
-        max_sequence_length=args.max_position_embeddings,
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
         pre_process=pre_process,
         post_process=post_process,
         parallel_output=True,
-        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        share_embeddings_and_output_weights=not shape.untie_embeddings_and_output_weights,
         # PackedAttention applies the rotary embedding.
         position_embedding_type="none",
         vp_stage=vp_stage,
     )
-    if pre_process and args.embedding_factor != 1:
+    if pre_process and shape.embedding_factor != 1:
         # Rounded first, as transformers does.
-        factor = float(torch.tensor(args.embedding_factor, dtype=args.params_dtype, device="cpu"))
+        dtype = config.precision.params_dtype
+        factor = float(torch.tensor(shape.embedding_factor, dtype=dtype, device="cpu"))
         model.embedding.register_forward_hook(lambda module, inputs, output: output * factor)
     if post_process and mtp_layers:
-        model.mtp = MtpLayers(config, layers, mtp_layers, args.vocab_size, vp_stage)
+        model.mtp = MtpLayers(core, layers, mtp_layers, shape.vocab_size, vp_stage)
         model.mtp.watch(model.decoder)
     return model
 
 
-def _mtp_layers(args: Namespace, role: str) -> int:
-    """Counts the MTP layers that are built: a critic has none."""
-    return trained_mtp_layers(filled(MtpConfig, args)) if role == "actor" else 0
+def _spec_path(config: BackendConfig) -> str:
+    given = config.layer_variants.spec
+    return ".".join(given) if given else family_of(config.model.model_type).layer_spec
 
 
-def _spec_path(args: Namespace) -> str:
-    given = args.spec
-    return ".".join(given) if given else family_of(args.model_type).layer_spec
-
-
-def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> None:
+def freeze_model_params(config: TrainerConfig, model: Sequence[torch.nn.Module]) -> None:
     """Freezes by regular expressions over the parameters' global names (``re.search``). Collective.
 
     Where the output layer shares the embedding's weight, both copies go by the name of the embedding. With
@@ -147,11 +143,11 @@ def freeze_model_params(args: Namespace, model: Sequence[torch.nn.Module]) -> No
         ValueError: both lists are given, a pattern matches nothing in the whole model, nothing trains, or the
             first layer that trains does so on some expert-parallel ranks only.
     """
-    only = args.only_train_params_name_list
-    frozen = args.freeze_params_name_list
+    only = config.only_train_params_name_list
+    frozen = config.freeze_params_name_list
     if only and frozen:
         raise ValueError("--only-train-params-name-list and --freeze-params-name-list exclude each other")
-    patterns, indexers = only or frozen or (), args.freeze_indexer
+    patterns, indexers = only or frozen or (), config.freeze_indexer
     if not patterns and not indexers:
         return
     params = list(_names_to_match(model))

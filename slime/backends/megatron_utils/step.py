@@ -68,7 +68,7 @@ def setup_model_and_optimizer(
     config: BackendConfig, load: Callable[[list[torch.nn.Module]], None], role: str = "actor"
 ) -> TrainState:
     """Builds the model, fills it with ``load``, wraps it for data parallelism and makes the optimizer."""
-    chunks = get_model(config.flat, role)
+    chunks = get_model(config, role)
     load(chunks)
     core = get_model_config(chunks[0])
     if config.precision.params_dtype != torch.float32:

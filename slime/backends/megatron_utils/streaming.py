@@ -45,7 +45,9 @@ from slime.backends.megatron_utils.foreign_checkpoint import split_objects
 from slime.backends.megatron_utils.hf_weights import HfWeights, ParamInfo, fill_param
 from slime.backends.megatron_utils.model_provider import get_model
 from slime.backends.megatron_utils.named_params import named_weights
+from slime.config.backend import BackendConfig
 from slime.config.model import ModelConfig
+from slime.config.run import filled
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.training.checkpoint_errors import explained
 
@@ -56,7 +58,8 @@ _FILE_BYTES = 256 * 1024**2
 def empty_model(args: Namespace) -> list[torch.nn.Module]:
     """The model chunks of this rank, their parameters without storage."""
     # megatron-core then asks for no device of its own.
-    return get_model(copied(args, use_cpu_initialization=True), device=torch.device("meta"))
+    flat = copied(args, use_cpu_initialization=True)
+    return get_model(filled(BackendConfig, flat, thin=True), device=torch.device("meta"))
 
 
 class _Named(NamedTuple):

@@ -56,7 +56,7 @@ class MegatronBackend:
     def load(self) -> Start:
         """Joins the process group, builds the model, fills it, and goes on where a checkpoint ended."""
         config = self._config
-        init(config.flat)
+        init(config)
         self.context = ParallelContext.current()
         self._resumes = is_megatron_checkpoint(config.checkpoints.load)
         self.state = setup_model_and_optimizer(config, self._start_weights(), self._role)

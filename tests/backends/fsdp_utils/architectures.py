@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from slime.config.run import run_config
 from slime.training.inputs import PackedInputs
 from slime.training.parallel import ParallelContext
 from slime.utils.model_inputs import SequenceInputs
@@ -65,8 +66,8 @@ def load(args: Namespace):
     from slime.backends.fsdp_utils.loading import load_hf_weights
     from slime.backends.fsdp_utils.model import build_model
 
-    mesh, _ = init(args)
-    model = build_model(args, mesh)
+    mesh, _ = init(run_config(args))
+    model = build_model(run_config(args), mesh)
     load_hf_weights(args, model, args.hf_checkpoint)
     return model
 

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 from slime.backends.fsdp_utils.model import empty_model, require_fixed_biases
+from slime.config.run import run_config
 from slime.models import shape_of_any
 from tests.backends.fsdp_harness import fsdp_args, train
 from tests.backends.fsdp_utils.architectures import model_args, save
@@ -81,9 +82,11 @@ def test_biases_of_experts_that_should_move_are_refused_in_any_architecture(tmp_
     args = model_args(str(tmp_path), moe_router_bias_update_rate=1e-3)
     model = empty_model(tmp_path, False)
     with pytest.raises(ValueError, match=r"^--moe-router-bias-update-rate 0\.001: .*expert_bias alone"):
-        require_fixed_biases(args, model)
-    require_fixed_biases(model_args(str(tmp_path), moe_router_bias_update_rate=0.0), model)
-    require_fixed_biases(args, torch.nn.Linear(2, 2))
+        require_fixed_biases(run_config(args).experts, model)
+    require_fixed_biases(
+        run_config(model_args(str(tmp_path), moe_router_bias_update_rate=0.0)).experts, model
+    )
+    require_fixed_biases(run_config(args).experts, torch.nn.Linear(2, 2))
 
 
 def test_the_shape_says_what_config_json_says(tmp_path):

@@ -8,6 +8,7 @@ import transformers
 
 from slime.arguments.groups.critic import of_critic
 from slime.backends.fsdp_utils.value_head import ValueHead
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
 from tests.backends.critic_reference import PPO, transformers_steps
 from tests.backends.fsdp_harness import fsdp_args, weights_of
@@ -145,8 +146,8 @@ def _values(rank, path):
     from slime.backends.fsdp_utils.model import build_model
 
     args = model_args(path)
-    mesh, _ = init(args)
-    model = build_model(args, mesh, "critic")
+    mesh, _ = init(run_config(args))
+    model = build_model(run_config(args), mesh, "critic")
     load_hf_weights(args, model, path)
     forward = PackedForward(model, "flash_attention_2", torch.device("cpu"))
     forward.choose()

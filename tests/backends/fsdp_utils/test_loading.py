@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime.config.run import run_config
 from slime.training.hf_export import save_hf_model_to_path
 from tests.backends.fsdp_utils.architectures import load, model_args
 from tests.families import WITH_IMAGES, stored_tensors, tiny_family
@@ -50,9 +51,11 @@ def _growth(rank, args, small):
     from slime.backends.fsdp_utils.loading import load_hf_weights
     from slime.backends.fsdp_utils.model import build_model
 
-    mesh, _ = init(args)
-    load_hf_weights(small, build_model(small, mesh), small.hf_checkpoint)  # imports what is imported late
-    model = build_model(args, mesh)
+    mesh, _ = init(run_config(args))
+    load_hf_weights(
+        small, build_model(run_config(small), mesh), small.hf_checkpoint
+    )  # imports what is imported late
+    model = build_model(run_config(args), mesh)
     before = _peak()
     load_hf_weights(args, model, args.hf_checkpoint)
     return _peak() - before

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slime.config.run import run_config
 from tests.announced import announced
 from tests.covering import covering, full_product, pairs
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
@@ -160,7 +161,7 @@ def _segments():
 def _logits_and_weights(rank, runs):
     from slime.backends.megatron_utils.initialize import init
 
-    init(next(iter(runs.values())))
+    init(run_config(next(iter(runs.values()))))
     return {name: _of_family(args) for name, args in runs.items()}
 
 
@@ -172,7 +173,7 @@ def _of_family(args):
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.model_provider import get_model
 
-    model = get_model(args)
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     tokens = torch.cat(_segments())[None]
     if not mpu.is_pipeline_first_stage():

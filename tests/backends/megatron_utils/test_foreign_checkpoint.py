@@ -10,7 +10,7 @@ import torch
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.backends.megatron_utils.initialize import init
 from slime.config.model import ModelConfig
-from slime.config.run import filled
+from slime.config.run import filled, run_config
 from slime.models import family_of
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.ray.train_worker import TrainWorker
@@ -59,7 +59,7 @@ def _write(rank, args, hf, root, directory, numbered):
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 
-    init(args)
+    init(run_config(args))
     rules = family_of(args.model_type).weights
     content = {}
     with SafetensorReader(hf) as reader:

@@ -7,8 +7,10 @@ import pytest
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import freeze_model_params, get_model
 from slime.backends.megatron_utils.named_params import named_params
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
+from tests.run_args import config_with
 from tests.trainer_batches import random_rollout, split, trainer_args
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -24,14 +26,14 @@ def checkpoint(tmp_path_factory):
 def _outcome(args, flags):
     """What trains under these flags on this rank, or the complaint about them."""
     try:
-        chunks = get_model(Namespace(**{**vars(args), **flags}))
+        chunks = get_model(run_config(Namespace(**{**vars(args), **flags})))
     except ValueError as error:
         return str(error)
     return sorted(name for name, param in named_params(chunks) if param.requires_grad)
 
 
 def _outcomes(rank, args, *flags):
-    init(args)
+    init(run_config(args))
     return [_outcome(args, each) for each in flags]
 
 
@@ -132,7 +134,7 @@ def test_layers_train_alike_if_computed_again_above_a_frozen_embedding(checkpoin
 
 def test_both_freezing_flags_are_refused():
     with pytest.raises(ValueError, match="exclude each other"):
-        freeze_model_params(Namespace(**_only("a"), **_freeze("b")), None)
+        freeze_model_params(config_with(**_only("a"), **_freeze("b")).trainer, [])
 
 
 def test_experts_are_frozen_by_their_number_in_the_whole_model(tmp_path):

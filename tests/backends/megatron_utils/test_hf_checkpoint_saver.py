@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime.config.run import run_config
 from tests.families import kept_tensors, stored_tensors, tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
 
@@ -17,8 +18,8 @@ def _export(rank, args, target, shard_bytes):
     from slime.backends.megatron_utils.model_provider import get_model
     from slime.training.hf_export import save_hf_model_to_path
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     save_hf_model_to_path(args, target, HfWeights(args, model), shard_bytes)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime.config.run import run_config
 from tests.megatron_harness import MODEL_TYPES, make_args, run_ranks, save_tiny_hf
 
 LAYOUTS = {
@@ -21,8 +22,8 @@ def _load_and_export(rank, args, path, max_bytes):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, path)
     buckets = list(HfWeights(args, model).buckets(max_bytes))
     return [{name: tensor.clone() for name, tensor in bucket} for bucket in buckets]

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slime.config.run import run_config
 from tests.megatron_harness import MODEL_TYPES, make_args, run_ranks, tiny_hf_model
 
 # Two equal, one close to them, one far longer, one of a single token; 64 tokens in all.
@@ -35,8 +36,8 @@ def _build(args):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     return model[0]
 

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from slime.config.run import run_config
 from tests.announced import announced
 from tests.megatron_harness import make_args, run_ranks, tiny_hf_model
 
@@ -43,8 +44,8 @@ def _build(args):
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
 
-    init(args)
-    model = get_model(args)
+    init(run_config(args))
+    model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
     return model
 

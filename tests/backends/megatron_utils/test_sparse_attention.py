@@ -7,6 +7,7 @@ from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.build import build_executor
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.model_config import ModelConfig
+from slime.config.run import run_config
 from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks
 
@@ -27,7 +28,7 @@ def rows():
 def _outcomes(rank, runs):
     from slime.backends.megatron_utils.initialize import init
 
-    init(runs[0])
+    init(run_config(runs[0]))
     return [_outcome(args) for args in runs]
 
 
@@ -37,7 +38,7 @@ def _outcome(args):
     from slime.backends.megatron_utils.hf_weights import load_hf_weights
     from slime.backends.megatron_utils.model_provider import get_model
 
-    (model,) = get_model(args)
+    (model,) = get_model(run_config(args))
     load_hf_weights(args, [model], args.hf_checkpoint)
     model.train()
     tokens = torch.cat(rows())

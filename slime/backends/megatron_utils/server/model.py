@@ -56,10 +56,11 @@ class LogProbModel:
         self._config = config = filled(MegatronServerConfig, args)
         if "RANK" not in os.environ and not dist.is_initialized():
             dist.init_process_group(process_group_backend(), store=dist.HashStore(), rank=0, world_size=1)
-        init(args)
         # It is no run: what follows from flags of one is not there.
-        self._run, self._context = filled(BackendConfig, args, thin=True), ParallelContext.current()
-        chunks = get_model(args)
+        self._run = filled(BackendConfig, args, thin=True)
+        init(self._run)
+        self._context = ParallelContext.current()
+        chunks = get_model(self._run)
         if config.params_dtype != torch.float32:
             chunks = [in_half(get_model_config(chunk), chunk) for chunk in chunks]
         self._state = cast(TrainState, SimpleNamespace(model=chunks, replay=None))
