@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from slime.arguments.core.parser import parse
 from slime.arguments.groups import advantages, distillation, kl, loss, off_policy
 from slime.arguments.registry import CONFIG_GROUPS, derived_names
+from slime.config.model import ModelConfig
 from slime.config.run import RunConfig, run_config
 from tests.families import save_tiny_config
 
@@ -70,6 +71,11 @@ def with_groups(values: Mapping[str, Any]) -> Namespace:
         values = {**values, **{f: str(values["params_dtype"]) == f"torch.{d}" for d, f in formats.items()}}
     full = _completed({**complete, **{name: given[name] for name in _FLAGS}}, values)
     return Namespace(**{**values, **{name: getattr(full, name) for name in _NAMES}})
+
+
+def shape_with(**values: Any) -> ModelConfig:
+    """The shape of a model, what is not given as a tiny model's."""
+    return config_with(**values).model
 
 
 def config_with(**values: Any) -> RunConfig:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from slime.arguments import parse_args
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
 from slime.models import family_of, read_shape, shape_from_hf_config
 from slime.models.checkpoint.tensor_shapes import TensorShapes
+from tests.run_args import shape_with
 from tools.make_tiny_model import make_config, make_tokenizer
 
 _LARGEST_FILE = 8 << 30  # bytes; a file is mapped as a whole, and mappings beyond the memory are refused
@@ -25,7 +25,7 @@ def write_empty_weights(path: Path) -> None:
     MTP layers are among them, as many as it says.
     """
     shape = shape_from_hf_config(path)
-    args = Namespace(**{"num_experts": 0} | shape, padded_vocab_size=shape["vocab_size"])
+    args = shape_with(**shape, padded_vocab_size=shape["vocab_size"])
     config = json.loads((path / "config.json").read_text())
     further = config.get("num_nextn_predict_layers", 0)
     names = family_of(shape["model_type"]).weights.hf_names(args, further)

@@ -1,12 +1,11 @@
 """Tests when the asynchronous loop updates the weights, and what each rollout is told of it."""
 
-from argparse import Namespace
 from unittest.mock import MagicMock
 
 import pytest
 
 import train_async
-from tests.run_args import config_with
+from tests.run_args import config_with, run_args
 
 
 def flags(interval):
@@ -58,7 +57,7 @@ def test_no_update_begins_while_a_rollout_is_generated(interval):
 
 
 def test_a_bound_that_this_loop_cannot_hold_is_refused():
-    args = Namespace(colocate=False, num_rollout=3, max_staleness=0)
+    args = run_args(colocate=False, num_rollout=3, max_staleness=0)
     (message,) = train_async.refusal(args)
     assert message.startswith("--max-staleness 0: train_async.py updates")
     args.max_staleness = 1

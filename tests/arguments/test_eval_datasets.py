@@ -1,7 +1,5 @@
 """Evaluation datasets from flags and from YAML."""
 
-from argparse import Namespace
-
 import pytest
 
 from slime.arguments import UsageError
@@ -9,6 +7,7 @@ from slime.arguments.groups import eval_datasets
 from slime.arguments.groups.eval_datasets import resolve_eval_datasets
 from slime.config.evaluation import EvalDatasetConfig
 from slime.utils import eval_config
+from tests.run_args import run_args
 
 FLAGS = {
     **dict(eval_config=None, eval_prompt_data=None, n_samples_per_eval_prompt=2, n_samples_per_prompt=8),
@@ -22,7 +21,7 @@ FLAGS = {
 
 
 def resolve(**changes):
-    args = Namespace(**(FLAGS | changes))
+    args = run_args(**(FLAGS | changes))
     resolve_eval_datasets(args)
     return args
 

@@ -1,13 +1,12 @@
 """Sampling that leaves tokens out: what engines and the router are asked for, and what cannot be."""
 
-from argparse import Namespace
-
 import pytest
 
 from slime.arguments import validated_args
 from slime.arguments.groups.nucleus import derive
 from tests.arguments.sglang_options import as_installed
 from tests.each import hold_each
+from tests.run_args import run_args
 
 
 def of(args):
@@ -34,7 +33,7 @@ def test_engines_are_asked_for_as_many_ids_as_a_nucleus_may_have(words):
 def test_a_large_vocabulary_raises_what_sglang_tells_of():
     def size(**flags):
         run = dict(rollout_top_p=0.9, rollout_top_k=-1, loss_type="policy_loss", vocab_size=150_000)
-        args = Namespace(**{**run, "rollout_function_path": "f", **flags})
+        args = run_args(**{**run, "rollout_function_path": "f", **flags})
         derive(args)
         return args.nucleus_size, args.nucleus_top_k
 

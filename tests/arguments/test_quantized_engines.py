@@ -1,13 +1,12 @@
 """Which quantised engines can be given the trainer's weights."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from slime.arguments.validate.quantized_engines import bad_formats, packed_beyond_experts
-from slime.arguments.validate.served_models import PLACEHOLDER
+from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, ServerGroupConfig
+from tests.run_args import run_args, with_groups
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8"}
@@ -22,11 +21,9 @@ CHANNELS = compressed(num_bits=8, type="float", strategy="channel")
 
 
 def served(path, *overrides, update_weights=True):
-    groups = [Namespace(worker_type="regular", overrides=each) for each in overrides or ({},)]
-    placeholder = Namespace(worker_type=PLACEHOLDER, overrides={"quantization": "awq"})
-    return Namespace(
-        model_path=str(path), update_weights=update_weights, server_groups=[*groups, placeholder]
-    )
+    groups = [ServerGroupConfig("regular", 1, overrides=each) for each in overrides or ({},)]
+    placeholder = ServerGroupConfig(PLACEHOLDER, 1, overrides={"quantization": "awq"})
+    return ModelConfig("m", str(path), update_weights, 1, [*groups, placeholder])
 
 
 def run(path, *models, **flags):
@@ -35,7 +32,7 @@ def run(path, *models, **flags):
         **{"rollout_engine": "sglang", "check_weight_update_equal": False, "fp32": False, "fp16": False},
         **{"served_models": list(models) or [served(path)], **flags},
     }
-    return list(bad_formats(Namespace(**given)))
+    return list(bad_formats(with_groups(given)))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,7 @@ def test_sglang_replaces_packed_experts_alone(altered_checkpoint, packed):
     save_file({f"{name}_packed": words, f"{name}_scale": torch.empty(0)}, path / "model.safetensors")
     args = {"hf_checkpoint": str(path), "debug_rollout_only": False, "rollout_external": False}
     args |= {"served_models": [served(path)]}
-    messages = list(packed_beyond_experts(Namespace(**args, rollout_engine="sglang")))
+    messages = list(packed_beyond_experts(run_args(**args, rollout_engine="sglang")))
     assert len(messages) == ("experts" not in packed)
     assert all(f"{path}: {name} is packed" in message for message in messages)
-    assert not list(packed_beyond_experts(Namespace(**args, rollout_engine="embedded")))
+    assert not list(packed_beyond_experts(run_args(**args, rollout_engine="embedded")))

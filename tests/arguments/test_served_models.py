@@ -1,6 +1,5 @@
 """The models of a run: what --sglang-config says, what follows, and what is refused."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 from slime.arguments import validated_args
 from slime.arguments.validate.fleet_checks import bad_models
 from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig, SglangConfig
+from tests.run_args import run_args
 
 POLICY = {"name": "policy", "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
 SECRET = "http://user:secret"
@@ -80,7 +80,7 @@ def test_a_frozen_copy_of_the_same_model_takes_no_updates(configured) -> None:
 
 
 def test_prefill_servers_leave_the_rest_to_decode() -> None:
-    args = Namespace(
+    args = run_args(
         prefill_num_servers=1, rollout_num_gpus_per_engine=2, rollout_num_gpus=6, hf_checkpoint="m"
     )
     (model,) = SglangConfig.from_prefill_num_servers(args).models
@@ -270,7 +270,7 @@ def served(*groups: dict[str, Any], **changes: Any) -> list[str]:
         use_slime_router=False,
     )
     model = ModelConfig("m", "path", True, 1, [ServerGroupConfig(**one) for one in groups])
-    return list(bad_models(Namespace(**{**flags, "served_models": [model], **changes})))
+    return list(bad_models(run_args(**{**flags, "served_models": [model], **changes})))
 
 
 def test_sglang_may_prefill_and_decode_apart_unless_their_memory_is_the_trainers_too() -> None:

@@ -1,16 +1,16 @@
 """Which checkpoints SGLang would serve as other models than they are."""
 
-from argparse import Namespace
-
 import pytest
 
+from slime.arguments.validate.served_models import ModelConfig
 from slime.arguments.validate.sglang_models import unlike_sglang
+from tests.run_args import run_args
 
 
 def run(path, **flags):
-    models = [Namespace(model_path=str(path)), Namespace(model_path=None)]
+    models = [ModelConfig("m", model_path, None, 1, []) for model_path in (str(path), None)]
     given = {"rollout_engine": "sglang", "rollout_external": False, "served_models": models}
-    return list(unlike_sglang(Namespace(hf_checkpoint=str(path), **{**given, **flags})))
+    return list(unlike_sglang(run_args(hf_checkpoint=str(path), **{**given, **flags})))
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_moe", "qwen3_next"])

@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.arguments import validated_args
 from slime.arguments.core.errors import UsageError
+from slime.arguments.core.run_args import copied
 from slime.arguments.groups.batches import CONFIG_GROUP as BATCHES
 from slime.arguments.groups.parallelism import CONFIG_GROUP as PARALLELISM
 
@@ -15,11 +16,11 @@ from slime.arguments.groups.parallelism import CONFIG_GROUP as PARALLELISM
 @pytest.fixture
 def staged(words):
     """``staged(flag=value)``: the args of a run with 8 layers on 2 GPUs, PP 2."""
-    known = vars(validated_args(words()))
+    known = validated_args(words())
     layout = dict(num_layers=8, trainer_world_size=2, pipeline_model_parallel_size=2)
 
     def build(**changes) -> Namespace:
-        args = Namespace(**{**known, **layout, **changes})
+        args = copied(known, **{**layout, **changes})
         PARALLELISM.derive(args)
         return args
 

@@ -1,7 +1,6 @@
 """Checkpoints whose headers, or a few of whose values, show that no run can use them."""
 
 import json
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +23,7 @@ from slime.models.checkpoint.tensor_shapes import TensorShapes
 from slime.models.hf_config import HfConfig
 from tests.each import hold_each
 from tests.families import ALL, chat_family, tiny_family
+from tests.run_args import shape_with
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
@@ -184,7 +184,7 @@ def test_the_shape_of_every_tensor_of_every_family_is_known(tmp_path: Path) -> N
     def check(name: str) -> None:
         path = tmp_path / name
         tiny_family(name, path)
-        flags = Namespace(**{"num_experts": 0} | shape_from_hf_config(path), padded_vocab_size=256)
+        flags = shape_with(**shape_from_hf_config(path), padded_vocab_size=256)
         of, headers = TensorShapes(read_shape(path)).of, read_headers(path)
         for tensor in family_of(flags.model_type).weights.hf_names(flags):
             assert of(tensor) == headers[tensor].shape, tensor

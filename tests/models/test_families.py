@@ -1,11 +1,14 @@
 """What families read of config.json, and what they refuse by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from slime.models import FAMILIES, HfConfigError, calculate_fwd_flops, family_of
 from slime.models.hf_config import HfConfig
 from slime.models.shape import trained_shape
 from tests.models.public_configs import CONFIGS
+from tests.run_args import shape_with
 
 
 def shape_of(model, **changes):
@@ -183,33 +186,33 @@ def test_what_gemma_does_not_compute_is_refused(change, complaint):
 
 
 def test_flops_of_latent_attention_and_shared_experts_counted_by_hand():
-    from argparse import Namespace
-
-    args = Namespace(model_type="deepseek_v3", num_layers=2, hidden_size=4, ffn_hidden_size=6)
-    vars(args).update(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2)
-    vars(args).update(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7)
-    vars(args).update(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6)
+    args = shape_with(
+        **dict(model_type="deepseek_v3", num_layers=2, hidden_size=4, ffn_hidden_size=6),
+        **dict(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2),
+        **dict(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7),
+        **dict(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6),
+    )
     # Query 4x3 and 3x14; latent and rotated 4x6; keys and values 4x22; output 12x4.
     attention = 12 + 42 + 24 + 88 + 48
     mlp = 3 * 4 * 6 + 4 * (3 + 3 * 2 * 5) + 3 * 4 * 7
     linear = 2 * (2 * attention + mlp + 4 * 10)
     # Per layer, 2 heads, 3 causal pairs of 2 tokens: scores of width 7 and sums of width 6.
     assert calculate_fwd_flops([2], args) == 2 * linear + 2 * 2 * 2 * (7 + 6) * 3
-    args.q_lora_rank = None  # a query by one matrix, 4x14
+    args = replace(args, q_lora_rank=None)  # a query by one matrix, 4x14
     assert calculate_fwd_flops([2], args) == 2 * (linear + 2 * 2 * (56 - 54)) + 2 * 2 * 2 * (7 + 6) * 3
 
 
 def test_flops_of_sparse_attention_counted_by_hand():
-    from argparse import Namespace
-
-    args = Namespace(model_type="glm_moe_dsa", num_layers=2, hidden_size=4, ffn_hidden_size=6)
-    vars(args).update(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2)
-    vars(args).update(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7)
-    vars(args).update(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6)
-    vars(args).update(dsa_indexer_n_heads=3, dsa_indexer_head_dim=8, dsa_indexer_topk=2)
-    vars(args).update(dsa_indexer_freq=(1, 0))
+    args = shape_with(
+        **dict(model_type="glm_moe_dsa", num_layers=2, hidden_size=4, ffn_hidden_size=6),
+        **dict(num_attention_heads=2, padded_vocab_size=10, num_experts=3, moe_router_topk=2),
+        **dict(moe_ffn_hidden_size=5, moe_layer_freq=(0, 1), moe_shared_expert_intermediate_size=7),
+        **dict(q_lora_rank=3, kv_lora_rank=4, qk_head_dim=5, qk_pos_emb_head_dim=2, v_head_dim=6),
+        **dict(dsa_indexer_n_heads=3, dsa_indexer_head_dim=8, dsa_indexer_topk=2),
+        **dict(dsa_indexer_freq=(1, 0)),
+    )
     # Latent vectors and experts as above; an indexer's queries, keys and weights.
-    dense = calculate_fwd_flops([4], Namespace(**{**vars(args), "model_type": "deepseek_v3"}))
+    dense = calculate_fwd_flops([4], replace(args, model_type="deepseek_v3"))
     projections, scores = 2 * 4 * (3 * 24 + 4 * 8 + 4 * 3), 2 * 10 * (24 + 3)
     # Of 10 causal pairs of 4 tokens 7 are read: 1, 2, 2 and 2.
     skipped = 2 * 2 * 2 * (7 + 6) * 3
@@ -218,14 +221,14 @@ def test_flops_of_sparse_attention_counted_by_hand():
 
 
 def test_flops_of_delta_nets_and_gated_attention_counted_by_hand():
-    from argparse import Namespace
-
-    args = Namespace(model_type="qwen3_next", num_layers=3, hidden_size=4, ffn_hidden_size=6)
-    vars(args).update(num_attention_heads=2, num_query_groups=1, kv_channels=5, padded_vocab_size=10)
-    vars(args).update(linear_attention_freq=(1, 1, 0), linear_conv_kernel_dim=3, linear_key_head_dim=2)
-    vars(args).update(linear_value_head_dim=3, linear_num_key_heads=2, linear_num_value_heads=4)
-    vars(args).update(num_experts=3, moe_router_topk=2, moe_ffn_hidden_size=5, moe_layer_freq=(0, 1, 1))
-    vars(args).update(moe_shared_expert_intermediate_size=7)
+    args = shape_with(
+        **dict(model_type="qwen3_next", num_layers=3, hidden_size=4, ffn_hidden_size=6),
+        **dict(num_attention_heads=2, num_query_groups=1, kv_channels=5, padded_vocab_size=10),
+        **dict(linear_attention_freq=(1, 1, 0), linear_conv_kernel_dim=3, linear_key_head_dim=2),
+        **dict(linear_value_head_dim=3, linear_num_key_heads=2, linear_num_value_heads=4),
+        **dict(num_experts=3, moe_router_topk=2, moe_ffn_hidden_size=5, moe_layer_freq=(0, 1, 1)),
+        **dict(moe_shared_expert_intermediate_size=7),
+    )
     # Query 4, key 4, value and gate 12 each, strength and decay 4 each; convolution of 20 features; states.
     delta_net = 4 * 40 + 3 * 20 + 3 * 4 * 2 * 3 + 12 * 4
     attention = 4 * (10 + 10 + 5 + 5) + 10 * 4  # query and gate, key, value; output

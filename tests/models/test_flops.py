@@ -5,13 +5,14 @@ import transformers
 
 from slime.models import calculate_fwd_flops, shape_from_hf_config
 from tests.families import save_tiny_config, tiny_config
+from tests.run_args import shape_with
 
 
 def test_forward_flops_of_a_shape_counted_by_hand():
-    args = Namespace(
-        model_type="llama", num_layers=2, hidden_size=4, ffn_hidden_size=6, num_attention_heads=2
+    args = shape_with(
+        **dict(model_type="llama", num_layers=2, hidden_size=4, ffn_hidden_size=6, num_attention_heads=2),
+        **dict(num_query_groups=1, kv_channels=3, padded_vocab_size=10),
     )
-    vars(args).update(num_query_groups=1, kv_channels=3, padded_vocab_size=10)
     # Per layer: q 4x6, k and v 4x3 each, output 6x4, MLP 3 * 4x6; head 4x10; a product costs 2.
     linear = 2 * (2 * (24 + 12 + 12 + 24 + 72) + 40)
     # Per layer, 2 heads of width 3 and 3 causal pairs of 2 tokens: scores and sum.
@@ -31,7 +32,7 @@ def test_forward_flops_of_delta_nets_are_those_of_their_matrices_and_states(tmp_
     name = "qwen3_5_text"
     config = tiny_config(name)
     shape = shape_from_hf_config(save_tiny_config(name, tmp_path))
-    args = Namespace(**shape, padded_vocab_size=config.vocab_size)
+    args = shape_with(**shape, padded_vocab_size=config.vocab_size)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     kinds = (torch.nn.Linear, torch.nn.Conv1d)

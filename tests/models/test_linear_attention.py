@@ -1,13 +1,12 @@
 """Rows of delta nets: kind by kind or head by head in a checkpoint, by key head in the trainer."""
 
-from types import SimpleNamespace
-
 import torch
 
 from slime.models.linear_attention import ByKeyHead
+from tests.run_args import shape_with
 
 # Two key heads of width 2 with two value heads each, of width 1: of all kinds the names of its rows.
-SHAPE = SimpleNamespace(
+SHAPE = shape_with(
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4},
     **{"linear_key_head_dim": 2, "linear_value_head_dim": 1},
 )

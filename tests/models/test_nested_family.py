@@ -14,6 +14,7 @@ from slime.models.hf_config import HfConfig, read_stop_ids
 from slime.models.weight_prefix import WeightPrefix
 from tests.families import WITH_IMAGES, save_tiny_config
 from tests.models.public_configs import CONFIGS
+from tests.run_args import shape_with
 
 
 def write(path, config):
@@ -90,9 +91,8 @@ def test_names_are_those_of_published_checkpoints(family, own, kept, tmp_path):
     path = save_tiny_config(family, tmp_path)
     shape = shape_from_hf_config(path)
     weights = FAMILIES[family].weights
-    from argparse import Namespace
 
-    assert own in weights.hf_names(Namespace(**shape))
+    assert own in weights.hf_names(shape_with(**shape))
     save_file({name: torch.zeros(1) for name in (own, kept)}, path / "model.safetensors")
     with SafetensorReader(path) as reader:
         assert passthrough_names(path, reader) == [kept]

@@ -1,7 +1,5 @@
 """What is read of the config.json of a mixture of experts, and the names of its weights."""
 
-from argparse import Namespace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +9,7 @@ from slime.models.hf_config import HfConfig
 from slime.models.rules import Rule
 from slime.models.shape import trained_shape
 from tests.megatron_harness import save_tiny_hf
+from tests.run_args import shape_with
 
 CONFIG = {
     **{"model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128},
@@ -68,7 +67,7 @@ def test_what_is_not_computed_is_refused(change, complaint):
 
 def test_the_names_are_those_that_transformers_writes(tmp_path):
     save_tiny_hf(tmp_path, "qwen3_moe")
-    args = Namespace(**shape_from_hf_config(tmp_path))
+    args = shape_with(**shape_from_hf_config(tmp_path))
     assert family_of("qwen3_moe").weights.hf_names(args) == load_file(tmp_path / "model.safetensors").keys()
 
 
@@ -86,7 +85,7 @@ def test_each_expert_has_tensors_of_its_own():
 
 
 def test_gate_and_up_of_an_expert_are_split_and_joined():
-    args = Namespace(**shape_of())
+    args = shape_with(**shape_of())
     weights = family_of("qwen3_moe").weights
     name = "decoder.layers.2.mlp.experts.local_experts.5.linear_fc1.weight"
     param = torch.arange(6.0).reshape(6, 1)
@@ -98,7 +97,7 @@ def test_gate_and_up_of_an_expert_are_split_and_joined():
 
 
 def test_forward_flops_count_only_the_experts_that_a_token_is_sent_to():
-    args = Namespace(**shape_of(mlp_only_layers=[0]), padded_vocab_size=100)
+    args = shape_with(**shape_of(mlp_only_layers=[0]), padded_vocab_size=100)
     # Per layer: q 64x128, k and v 64x32 each, output 128x64; head 64x100; a product costs 2.
     attention = 64 * 128 + 2 * 64 * 32 + 128 * 64
     dense, experts = 3 * 64 * 128, 64 * 8 + 2 * 3 * 64 * 32

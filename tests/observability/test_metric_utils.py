@@ -1,4 +1,3 @@
-from argparse import Namespace
 from itertools import combinations
 
 import pytest
@@ -11,6 +10,7 @@ from slime.observability.metric_utils import (
     has_repetition,
     pass_rate_of_groups,
 )
+from tests.run_args import run_args
 
 
 def test_statistics_of_an_even_number_of_values():
@@ -53,7 +53,7 @@ def test_repetition_needs_a_long_and_repetitive_text():
 
 
 def test_rollout_step_counts_optimizer_steps_when_asked():
-    args = Namespace(
+    args = run_args(
         wandb_always_use_train_step=False, rollout_batch_size=8, n_samples_per_prompt=4, global_batch_size=16
     )
     assert compute_rollout_step(args, 5) == 5

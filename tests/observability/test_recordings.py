@@ -1,7 +1,6 @@
 """Recorded rollouts are found again, under the name that their template gives and with what was in them."""
 
 import threading
-from argparse import Namespace
 from enum import Enum
 from pathlib import Path
 
@@ -25,17 +24,10 @@ from tests.run_args import run_args
 )
 def test_a_width_in_the_name_holds_for_rollouts_and_evaluations(tmp_path, template, files):
     path = f"{tmp_path}/{template}"
-    args = Namespace(
-        save_debug_rollout_data=path,
-        load_debug_rollout_data=path,
-        load_debug_rollout_data_subsample=None,
-    )
-    save_debug_rollout_data(
-        args.save_debug_rollout_data, [Sample(prompt="a")], rollout_id=3, evaluation=False
-    )
-    save_debug_rollout_data(args.save_debug_rollout_data, [Sample(prompt="b")], rollout_id=3, evaluation=True)
+    save_debug_rollout_data(path, [Sample(prompt="a")], rollout_id=3, evaluation=False)
+    save_debug_rollout_data(path, [Sample(prompt="b")], rollout_id=3, evaluation=True)
     assert {file.name for file in tmp_path.iterdir()} == files
-    assert load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=3)[0].prompt == "a"
+    assert load_debug_rollout_data(path, rollout_id=3)[0].prompt == "a"
 
 
 class Verdict(Enum):
@@ -58,17 +50,17 @@ class Verdict(Enum):
     ],
 )
 def test_what_would_not_come_back_is_refused_when_it_is_written(tmp_path, odd, found, values, place):
-    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    path = f"{tmp_path}/{{rollout_id}}.pt"
     samples = [Sample(index=4, group_index=2), Sample(index=5, group_index=2, **values(odd))]
     named = rf"--save-debug-rollout-data \S+/3\.pt: sample 5 of group 2: {place} is {found}, which no"
     with pytest.raises(ValueError, match=named):
-        save_debug_rollout_data(args.save_debug_rollout_data, samples, rollout_id=3, evaluation=False)
+        save_debug_rollout_data(path, samples, rollout_id=3, evaluation=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_samples_that_would_come_back_one_by_one_are_told_why_they_do_not_together(tmp_path):
     """torch writes no two views of the same memory with different types."""
-    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    path = f"{tmp_path}/{{rollout_id}}.pt"
     whole = torch.arange(4, dtype=torch.int32)
     parts = [{"a": whole}, {"b": whole.view(torch.float32)}]
     apart = [Sample(index=i, metadata=part) for i, part in enumerate(parts)]
@@ -77,10 +69,10 @@ def test_samples_that_would_come_back_one_by_one_are_told_why_they_do_not_togeth
     )
     named = rf"--save-debug-rollout-data \S+/3\.pt: samples is list {why}"
     with pytest.raises(ValueError, match=named):
-        save_debug_rollout_data(args.save_debug_rollout_data, apart, rollout_id=3, evaluation=False)
+        save_debug_rollout_data(path, apart, rollout_id=3, evaluation=False)
     one = Sample(index=7, group_index=2, metadata=parts[0] | parts[1])
     with pytest.raises(ValueError, match=rf"sample 7 of group 2: metadata is dict {why}"):
-        save_debug_rollout_data(args.save_debug_rollout_data, [one], rollout_id=3, evaluation=False)
+        save_debug_rollout_data(path, [one], rollout_id=3, evaluation=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -100,23 +92,17 @@ def test_a_recording_of_another_version_is_named(tmp_path, content, why):
     else:
         torch.save(content, path)
     template, said = f"{tmp_path}/{{rollout_id}}.pt", rf"{path}: is not a readable recording: .*{why}"
-    args = Namespace(load_debug_rollout_data=template, load_debug_rollout_data_subsample=None)
     with pytest.raises(ValueError, match=f"--load-debug-rollout-data {said}"):
-        load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)
+        load_debug_rollout_data(template, rollout_id=0)
     with pytest.raises(ValueError, match=f"--load-forge-rollout-data {said}"):
         replay(run_args(load_forge_rollout_data=template), 0, None)
 
 
 def test_plain_metadata_and_tensors_come_back(tmp_path):
     path = f"{tmp_path}/{{rollout_id}}.pt"
-    args = Namespace(
-        save_debug_rollout_data=path, load_debug_rollout_data=path, load_debug_rollout_data_subsample=None
-    )
     metadata = {"plain": [1, (2.5, None), {"a": {True}}, b"b"], "tensor": torch.arange(3)}
-    save_debug_rollout_data(
-        args.save_debug_rollout_data, [Sample(metadata=metadata)], rollout_id=0, evaluation=False
-    )
-    (sample,) = load_debug_rollout_data(args.load_debug_rollout_data, rollout_id=0)
+    save_debug_rollout_data(path, [Sample(metadata=metadata)], rollout_id=0, evaluation=False)
+    (sample,) = load_debug_rollout_data(path, rollout_id=0)
     assert sample.metadata["plain"] == metadata["plain"]
     assert sample.metadata["tensor"].tolist() == [0, 1, 2]
 
@@ -130,9 +116,9 @@ def test_an_error_of_the_disk_is_not_blamed_on_the_samples(tmp_path, monkeypatch
         save(data, file)
 
     monkeypatch.setattr("torch.save", save_in_memory_only)
-    args = Namespace(save_debug_rollout_data=f"{tmp_path}/{{rollout_id}}.pt")
+    path = f"{tmp_path}/{{rollout_id}}.pt"
     with pytest.raises(RuntimeError, match="no space left"):
-        save_debug_rollout_data(args.save_debug_rollout_data, [Sample()], rollout_id=0, evaluation=False)
+        save_debug_rollout_data(path, [Sample()], rollout_id=0, evaluation=False)
 
 
 def test_a_recording_with_numpy_s_types_is_read(tmp_path):

@@ -1,7 +1,6 @@
 """Spans of processes and samples, and the trace file that viewers open."""
 
 import json
-from argparse import Namespace
 
 import pytest
 
@@ -9,6 +8,7 @@ from slime.observability.spans import Span, SpanList, TraceFile, sample_spans
 from slime.observability.trace_utils import Span as SampleSpan
 from slime.observability.trace_utils import span_of, trace_event, trace_span
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
 
 def events_of(path):
@@ -76,9 +76,9 @@ def test_a_span_that_has_not_ended_and_an_event_are_left_out():
 
 def test_nothing_is_kept_of_a_sample_unless_asked_for():
     sample = Sample(index=0)
-    with span_of(Namespace(trace=None), sample, "generate") as span:
+    with span_of(run_args(trace=None), sample, "generate") as span:
         span.update(tokens=5)
     assert isinstance(span, SampleSpan) and not hasattr(sample, "trace")
-    with span_of(Namespace(trace="trace.json"), [sample], "generate"):
+    with span_of(run_args(trace="trace.json"), [sample], "generate"):
         pass
     assert [span.name for span in sample_spans([sample])] == ["generate"]

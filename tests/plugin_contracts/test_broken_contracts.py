@@ -1,7 +1,6 @@
 """Functions that do not do what their hook wants are named, before a run starts or when they are called."""
 
 import asyncio
-from argparse import Namespace
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ def handing_on_generate(args, sample, sampling_params):
 def test_code_that_nobody_would_run_is_refused_before_the_start(spec, name):
     """An asynchronous filter would keep every group, and an asynchronous log function log nothing."""
     path = HERE + name
-    args = Namespace(**{spec.dest: [path] if isinstance(spec.default, list) else path})
+    args = run_args(**{spec.dest: [path] if isinstance(spec.default, list) else path})
     wanted = [f"{spec.names[0]} {path}: runs only when it is awaited or iterated, and nobody does"]
     found = [line.partition(" (wanted: a plain function)")[0] for line in unusable_code(args, [spec])]
     assert found == ([] if spec.dest in AWAITED else wanted)

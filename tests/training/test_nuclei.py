@@ -17,6 +17,7 @@ from slime.training.nucleus_rows import IDS, OFFSETS
 from slime.training.parallel import ParallelContext, set_current
 from tests.each import hold_each
 from tests.megatron_harness import run_ranks
+from tests.run_args import with_groups
 from tests.trainer_batches import _FLAGS, random_rollout, split
 
 VOCAB, WIDTH, SEEDS = 29, 36, range(6)
@@ -26,8 +27,8 @@ ONE_RANK = {"dp_size": 1, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_pe
 def flags(seed: int) -> Namespace:
     """Temperatures and row chunks in turn."""
     more = dict(rollout_temperature=(1.0, 0.6, 1.7)[seed % 3], log_probs_chunk_size=(-1, 1, 7)[seed // 2])
-    return Namespace(
-        **{**_FLAGS, "vocab_size": VOCAB, "max_tokens_per_gpu": 10_000, "replays_nucleus": True, **more}
+    return with_groups(
+        {**_FLAGS, "vocab_size": VOCAB, "max_tokens_per_gpu": 10_000, "replays_nucleus": True, **more}
     )
 
 

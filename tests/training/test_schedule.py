@@ -1,4 +1,3 @@
-from argparse import Namespace
 from itertools import chain
 
 import pytest
@@ -13,6 +12,7 @@ from slime.utils.seqlen_balancing import (
     get_reverse_idx,
     get_seqlen_balanced_partitions,
 )
+from tests.run_args import run_args
 
 SHAPE = dict(model_type="llama", num_layers=2, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)
 SHAPE |= dict(num_query_groups=1, kv_channels=4, padded_vocab_size=32)
@@ -20,7 +20,7 @@ SHAPE |= dict(num_query_groups=1, kv_channels=4, padded_vocab_size=32)
 
 def _args(**overrides):
     flags = dict(use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1)
-    return Namespace(**{**flags, "balance_data": False, "balance_by_flops": False, **SHAPE, **overrides})
+    return run_args(**{**flags, "balance_data": False, "balance_by_flops": False, **SHAPE, **overrides})
 
 
 def _config(dp_size, **layout):

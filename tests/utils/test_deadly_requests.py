@@ -1,4 +1,3 @@
-from argparse import Namespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,6 +9,7 @@ from slime.utils.deadly_requests import DeadlyRequest, refuse_deadly
 from slime.utils.http_utils import init_http_client, post, stream
 from tests.backends.sglang_utils.comparison import read_list
 from tests.engines import free_port
+from tests.run_args import run_args
 
 DEADLY = [request for request in read_list()[0] if request.kills]
 
@@ -51,7 +51,7 @@ async def test_the_runs_own_servers_do_not_get_it(monkeypatch: pytest.MonkeyPatc
     policy, judge = free_port(), free_port()
     routers = {"judge": ("127.0.0.1", judge)}
     where = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": policy, "sglang_model_routers": routers}
-    init_http_client(Namespace(**where, vocab_size=320))
+    init_http_client(run_args(**where, vocab_size=320))
     urls = [f"http://127.0.0.1:{port}/generate" for port in (policy, judge)]
     for url in urls:
         with pytest.raises(DeadlyRequest):

@@ -14,6 +14,7 @@ import pytest
 from slime.utils import http_utils
 from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with, stream
 from tests.engines import free_port
+from tests.run_args import run_args
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,7 +96,7 @@ async def test_an_unreachable_server_is_retried_then_named(server):
 
 async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
     router = dict(sglang_router_ip="127.0.0.1", sglang_router_port=1)
-    args = Namespace(sglang_server_concurrency=8, rollout_num_gpus=4, rollout_num_gpus_per_engine=2, **router)
+    args = run_args(sglang_server_concurrency=8, rollout_num_gpus=4, rollout_num_gpus_per_engine=2, **router)
     init_http_client(args, api_key="sekret")
     assert (await post(server.url, {}))["key"] is None  # a judge's, say
     share_key_with(server.url + "/generate")

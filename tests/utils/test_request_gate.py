@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import socket
 import threading
-from argparse import Namespace
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
@@ -58,7 +57,7 @@ def router_behind_middleware(host):
 
 @contextmanager
 def router(host):
-    args = Namespace(**{**vars(router_args()), "sglang_router_ip": host, "sglang_api_key": KEY})
+    args = router_args(sglang_router_ip=host, sglang_api_key=KEY)
     loop, stop, started = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
     own, port = SlimeRouter(args), free_port()
 

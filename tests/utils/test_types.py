@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slime.utils.types import Sample
+from tests.run_args import run_args
 
 
 def meta(reason="stop", **more):
@@ -178,7 +179,7 @@ def test_a_nucleus_after_tokens_without_one_finds_them_empty():
 
 
 def test_routed_experts_keep_the_rows_before_the_start():
-    args = Namespace(num_layers=2, moe_router_topk=1)
+    args = run_args(num_layers=2, moe_router_topk=1)
     sample = Sample(tokens=[1, 2])
     first = np.arange(4, dtype=np.int32)
     sample.append_response_tokens(
@@ -210,7 +211,7 @@ def test_drafts_are_counted_under_the_names_of_sglang():
 
 
 def test_the_reward_key_picks_a_number():
-    args = Namespace(reward_key="score")
+    args = run_args(reward_key="score")
     assert Sample(reward={"score": 2.0}).get_reward_value(args) == 2.0
     with pytest.raises(ValueError, match="--reward-key score"):
         Sample(reward=1.0).get_reward_value(args)
