@@ -1,45 +1,52 @@
-"""Which commands of pages are run, which come up to the start of a run, and which are left, and why."""
+"""Which commands of pages are run, which other tests take from the pages, and which are left, and why."""
 
-from tests.page_commands import NOT_HERE, SHELL, Command
+from functools import cache
+
+from tests.page_commands import NOT_HERE, PAGES, SHELL, Command, commands_of
 
 RUN = (
     *("slime new-task", "slime check", "slime report", "slime diff", "slime completion", "slime doctor"),
     *("python tools/make_tiny_model.py", "python examples/calculator_tool/make_data.py"),
     *("python tools/convert_hf_to_fp8.py", "python tools/convert_hf_to_int4.py"),
     *("python tools/convert_hf_to_mxfp4.py", "python tools/fp8_cast_bf16.py"),
-    "python -m slime.backends.megatron_utils.server",
+    *("python -m slime.backends.megatron_utils.server", "python -m slime.cli"),
 )
 """Beginnings of commands that `tests.test_page_runs` runs as they are printed."""
 CHECKED = ("slime train", "python train.py", "python train_async.py")
 """Beginnings of runs, which it takes through all checks before a start; tests/e2e has the runs themselves."""
 
-_LAUNCHERS = {
-    "bash scripts/run-": "GPUs and a model; tests/scripts/test_launchers.py runs it without train.py",
-    "bash scripts/run-qwen3-4B.sh --check": "tests/check/test_scripts.py runs it for every launcher",
-    "bash examples/": "tests/examples/test_run_scripts.py and tests/e2e/test_examples.py run them",
-    "bash run.sh": "a minute of training each; tests/e2e/test_new_task.py trains every form",
-    "bash scripts/quickstart.sh": "installs, and trains for minutes; tests/e2e/test_quickstart.py, nightly",
-    "bash scripts/learning.sh": "hours; tests/e2e/test_learning.py runs a short one, nightly",
-    "bash scripts/ray-cluster.sh": "ssh; tests/scripts/test_ray_cluster.py runs it with programs for ssh",
+_SCRIPTS = "tests/scripts/test_page_scripts.py"
+PRINTED = {
+    "bash scripts/run-": "tests/scripts/test_launchers.py",
+    "bash examples/": "tests/examples/test_run_scripts.py",
+    "bash scripts/ray-cluster.sh": "tests/scripts/test_ray_cluster.py",
+    "sbatch": "tests/scripts/test_cluster_files.py",
+    **dict.fromkeys(("bash scripts/test.sh", "bash scripts/conformance.sh", "bash scripts/gpu.sh"), _SCRIPTS),
+    **dict.fromkeys(("bash scripts/quickstart.sh", "bash scripts/learning.sh"), _SCRIPTS),
+    "slime chat": "tests/cli/test_chat.py",
+    "slime resume": "tests/cli/test_run_dirs.py",
+    "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",
+    "python tools/convert_hf_to_torch_dist.py": "tests/tools/test_convert.py",
+    "python tools/convert_torch_dist_to_hf.py": "tests/tools/test_convert.py",
+    "python tools/convert_fsdp_to_hf.py": "tests/tools/test_convert_fsdp_to_hf.py",
+    **dict.fromkeys(("ray get-auth-token", "ray start"), "tests/ray/test_cluster.py"),
+    "git tag": "tests/test_packaging.py",
+}
+"""Beginnings of commands that these tests take from the pages: with other places and names, or with programs
+that stand for what is not here (train.py of a large model, ssh, SLURM, the tests that would be started)."""
+AT_NIGHT = {
+    "bash run.sh": "tests/e2e/test_new_task.py",
+    "python -m pytest test_task.py": "tests/e2e/test_new_task.py",
+    "python -m pytest tests/plugin_contracts": "tests/test_page_commands.py",
+    "python -m pytest tests/plugin_contracts/test_signatures.py": "tests/test_page_commands.py",
+}
+"""The same, in tests that are nightly."""
+_COMMANDS = {
     "torchrun": "eight ranks; tests/backends/megatron_utils/test_server.py starts two",
 }
-_COMMANDS = {
-    "slime chat": "talks; tests/cli/test_chat.py and tests/cli/test_chat_terminal.py talk to it",
-    "slime resume": "trains; tests/cli/test_run_dirs.py runs it up to the loop",
-    "python -m slime.cli": "tests/cli/test_main.py runs it",
-    "python -m slime.weight_sync.versions.puller": "tests/weight_sync/test_delta.py starts it",
-    "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py starts it",
-    "python tools/convert_hf_to_torch_dist.py": "tests/tools/test_convert.py runs it, with ranks of its own",
-    "python tools/convert_torch_dist_to_hf.py": "tests/tools/test_convert.py runs it, with ranks of its own",
-    "python tools/convert_fsdp_to_hf.py": "tests/tools/test_convert_fsdp_to_hf.py runs it, after two ranks",
-}
 _DEVELOPERS = {
-    "bash scripts/test.sh": "starts tests",
-    "bash scripts/gpu.sh": "a GPU",
     "bash scripts/test-sglang.sh": "installs SGLang; starts tests/sglang_cpu",
     "bash scripts/test-original.sh": "the original; tests/original/test_stand_in.py tries it on a stand-in",
-    "bash scripts/conformance.sh": "starts tests/backends/sglang_utils/test_conformance.py",
-    "bash -n": "tests/scripts/test_launchers.py runs it for every script",
     "python tools/generate_flag_docs.py": "tests/test_flag_docs.py makes the page that it writes",
     "python tools/generate_metric_docs.py": "tests/observability/test_metric_table.py makes the page",
     "python -m tests.arguments.launch_table": "tests/arguments/test_launch_scripts.py makes the page",
@@ -58,19 +65,39 @@ _BENCHMARKS = {
     "python benchmarks/fully_async.py": "many clusters; tests/e2e/test_rollout_functions.py has such a run",
     "python benchmarks/sglang_runs.py": "SGLang; tests/benchmarks/test_sglang_runs.py reads what it wrote",
 }
-LEFT = {" ".join(words): why for words, why in NOT_HERE.items()}
-LEFT |= _LAUNCHERS | _COMMANDS | _DEVELOPERS | _BENCHMARKS
+_NOT_HERE = {" ".join(words): why for words, why in NOT_HERE.items()}
+_NOT_HERE = {words: why for words, why in _NOT_HERE.items() if words not in PRINTED and words != "ray"}
+LEFT = _NOT_HERE | _COMMANDS | _DEVELOPERS | _BENCHMARKS
 """Beginnings of commands that are left: what they need or take, and what runs them; the longest counts."""
 NAMES = {
     *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),
     *("slime train --async", "slime check --write-config", "python tools/convert_hf_to_fp8.py"),
+    *("python tools/convert_fsdp_to_hf.py", "python -m slime.weight_sync.versions.puller", "pip install"),
+    *("ray start", "ray start --node-ip-address", "ray start --num-gpus 1", "ray stop"),
+    *("bash -n", "docker run --shm-size 8g"),
 }
 """What stands in text for the name of a command."""
 
 
+@cache
+def every_command() -> tuple[Command, ...]:
+    """Returns the commands of all pages, each once."""
+    return tuple({command.words: command for page in PAGES for command in commands_of(page)}.values())
+
+
+def printed(beginning: str) -> list[Command]:
+    """Returns those that begin so, but for names."""
+    return [c for c in every_command() if begins(c, beginning) and not is_name(c)]
+
+
+def is_printed(command: Command) -> bool:
+    """Whether a test elsewhere takes it from its page."""
+    return not is_name(command) and any(begins(command, beginning) for beginning in PRINTED | AT_NIGHT)
+
+
 def reason(command: Command) -> str | None:
-    """Why a command is not run here; None for one that is, or that nobody has thought of."""
-    found = [beginning for beginning in LEFT if begins(command, beginning)]
+    """Why a command is run nowhere as printed; None for one that is, or that nobody has thought of."""
+    found = [beginning for beginning in LEFT if begins(command, beginning) and not is_printed(command)]
     return LEFT[max(found, key=len)] if found else None
 
 
@@ -95,5 +122,5 @@ def is_checked(command: Command) -> bool:
 
 
 def _is_here(command: Command, beginnings: tuple[str, ...]) -> bool:
-    left = is_name(command) or reason(command) is not None
+    left = is_name(command) or is_printed(command) or reason(command) is not None
     return not left and any(begins(command, beginning) for beginning in beginnings)

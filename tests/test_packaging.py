@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.page_runs import printed
 from tests.wheel import Source
 from tools.check_extras import check, extras
 from tools.release_check import faults_of_commands, faults_of_sdist, faults_of_version, faults_of_wheel
@@ -142,10 +143,11 @@ def test_versions_come_from_tags_and_there_is_one_without(tmp_path: Path) -> Non
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
     assert Version(version_in(tmp_path)).is_devrelease
-    git("tag", "v0.2.0")
-    assert version_in(tmp_path) == "0.2.0"
+    (command,) = printed("git tag")
+    git(*command.words[1:])
+    assert f"v{version_in(tmp_path)}" == command.words[-1] == "v0.1.0"
     git("commit", "--quiet", "--allow-empty", "--message", "second")
-    assert version_in(tmp_path).startswith("0.2.1.dev1+g")
+    assert version_in(tmp_path).startswith("0.1.1.dev1+g")
 
 
 def test_the_version_without_git_is_the_next_one_of_the_changelog() -> None:

@@ -166,6 +166,17 @@ def run_program(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.nightly
+def test_the_plug_in_of_the_page_keeps_to_its_contracts(plug_in: Path) -> None:
+    block = block_with("docs/customization.md", "--plugin-module")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(plug_in / "slime-tasks")}
+    done = subprocess.run(
+        ["bash", "-ec", block], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_the_plug_in_of_the_page_runs_as_printed(plug_in: Path) -> None:
     """In the repository's root, with the environment of the tests in place of the quickstart's."""

@@ -16,13 +16,28 @@ from slime.arguments.config_record import write_record
 from slime.cli.main import main
 from tests.families import chat_family
 from tests.mtp_models import MtpReference
-from tests.page_commands import PAGES, ROOT, Command, blocks, commands_of
-from tests.page_runs import CHECKED, LEFT, NAMES, RUN, begins, is_checked, is_name, is_run, reason
+from tests.page_commands import ROOT, Command, blocks
+from tests.page_runs import (
+    AT_NIGHT,
+    CHECKED,
+    LEFT,
+    NAMES,
+    PRINTED,
+    RUN,
+    begins,
+    every_command,
+    is_checked,
+    is_name,
+    is_printed,
+    is_run,
+    printed,
+    reason,
+)
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 from tools.make_tiny_model import make_tokenizer
 
-COMMANDS = {command.words: command for page in PAGES for command in commands_of(page)}.values()
+COMMANDS = every_command()
 BASE = {
     "--hf-checkpoint": "Qwen3-4B",
     "--fp32": "",
@@ -54,19 +69,34 @@ HERE = {
 
 
 def test_every_command_is_run_or_says_why_not() -> None:
-    unknown = [c for c in COMMANDS if not (is_name(c) or is_run(c) or is_checked(c) or reason(c))]
-    assert [str(command) for command in unknown] == []
-    assert [words for words in (*RUN, *CHECKED, *LEFT) if not any(begins(c, words) for c in COMMANDS)] == []
+    assert [str(command) for command in COMMANDS if not is_known(command)] == []
+    every = (*RUN, *CHECKED, *PRINTED, *AT_NIGHT, *LEFT)
+    assert [words for words in every if not any(begins(c, words) for c in COMMANDS)] == []
     assert NAMES - {" ".join(command.words) for command in COMMANDS} == set()
     files = {path for why in LEFT.values() for path in re.findall(r"tests/[\w/]+(?:\.py)?", why)}
     assert [path for path in files if not (ROOT / path).exists()] == []
 
 
+def is_known(command: Command) -> bool:
+    kinds = (is_name, is_run, is_checked, is_printed, reason)
+    return any(kind(command) for kind in kinds)
+
+
+def test_tests_that_take_commands_from_pages_read_them_there() -> None:
+    """By their beginning, or, as a recipe, from the page itself."""
+    for beginning, file in (PRINTED | AT_NIGHT).items():
+        text = (ROOT / file).read_text()
+        for command in printed(beginning):
+            assert f'printed("{beginning}")' in text or command.page in text, f"{file}: {command}"
+
+
 def test_a_command_that_nobody_has_thought_of_is_noticed() -> None:
     new = Command("docs/page.md", ("python", "tools/check_extras.py"))
-    assert not (is_name(new) or is_run(new) or is_checked(new) or reason(new))
+    assert not is_known(new)
     launcher = Command("docs/page.md", ("bash", "scripts/run-qwen3-4B.sh", "--check"))
-    assert reason(launcher) == LEFT[" ".join(launcher.words)]
+    assert is_printed(launcher) and reason(launcher) is None
+    benchmark = Command("docs/page.md", ("python", "benchmarks/compare.py"))
+    assert reason(benchmark) == LEFT[" ".join(benchmark.words)]
 
 
 @pytest.fixture

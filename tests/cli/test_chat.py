@@ -2,13 +2,16 @@
 
 import io
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from slime.cli import chat
 from slime.cli.chat import harmless
 from slime.cli.main import main
 from tests.engines import free_port
 from tests.engines.embedded import Server, make_checkpoint
+from tests.page_runs import printed
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +30,31 @@ def test_each_line_gets_an_answer_until_the_input_ends(server, monkeypatch, caps
     out = capsys.readouterr().out
     assert out.count("model  ") == 2 and out.count("you    ") == 5
     assert all(letter.isprintable() or letter == "\n" for letter in out)
+
+
+def test_commands_of_pages_talk(server, monkeypatch, capsys) -> None:
+    """A server at the address, or one that would be started for the directory."""
+
+    def there(model: str) -> object:
+        return nullcontext(server.url)
+
+    monkeypatch.setattr(chat, "served", there)
+    commands = printed("slime chat")
+    assert len(commands) > 5
+    for command in commands:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("/system\n"))
+        assert main([*command.words[1:]]) == 0
+        assert ("Answer in one word." in capsys.readouterr().out) is ("--system" in command.words)
+
+
+@pytest.mark.nightly
+def test_a_directory_is_served_and_talked_to(tmp_path, monkeypatch, capsys) -> None:
+    make_checkpoint(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert main(["chat", str(tmp_path), "--max-tokens", "4"]) == 0
+    out = capsys.readouterr()
+    assert "loading the model ..." in out.err and f"{tmp_path} at http://127.0.0.1:" in out.out
+    assert out.out.count("model  ") == 1
 
 
 def test_a_server_that_refuses_is_told(server, monkeypatch, capsys) -> None:

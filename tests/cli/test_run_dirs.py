@@ -9,6 +9,7 @@ from slime.arguments.config_record import write_record
 from slime.cli.main import main
 from slime.cli.report import duration, sparkline
 from slime.ray import asynchronous, session
+from tests.page_runs import printed
 
 WORDS = ["--hf-checkpoint", "m", "--rollout-batch-size", "4", "--wandb-key", "s3cr3t"]
 
@@ -81,7 +82,9 @@ def test_a_run_goes_on_with_its_flags_from_its_checkpoints(run_dir, tmp_path, mo
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert main(["resume", str(place), "--num-rollout", "9"]) == 0
+    (command,) = printed("slime resume")
+    assert command.words == ("slime", "resume", "RUN_DIR")
+    assert main([*command.words[1:-1], str(place), "--num-rollout", "9"]) == 0
     assert Path.cwd() == tmp_path
     words = ["--config", str(place / "resolved.yaml"), "--load", "one", "--num-rollout", "9"]
     assert calls == [(asynchronous.train, asynchronous.refusal, asynchronous.notes, words)]

@@ -11,6 +11,8 @@ from slime.cli.new_task import FORMS, write_task
 from slime.cli.run_dir import read_record
 from slime.observability.jsonl import read_metrics
 from slime.observability.metric_table import undescribed
+from tests.page_commands import ROOT, commands_of
+from tests.page_runs import printed
 from tests.wheel import installed
 
 pytestmark = [pytest.mark.e2e]
@@ -61,7 +63,11 @@ def test_a_task_learns_without_a_file_of_the_clone(form, wheel, tmp_path) -> Non
 
     assert say("python", "-c", "import slime; print(slime.__file__)").startswith(wheel["PYTHONPATH"])
     say("slime", "new-task", "t", "--form", form)
-    shown = say("bash", "run.sh", cwd=tmp_path / "t")
+    (command,), (tests,) = printed("bash run.sh"), printed("python -m pytest test_task.py")
+    page = commands_of(ROOT / f"slime/cli/tasks/{form.replace('-', '_')}/README.md")
+    assert {command.words, tests.words} <= {printed.words for printed in page}
+    shown = say(*command.words, cwd=tmp_path / "t")
+    say(*tests.words, cwd=tmp_path / "t")
     assert re.search(r"^outputs/run: \d+ rollouts, \d+ optimizer steps in ", shown, re.MULTILINE)
     evals = read_metrics(tmp_path / "t/outputs/run/metrics.jsonl")["eval"]
     scores = {step: row["eval/held_out"] for step, row in evals.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.page_runs import printed
 from tools.quickstart import __main__ as quickstart
 from tools.quickstart import learning
 from tools.quickstart.algorithms import ALGORITHMS
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 IMITATION, ROLLOUTS = 4, 2
 VARIANTS = [["--advantage-estimator", name] for name in ALGORITHMS]
-VARIANTS += [["--train-backend", "fsdp"], ["--train-backend", "fsdp", "--advantage-estimator", "ppo"]]
-VARIANTS += [["--seed", "1"]]
+VARIANTS += [["--train-backend", "fsdp", "--advantage-estimator", "ppo"]]
+VARIANTS += [[*c.words[2:]] for c in printed("bash scripts/quickstart.sh") if c.words[2:]]
 
 
 @pytest.fixture(scope="module")

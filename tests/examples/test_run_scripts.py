@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from slime.arguments.core.parser import build_parser
+from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*/run*.sh"))
+PAGES = {command.words[1:]: command for command in printed("bash examples/")}
+"""Scripts with their flags, as pages give them."""
 # Stands for python: notes train.py's flags, has no sglang, and runs nothing else unless it is told by what.
 # A program has to be where it is looked for.
 FAKE = """#!/bin/sh
@@ -31,7 +34,13 @@ def name(path):
     return path.parent.name
 
 
-def flags_of(script, tmp_path, cwd=ROOT, **variables):
+def with_flags(script):
+    """The flags that a page gives behind it; others where none does."""
+    path = str(script.relative_to(ROOT))
+    return next((list(flags) for found, *flags in PAGES if found == path and flags), ["--seed", "7"])
+
+
+def flags_of(script, tmp_path, *flags, cwd=ROOT, **variables):
     fake, note = tmp_path / "bin/python", tmp_path / "note"
     fake.parent.mkdir(exist_ok=True)
     fake.write_text(FAKE)
@@ -42,27 +51,31 @@ def flags_of(script, tmp_path, cwd=ROOT, **variables):
         "PATH": f"{fake.parent}:{os.environ['PATH']}",
     }
     env = {key: value for key, value in os.environ.items() if key not in ("MODEL", "DATASETS")}
-    command = ["bash", str(script), "--metrics-file", "last"]
+    command = ["bash", str(script), *flags]
     subprocess.run(command, env=env | places | variables, cwd=cwd, check=True, timeout=600)
     return note.read_text().rstrip("\0").split("\0")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_without_a_model_a_tiny_one_is_trained(script, tmp_path):
+    assert (str(script.relative_to(ROOT)),) in PAGES
     words = flags_of(script, tmp_path, cwd=tmp_path)
     assert words[words.index("--hf-checkpoint") + 1] == str(tmp_path / "out/model")
-    assert "--fp32" in words and words[-2:] == ["--metrics-file", "last"]
+    assert "--fp32" in words
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name)
 def test_a_real_model_is_trained_as_it_is(script, tmp_path):
+    flags = with_flags(script)
     words = flags_of(
         script,
         tmp_path,
+        *flags,
         **dict(MODEL="/models/m", QUESTIONS="/data/q.jsonl", CORPUS="/data/c.jsonl", DATASETS="/data"),
         TEACHER_URL="http://teacher/generate",
     )
     assert words[words.index("--hf-checkpoint") + 1] == "/models/m" and "--fp32" not in words
+    assert words[-len(flags) :] == flags
     parser, _ = build_parser("embedded")
     known = {option for action in parser._actions for option in action.option_strings}
     assert [word for word in words if word.startswith("--") and word not in known] == []
@@ -79,5 +92,6 @@ def test_relative_variables_are_the_callers(script, tmp_path):
     assert all(Path(word).exists() for word in words if word.startswith(str(ROOT)))
 
 
-def test_there_are_scripts():
+def test_there_are_scripts_and_pages_name_no_others():
     assert len(SCRIPTS) >= 5
+    assert {ROOT / path for path, *_ in PAGES} == {*SCRIPTS}

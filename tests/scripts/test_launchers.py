@@ -21,6 +21,7 @@ from slime.models import shape_from_hf_config
 from tests.arguments.sglang_options import as_installed
 from tests.each import hold_each
 from tests.models.public_configs import CONFIGS, text_of
+from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
@@ -174,6 +175,15 @@ def test_arguments_of_every_launcher_come_last(tmp_path):
         assert flags_of(launcher, tmp_path, "--num-rollout", "7")[-2:] == ["--num-rollout", "7"]
 
     hold_each(RUNS, check, name, least=35)
+
+
+def test_launchers_pass_on_what_pages_print_behind_them(tmp_path, sglang):
+    def check(command):
+        flags = flags_of(command.words[1], tmp_path, *command.words[2:])
+        assert flags[len(flags) - len(command.words[2:]) :] == [*command.words[2:]]
+        parse([*flags, "--rollout-engine", "sglang"], None)
+
+    hold_each(printed("bash scripts/run-"), check, least=7)
 
 
 def test_relative_places_are_those_of_the_caller(tmp_path):

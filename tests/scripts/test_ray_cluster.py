@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import hold_each
+from tests.page_runs import printed
+
 SCRIPT = Path(__file__).parents[2] / "scripts/ray-cluster.sh"
 TOKEN = "0123456789abcdef"
 FAKES = {
@@ -15,8 +18,11 @@ FAKES = {
     # Logs in to this machine, without the variables of the other one.
     "ssh": 'printf "%s\\n" "$*" >>"$LOG/ssh"; exec env -u RAY_AUTH_TOKEN sh -c "${@: -1}"',
     # Makes the token, or waits for Ray on as many nodes as there should be.
-    "python": 'if [ "$1" = -c ]; then echo 0123456789abcdef; exit; fi; echo "$*" >"$LOG/wait"\n'
+    "python": 'if [ "$1" = -c ]; then echo 0123456789abcdef; exit; fi\n'
+    'case "$1" in */train*.py) echo "$RAY_ADDRESS $*"; exit ;; esac; echo "$*" >"$LOG/wait"\n'
     'until [ "$(wc -l <"$LOG/ray" 2>/dev/null || echo 0)" -eq "$3" ]; do sleep 0.05; done',
+    # What runs on the cluster.
+    "slime": 'echo "$RAY_ADDRESS $*"',
 }
 
 
@@ -34,7 +40,9 @@ def cluster(tmp_path):
         env = os.environ | {"PATH": f"{bin_dir}:{os.environ['PATH']}", "LOG": str(tmp_path)}
         env |= {"VIRTUAL_ENV": str(tmp_path / "venv"), "RAY_PORT": "7001"}
         command = ["bash", str(SCRIPT), *words]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+        return subprocess.run(
+            command, cwd=SCRIPT.parents[1], env=env, capture_output=True, text=True, timeout=150
+        )
 
     return run
 
@@ -69,6 +77,20 @@ def test_the_command_runs_on_a_cluster_that_ends_with_it(cluster, tmp_path):
     assert (tmp_path / "wait").read_text().split()[1:] == ["--nodes", "3", "--timeout", "300"]
     for process, _, _ in started(tmp_path):
         assert ended(int(process))
+
+
+def test_commands_of_pages_run_on_all_of_their_nodes(cluster, tmp_path):
+    def check(command):
+        (tmp_path / "ray").unlink(missing_ok=True)
+        first, *words = command.words[2:]
+        done = cluster(first, *words)
+        address, _, said = done.stdout.partition(" ")
+        assert (done.returncode, address) == (0, f"{first}:7001"), done.stderr
+        behind = words[words.index("--") + 1 :]
+        assert said.split()[0] == "train" if behind[0] == "slime" else "/train" in said.split()[0]
+        assert len(started(tmp_path)) == 1 + words.index("--")
+
+    hold_each(printed("bash scripts/ray-cluster.sh"), check, least=3)
 
 
 def test_the_token_stands_in_no_command_line(cluster, tmp_path):

@@ -8,10 +8,11 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from slime.rollout.base_types import RolloutError
-from slime_plugins.rollout_buffer import rollout_buffer_example
+from slime_plugins.rollout_buffer import buffer, rollout_buffer_example
 from slime_plugins.rollout_buffer.buffer import RolloutBuffer, Start, create_app
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.generator import generator_of
+from tests.page_runs import printed
 
 # The engine, the tokenizer and the args of the rollout tests.
 from tests.rollout.conftest import *  # noqa: F403
@@ -60,6 +61,17 @@ def test_the_service_takes_trajectories_and_refuses_what_is_none():
     assert wrong.status_code == 400 and "wanted: math" in wrong.json()["detail"]
     with pytest.raises(ValueError, match="no generator makes it"):
         generator_of("none")
+
+
+def test_the_command_of_the_page_serves_on_this_machine_alone(monkeypatch):
+    (command,) = printed("python -m slime_plugins.rollout_buffer.buffer")
+    served = []
+    monkeypatch.setattr(buffer.uvicorn, "run", lambda app, **how: served.append((app, how)))
+    buffer.main(command.words[3:])
+    ((app, how),) = served
+    assert (how["host"], how["port"]) == ("127.0.0.1", 8889)
+    client = TestClient(app, base_url=f"http://{how['host']}")
+    assert client.post("/get_rollout_data").json()["success"] is False
 
 
 def test_one_generator_is_at_work_at_a_time(monkeypatch):

@@ -18,6 +18,7 @@ from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
 from tests.forking import ForkedScript
 from tests.megatron_harness import save_tiny_hf, tiny_hf_model
+from tests.page_runs import printed
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
 ROOT = Path(__file__).parents[2]
@@ -86,11 +87,15 @@ def test_of_a_quantised_directory_come_the_dequantised_weights(tmp_path):
     plain, packed, saved, exported = (tmp_path / name for name in ("plain", "packed", "saved", "exported"))
     tiny_family("gpt_oss", plain, num_hidden_layers=2)
     assert to_mxfp4(["--model-dir", str(plain), "--save-dir", str(packed)]) == 0
-    status, _, said = forked("convert_hf_to_torch_dist.py", "--hf-checkpoint", packed, "--save", saved)
-    assert status == 0, said
-    words = ("--input-dir", saved / "release", "--origin-hf-dir", packed, "--output-dir", exported)
-    status, _, said = forked("convert_torch_dist_to_hf.py", *words)
-    assert status == 0, said
+    here = {"HF": packed, "DIR": saved, "OUT": exported}
+    there, back = (
+        *printed("python tools/convert_hf_to_torch_dist.py"),
+        *printed("python tools/convert_torch_dist_to_hf.py"),
+    )
+    for command in (there, back):
+        words = [here.get(word, word) for word in command.words[2:]]
+        status, _, said = forked(Path(command.words[1]).name, *words)
+        assert status == 0, said
     assert "quantization_config" not in json.loads((exported / "config.json").read_text())
     with WeightsReader(packed) as before, WeightsReader(exported) as after:
         assert before.quantized and {*after.names()} == {*before.names()}

@@ -16,6 +16,7 @@ from slime.ray.train_worker import TrainWorker
 from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.forking import ForkedScript
 from tests.megatron_harness import run_ranks, save_tiny_hf
+from tests.page_runs import printed
 from tests.trainer_batches import random_rollout, split
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,10 @@ def forked(log, *words):
 def test_a_checkpoint_becomes_a_hugging_face_directory(saved, tmp_path):
     source, origin, weights = saved
     out = tmp_path / "out"
-    status, said = called("--input-dir", source, "--output-dir", out, "--origin-hf-dir", origin)
+    (command,) = printed("python tools/convert_fsdp_to_hf.py")
+    _, _, *words = command.words
+    here = {"/runs/a/iter_0000007": source / "iter_0000007", "/models/a": out}
+    status, said = called(*(here.get(word, origin if word.startswith("/models") else word) for word in words))
     assert status == 0, said
     assert (out / "tokenizer.json").read_text() == "{}"
     found = load_file(out / "model.safetensors")
@@ -67,7 +71,7 @@ def test_another_format_is_asked_for_by_name(saved, tmp_path):
     source, origin, weights = saved
     out = tmp_path / "out"
     out.mkdir()
-    words = ["--input-dir", source / "iter_0000007", "--output-dir", out, "--origin-hf-dir", origin]
+    words = ["--input-dir", source, "--output-dir", out, "--origin-hf-dir", origin]
     status, said = forked(tmp_path / "log", *words, "--dtype", "bfloat16")
     assert status == 0, said
     found = load_file(out / "model.safetensors")

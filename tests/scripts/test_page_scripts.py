@@ -1,0 +1,113 @@
+"""What scripts of pages start, as printed, with programs that note their words in the environment's place."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.each import hold_each
+from tests.page_commands import Command
+from tests.page_runs import printed
+from tools.quickstart.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("python", "mypy", "ruff", "shellcheck", "mkdocs", "nvidia-smi")
+NOTE = '#!/bin/sh\nprintf "%s " "${0##*/}" "$@" >>"$NOTE"; echo >>"$NOTE"\n'
+EXTRAS = ("", "dev,test", "dev,docs,test")
+Start = Callable[[Command], list[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Runs a command in the repository's root and returns what it starts, in an environment that is ready."""
+    programs, note = tmp_path / "venv/bin", tmp_path / "note"
+    programs.mkdir(parents=True)
+    for name in PROGRAMS:
+        (programs / name).write_text(NOTE)
+        (programs / name).chmod(0o755)
+    (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
+    library = ROOT / "scripts/lib/environment.sh"
+    stamps = "".join(
+        f'environment_fingerprint {extras} >"{tmp_path}/venv/.installed-{extras or "core"}"\n'
+        for extras in EXTRAS
+    )
+    subprocess.run(["bash", "-ec", f'source "{library}"\n{stamps}'], check=True)
+    ours = {"SLIME_VENV": str(tmp_path / "venv"), "PYTHON": str(programs / "python"), "NOTE": str(note)}
+    ours |= {"OUT": str(tmp_path / "out"), "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    def run(command: Command) -> list[str]:
+        note.unlink(missing_ok=True)
+        done = subprocess.run(
+            command.words, cwd=ROOT, env=os.environ | ours, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [line.rstrip() for line in note.read_text().splitlines()]
+
+    return run
+
+
+def there(line: str) -> bool:
+    """Whether every file that a line names is in the repository, and there is one."""
+    files = re.findall(r"(?:tests|benchmarks)/[\w/]+(?:\.py)?", line)
+    return bool(files) and all((ROOT / file).exists() for file in files)
+
+
+def test_the_tiers_of_tests_start_what_they_say(start: Start) -> None:
+    wanted = {
+        "": r"python -m pytest -n \d+ --dist loadfile --no-loadscope-reorder",
+        "--fast": r"python -m pytest -n \d+ --dist .* -m not cluster and not slow",
+        "--nightly": r"python benchmarks/nightly\.py",
+        "--flaky tests/router": r"python -m tests\.flaky tests/router",
+        "tests/training -x": r"python -m pytest tests/training -x",
+    }
+
+    def check(command: Command) -> None:
+        *before, last = start(command)
+        words = " ".join(command.words[2:])
+        assert re.fullmatch(wanted[words], last)
+        checks = {"mypy", "ruff check .", "ruff format --check .", "mkdocs build --quiet --strict"}
+        assert checks <= {*before} or words in ("--nightly", "--flaky tests/router")
+
+    hold_each(printed("bash scripts/test.sh"), check, least=len(wanted))
+
+
+def test_the_conformance_tests_are_there(start: Start) -> None:
+    def check(command: Command) -> None:
+        (line,) = start(command)
+        assert line.startswith("python -m pytest ") and there(line) and line.count("test_conformance") == 4
+
+    hold_each(printed("bash scripts/conformance.sh"), check, least=2)
+
+
+def test_the_quickstart_gets_its_flags(start: Start) -> None:
+    def check(command: Command) -> None:
+        assert start(command) == [" ".join(("python -P -m tools.quickstart", *command.words[2:]))]
+
+    hold_each(printed("bash scripts/quickstart.sh"), check, least=3)
+
+
+def test_the_comparison_of_algorithms_gets_those_that_are_named(start: Start) -> None:
+    def check(command: Command) -> None:
+        (line,) = start(command)
+        assert line == " ".join(("python -P -m tools.quickstart.learning", *command.words[2:]))
+        assert {*command.words[3:]} <= {*ALGORITHMS}
+
+    hold_each(printed("bash scripts/learning.sh"), check, least=2)
+
+
+def test_every_piece_for_a_gpu_starts_what_is_there(start: Start) -> None:
+    pieces = re.findall(r"^    ([a-zA-Z0-9-]+)\) (?:TAIL|piece)", (ROOT / "scripts/gpu.sh").read_text(), re.M)
+    tried = []
+
+    def check(command: Command) -> None:
+        lines = start(command)
+        asked = [name for name in command.words[2:] if name != "check"]
+        started = [line for line in lines if line.startswith("python") and "/" in line]
+        assert len(started) == len(asked) and all(map(there, started))
+        tried.extend(command.words[2:])
+
+    hold_each(printed("bash scripts/gpu.sh"), check, least=7)
+    assert sorted(tried) == sorted(pieces)
