@@ -1,8 +1,8 @@
 """A command-line agent as the harnesses start one, written from the public protocols with Python alone.
 
 claude --print ... < PROMPT        Anthropic's messages, streamed; CLAUDE_CONFIG_DIR and ANTHROPIC_*
-codex exec ... - < PROMPT          OpenAI's chat completions; CODEX_HOME
-other PROMPT_FILE                  the same; OPENAI_*, and a configuration in JSON
+codex exec ... - < PROMPT          OpenAI's responses, streamed; CODEX_HOME
+other PROMPT_FILE                  OpenAI's chat completions; OPENAI_*, and a configuration in JSON
 
 It runs the commands that the model asks for until the model asks for none. What it was started with, and what
 other processes see of it, it writes to ``seen.json`` in its working directory.
@@ -96,8 +96,24 @@ def _events(url: str, headers: Headers, body: Mapping[str, Any]) -> Iterator[dic
 def _codex(prompt: str) -> None:
     config = tomllib.loads(_codex_config().read_text())
     provider = config["model_providers"][config["model_provider"]]
-    assert provider["wire_api"] == "chat" and config["projects"][os.getcwd()]["trust_level"] == "trusted"
-    _chat(prompt, provider["base_url"], os.environ[provider["env_key"]], config["model"])
+    assert provider["wire_api"] == "responses" and config["projects"][os.getcwd()]["trust_level"] == "trusted"
+    headers = {"Authorization": f"Bearer {os.environ[provider['env_key']]}"}
+    tool = {"type": "function", "name": "bash", "description": "Runs.", "strict": False, "parameters": TOOL}
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": prompt}]}
+    body = {"model": config["model"], "tools": [tool], "tool_choice": "auto", "parallel_tool_calls": True}
+    body |= {"stream": True, "store": False, "reasoning": {}, "include": ["reasoning.encrypted_content"]}
+    items: list[dict[str, Any]] = [asked]
+    while True:
+        events = list(_events(f"{provider['base_url']}/responses", headers, {**body, "input": items}))
+        assert events[-1]["type"] == "response.completed"
+        said = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        calls = [item for item in said if item["type"] == "function_call"]
+        if not calls:
+            return
+        items += said
+        for call in calls:
+            output = _run(json.loads(call["arguments"])["command"])
+            items.append({"type": "function_call_output", "call_id": call["call_id"], "output": output})
 
 
 def _other(prompt: str) -> None:

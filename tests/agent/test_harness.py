@@ -163,7 +163,7 @@ class Recorder:
     [
         (CLAUDE_CODE, "npm install -g @anthropic-ai/claude-code@latest"),
         (ClaudeCodeHarness(version="2.0.1"), "npm install -g @anthropic-ai/claude-code@2.0.1"),
-        (CODEX, "npm install -g @openai/codex@0.63.0"),
+        (CODEX, "npm install -g @openai/codex@0.171.0"),
         (
             CommandHarness("mini", "mini -y", install="pip install mini-swe-agent"),
             "pip install mini-swe-agent",

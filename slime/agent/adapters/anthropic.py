@@ -10,7 +10,7 @@ from aiohttp import web
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call, is_set
 from slime.agent.adapters.growing import EventStream
-from slime.agent.adapters.session import TurnRequest
+from slime.agent.adapters.session import TurnRequest, reminder
 
 # Of a request, by the names that the engine has for them.
 _PARAMS = {
@@ -121,7 +121,7 @@ def _chat_messages(role: str, content: Any) -> Iterator[_Message]:
     if role not in ("user", "system"):
         raise ValueError(f"role {role!r} (wanted: user, assistant or system)")
     if role == "system":  # templates want it in the first place only
-        yield {"role": "user", "content": f"<system-reminder>\n{_text_of(blocks)}\n</system-reminder>"}
+        yield reminder(_text_of(blocks))
         return
     text = []
     for block in blocks:
@@ -132,7 +132,7 @@ def _chat_messages(role: str, content: Any) -> Iterator[_Message]:
             yield {"role": "user", "content": _text_of(text)}
             text = []
         result = {"tool_call_id": block["tool_use_id"], "content": _text_of(block.get("content") or "")}
-        yield {"role": "tool", **result}
+        yield {"role": "tool", **result, **({"is_error": True} if block.get("is_error") else {})}
     if text or not blocks:
         yield {"role": "user", "content": _text_of(text)}
 

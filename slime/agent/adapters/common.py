@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tokens_of
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
-from slime.agent.adapters.rendering import Rendering, Tools
+from slime.agent.adapters.rendering import Rendering, Tools, with_text
 from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
@@ -199,7 +199,7 @@ class BaseAdapter:
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        messages = [_with_text(message) for message in asked.messages]
+        messages = [with_text(message) for message in asked.messages]
         plain = plain_messages(messages)
         chain = self.trajectories.continued(asked.sid, plain)
         heard = messages[len(chain.messages) if chain else 0 :]
@@ -210,7 +210,7 @@ class BaseAdapter:
         )
 
         async def tell(triples: list[Any]) -> None:
-            if follow and any(new := growing.more(self._text_of([triple[1] for triple in triples]))):
+            if follow and any(new := growing.more(self.text_of([triple[1] for triple in triples]))):
                 await follow(*new)
 
         reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt))
@@ -243,7 +243,9 @@ class BaseAdapter:
             self._record(asked.sid, record, plain, parsed, errors)
         tops = [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []]
         pairs = list(zip(record.output_log_probs, record.output_ids, strict=True))
-        return Turn(parsed, reason, len(prompt), len(record.output_ids), pairs, tops)
+        return Turn(
+            parsed, reason, len(prompt), len(record.output_ids), pairs, tops, meta.get("cached_tokens", 0)
+        )
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
@@ -269,7 +271,7 @@ class BaseAdapter:
 
     def _parsed(self, tools: Tools, thinks: bool, ids: Sequence[int]) -> ParsedModelOutput:
         return parse_model_output(
-            self._text_of(ids),
+            self.text_of(ids),
             tools_schema=tools,
             tool_parser_name=self._tool_parser,
             reasoning_parser_name=self._reasoning_parser,
@@ -314,7 +316,7 @@ class BaseAdapter:
             ]
         return message
 
-    def _text_of(self, ids: Sequence[int]) -> str:
+    def text_of(self, ids: Sequence[int]) -> str:
         """Returns the text of an answer, without the token that ends it."""
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
@@ -333,17 +335,3 @@ class BaseAdapter:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "default", "object": "model"}]})
-
-
-def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message whose content is text.
-
-    What is no text, an image for instance, would be missing in what the model reads.
-    """
-    content = message.get("content")
-    if isinstance(content, str):
-        return message
-    for part in content if isinstance(content, list | tuple) else ():
-        if not isinstance(part, str) and not isinstance(part.get("text"), str):
-            raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
-    return {**message, "content": flatten_content(content)}

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, for agents that know no other API."""
+"""OpenAI's chat completions and responses, for agents that know no other API."""
 
 import json
 import time
@@ -9,18 +9,28 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
-from slime.agent.adapters.forced import forced_call, is_set
+from slime.agent.adapters.forced import is_set
 from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.openai_fields import (
+    bearer,
+    check_names,
+    described,
+    error_response,
+    forced,
+    grammar,
+    session_of,
+    with_arguments,
+)
+from slime.agent.adapters.responses import Responses
 from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
-# Of a request, by the names that the engine has for them.
 _MAX_TOP_LOG_PROBS = 20
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
 
 
 class OpenAIAdapter(BaseAdapter):
-    """Serves ``POST /v1/chat/completions``, whole or as server-sent events.
+    """Serves ``POST /v1/chat/completions`` and ``/v1/responses``, whole or as server-sent events.
 
     The session is the bearer token, else ``session_id`` of the request's ``metadata``, else ``user``.
     """
@@ -28,10 +38,11 @@ class OpenAIAdapter(BaseAdapter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/chat/completions", self._complete)
+        self.app.router.add_post("/v1/responses", Responses(self, self._tool_parser).answer)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
-            if named := _bearer(request):
+            if named := bearer(request):
                 self.open_session_of(named)
             body = await request.json()
             messages, tools, params = _read(body, self._tool_parser)
@@ -41,9 +52,9 @@ class OpenAIAdapter(BaseAdapter):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked, top_log_probs=_top_log_probs(body))
         except Refused as error:
-            return _error(error.status, str(error))
+            return error_response(error.status, str(error))
         except UNREADABLE as error:
-            return _error(400, f"not a request for a chat completion: {error!r}")
+            return error_response(400, f"not a request for a chat completion: {error!r}")
         return web.json_response(self._completion(turn, body))
 
     def _completion(self, turn: Turn, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +86,7 @@ class OpenAIAdapter(BaseAdapter):
         except Refused as error:
             if events.response is None:
                 raise
-            return await events.send(json.dumps({"error": _described(error.status, str(error))}))
+            return await events.send(json.dumps({"error": described(error.status, str(error))}))
         calls = self.reply_message(turn.output).get("tool_calls", ())
         more = {"logprobs": self._log_probs(turn)} if body.get("logprobs") else {}
         if calls or more:
@@ -100,21 +111,6 @@ class OpenAIAdapter(BaseAdapter):
         return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
-def session_of(request: web.Request, body: Mapping[str, Any]) -> str:
-    """The id of the session that a request belongs to."""
-    if token := _bearer(request):
-        return token
-    named = (body.get("metadata") or {}).get("session_id") or body.get("user")
-    if not named:
-        raise Refused(401, "no session (wanted: its id as bearer token, metadata.session_id or user)")
-    return str(named)
-
-
-def _bearer(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
 def _read(
     body: Any, tool_parser: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
@@ -130,27 +126,18 @@ def _read(
     params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
     tools = None if choice == "none" else body.get("tools")
-    for tool in tools or ():
-        if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
-            raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
+    check_names(tools or ())
     if choice not in (None, "auto", "none"):
-        if "json_schema" in params:
-            raise Refused(400, "tool_choice: a forced call beside response_format (wanted: one of them)")
         name = None if choice == "required" else choice["function"]["name"]
-        params |= forced_call(name, tools or (), tool_parser)
+        params |= forced(name, tools or (), tool_parser, params)
     return messages, tools or None, params
 
 
 def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
     """Returns the engine's parameter for ``response_format``."""
     kind = wanted["type"] if wanted else "text"
-    if kind == "text":
-        return {}
-    if kind == "json_object":
-        return {"json_schema": json.dumps({"type": "object"})}
-    if kind == "json_schema" and wanted:
-        return {"json_schema": json.dumps(wanted["json_schema"]["schema"])}
-    raise ValueError(f"response_format of type {kind!r} (wanted: text, json_object or json_schema)")
+    holder = wanted["json_schema"] if wanted and kind == "json_schema" else {}
+    return grammar(kind, holder, "response_format")
 
 
 def _top_log_probs(body: Mapping[str, Any]) -> int:
@@ -163,16 +150,10 @@ def _top_log_probs(body: Mapping[str, Any]) -> int:
 
 
 def _as_templates_have_it(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of calls as mappings: a template would write text as text once more."""
+    """A message whose calls have mappings as arguments; no template knows developers, who are the system."""
+    said = {**message, "role": "system"} if message["role"] == "developer" else dict(message)
     calls = message.get("tool_calls")
-    return {**message, "tool_calls": [_with_arguments(call) for call in calls]} if calls else dict(message)
-
-
-def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        function["arguments"] = json.loads(function["arguments"] or "{}")
-    return {**call, "function": function}
+    return {**said, "tool_calls": [with_arguments(call) for call in calls]} if calls else said
 
 
 def _reason(turn: Turn) -> str:
@@ -195,11 +176,3 @@ def _envelope(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
         "created": int(time.time()),
         "model": body.get("model") or "default",
     }
-
-
-def _error(status: int, reason: str) -> web.Response:
-    return web.json_response({"error": _described(status, reason)}, status=status)
-
-
-def _described(status: int, reason: str) -> dict[str, Any]:
-    return {"message": reason, "type": "invalid_request_error" if status < 500 else "server_error"}

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.plain_text import PlainText
 from slime.agent.adapters.session import Messages, Refused
+from slime.agent.trajectory import flatten_content
 
 Tools = Sequence[Mapping[str, Any]] | None
 _SYSTEM = ("system", "developer")
@@ -95,3 +96,17 @@ def _shape(messages: Messages, begun: int, at: int, tools: Tools, ended: bool) -
     told = (*messages[:begun], messages[at - 1], *messages[at:])
     fields = tuple((m["role"], bool(m["content"]), len(m.get("tool_calls") or ()), len(m)) for m in told)
     return fields, begun, (at - begun) % 2, bool(tools), ended
+
+
+def with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message whose content is text.
+
+    What is no text, an image for instance, would be missing in what the model reads.
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    for part in content if isinstance(content, list | tuple) else ():
+        if not isinstance(part, str) and not isinstance(part.get("text"), str):
+            raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
+    return {**message, "content": flatten_content(content)}

@@ -34,12 +34,14 @@ class Session:
     """An agent at work.
 
     Attributes:
+        responses: conversations with their answers, by the ids of these, for requests that go on with one.
         running: turns under way.
         aborted: the engine gave up on one of its turns, so what the agent made is not whole.
     """
 
     sampling: dict[str, Any]
     max_context_tokens: int
+    responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     closed: bool = False
     aborted: bool = False
     running: int = 0
@@ -74,6 +76,12 @@ class Turn:
     completion_tokens: int
     log_probs: list[tuple[float, int]] = field(default_factory=list)
     top_log_probs: list[list[tuple[float, int]]] = field(default_factory=list)
+    cached_tokens: int = 0
+
+
+def reminder(text: str) -> dict[str, str]:
+    """A system message in the middle of a chat, where templates do not want one, as the user's."""
+    return {"role": "user", "content": f"<system-reminder>\n{text}\n</system-reminder>"}
 
 
 def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:

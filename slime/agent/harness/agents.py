@@ -58,16 +58,23 @@ class CodexHarness(BaseHarness):
 
     Args:
         executable: its program in the sandbox, by name or path.
-        version: of the npm package, where it has to be installed. Later ones speak OpenAI's responses alone,
-            which the adapter does not serve.
+        version: of the npm package, where it has to be installed.
         model: the name that its requests have.
+        wire_api: ``responses``, or ``chat`` for versions up to 0.63.0 that shall ask for chat completions.
     """
 
     name = "codex"
 
-    def __init__(self, executable: str = "codex", *, version: str = "0.63.0", model: str = "default") -> None:
+    def __init__(
+        self,
+        executable: str = "codex",
+        *,
+        version: str = "0.171.0",
+        model: str = "default",
+        wire_api: str = "responses",
+    ) -> None:
         super().__init__(executable)
-        self._version, self._model = version, model
+        self._version, self._model, self._wire_api = version, model, wire_api
 
     def install_command(self) -> str:
         return f"npm install -g {shlex.quote(f'@openai/codex@{self._version}')}"
@@ -77,9 +84,12 @@ class CodexHarness(BaseHarness):
             "name": "slime",
             "base_url": f"{ctx.adapter_url}/v1",
             "env_key": _KEY,
-            "wire_api": "chat",
+            "wire_api": self._wire_api,
         }
-        lines = [_toml({"model": self._model, "model_provider": "slime"})]
+        # tools that are no functions, and summaries of thoughts, which no adapter makes
+        without = {"web_search": "disabled", "model_reasoning_summary": "none"}
+        lines = [_toml({"model": self._model, "model_provider": "slime", **without})]
+        lines += ["[agents]", "enabled = false\n"]
         lines += ["[model_providers.slime]", _toml(provider)]
         lines += [f"[projects.{json.dumps(ctx.workdir)}]", _toml({"trust_level": "trusted"})]
         return {"config.toml": "\n".join(lines)}

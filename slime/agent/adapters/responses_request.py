@@ -1,0 +1,198 @@
+"""A request for one of OpenAI's responses, as a chat and what the engine is asked for it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.agent.adapters.forced import is_set
+from slime.agent.adapters.openai_fields import Tool, check_names, forced, grammar, with_arguments
+from slime.agent.adapters.session import Refused, reminder
+from slime.backends.embedded_engine.tool_calls.forced import forcing_params
+
+Message = dict[str, Any]
+# Of a request, by the names that the engine has for them.
+_PARAMS = {
+    **{"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "seed": "sampling_seed"},
+    "max_output_tokens": "max_new_tokens",
+}
+_READ = frozenset({"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"})
+_READ |= {"stream", "store", "previous_response_id", "metadata", "user", *_PARAMS}
+# Say whose request it is, to those who count or cache them: they change no answer.
+_LABELS = frozenset({"prompt_cache_key", "safety_identifier", "client_metadata"})
+# Change nothing with these values; there is no way to heed others. Thoughts are told in plain text, and read
+# from the items that come back.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    **{"truncation": ("disabled",), "background": (False,), "service_tier": ("auto", "default")},
+    **{
+        "include": ([], ["reasoning.encrypted_content"]),
+        "top_logprobs": (0,),
+        "reasoning": ({}, {"effort": None, "summary": None}),
+    },
+    "stream_options": ({}, {"include_obfuscation": False}),
+}
+
+
+@dataclass
+class ResponseRequest:
+    """What a request says.
+
+    Attributes:
+        instructions: as a message; they are not kept for the request that goes on with this one.
+        said: the conversation without them.
+    """
+
+    instructions: list[Message]
+    said: list[Message]
+    tools: list[Tool] | None
+    params: dict[str, Any] = field(default_factory=dict)
+    single_call: bool = False
+    store: bool = True
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of them, with one system message in the first place, where templates want it."""
+        return _system_first([*self.instructions, *self.said])
+
+
+def read_request(
+    body: Mapping[str, Any], tool_parser: str | None, kept: Mapping[str, Sequence[Message]]
+) -> ResponseRequest:
+    """Reads a request.
+
+    Args:
+        kept: the conversations of earlier responses of the session, by their ids.
+
+    Raises:
+        Refused: it asks for something that cannot be done; the message names the field.
+        ValueError, KeyError, TypeError, AttributeError: it is no request.
+    """
+    _check_fields(body)
+    said = [*_earlier(body.get("previous_response_id"), kept)]
+    said += _messages_of(body["input"])
+    if not said:
+        raise ValueError("no input")
+    instructions = body.get("instructions")
+    choice = body.get("tool_choice")
+    offered = [] if choice == "none" else [_function(tool) for tool in body.get("tools") or ()]
+    check_names(offered)
+    params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
+    params |= _format(body.get("text") or {})
+    params |= _calls(choice, offered, tool_parser, params)
+    return ResponseRequest(
+        [{"role": "system", "content": instructions}] if instructions else [],
+        said,
+        offered or None,
+        params,
+        single_call=not is_set(body, "parallel_tool_calls", default=True),
+        store=is_set(body, "store", default=True),
+    )
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    for name, value in body.items():
+        if value is None or name in _READ or name in _LABELS:
+            continue
+        if name not in _ONLY:
+            raise Refused(400, f"{name}: not supported (wanted: without)")
+        if value not in _ONLY[name]:
+            raise Refused(400, f"{name} {value!r}: not supported (wanted: {_ONLY[name][0]!r} or without)")
+
+
+def _earlier(identity: Any, kept: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
+    if identity is None:
+        return []
+    if identity not in kept:
+        raise Refused(
+            400, f"previous_response_id {identity!r}: not kept (wanted: a recent one of the session)"
+        )
+    return kept[identity]
+
+
+def _messages_of(given: Any) -> list[Message]:
+    """The messages of an input; what the model said in one answer is one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    for item in given:
+        kind = item.get("type") or "message"
+        if kind == "message" and item["role"] != "assistant":
+            if item["role"] not in ("user", "system", "developer"):
+                raise ValueError(f"role {item['role']!r} (wanted: user, assistant, system or developer)")
+            messages.append({"role": item["role"], "content": item["content"]})
+        elif kind == "message":
+            _answer(messages, unless=("content", "tool_calls"))["content"] = item["content"]
+        elif kind == "reasoning":
+            text = "".join(part["text"] for part in item.get("content") or item.get("summary") or ())
+            said = _answer(messages, unless=("content", "tool_calls", "reasoning_content"))
+            said["reasoning_content"] = text
+        elif kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = with_arguments({"id": item["call_id"], "type": "function", "function": function})
+            _answer(messages).setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        else:
+            wanted = "message, reasoning, function_call or function_call_output"
+            raise Refused(400, f"input: an item of type {kind!r} (wanted: {wanted})")
+    return messages
+
+
+def _answer(messages: list[Message], unless: Iterable[str] = ()) -> Message:
+    """The answer that an item belongs to: the last message, or a new one."""
+    last = messages[-1] if messages else {"role": ""}
+    if last["role"] != "assistant" or any(last.get(name) for name in unless):
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    return last
+
+
+def _system_first(messages: Sequence[Message]) -> list[Message]:
+    begins = next(
+        (n for n, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages)
+    )
+    leading = [_text(message["content"]) for message in messages[:begins]]
+    first = [{"role": "system", "content": "\n\n".join(leading)}] if leading else []
+    rest = messages[begins:]
+    return first + [
+        reminder(_text(m["content"])) if m["role"] in ("system", "developer") else m for m in rest
+    ]
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _function(tool: Mapping[str, Any]) -> Tool:
+    """A tool as chat completions have it."""
+    if tool.get("type") != "function":
+        raise Refused(400, f"tools: one of type {tool.get('type')!r} (wanted: function)")
+    described = {name: tool[name] for name in ("description",) if tool.get(name)}
+    strict = {"strict": True} if is_set(tool, "strict", default=False) else {}
+    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+    function = {"name": tool["name"], **described, "parameters": parameters, **strict}
+    return {"type": "function", "function": function}
+
+
+def _format(text: Mapping[str, Any]) -> dict[str, str]:
+    for name, value in text.items():
+        if name != "format" and value not in (None, "medium"):
+            raise Refused(400, f"text.{name} {value!r}: not supported (wanted: without)")
+    wanted = text.get("format") or {"type": "text"}
+    return grammar(wanted["type"], wanted, "text.format")
+
+
+def _calls(
+    choice: Any, offered: Sequence[Tool], tool_parser: str | None, params: Mapping[str, Any]
+) -> dict[str, str]:
+    """What keeps the engine to a call, or to the schemas of tools that are strict."""
+    if choice in (None, "auto", "none"):
+        functions = [tool["function"] for tool in offered]
+        strict = forcing_params(tool_parser, functions, parallel=True, forced=False) if tool_parser else {}
+        if strict and "json_schema" in params:
+            raise Refused(400, "tools: strict ones beside text.format (wanted: one of them)")
+        return strict
+    if choice == "required":
+        return forced(None, offered, tool_parser, params)
+    if choice["type"] != "function":
+        raise Refused(400, f"tool_choice of type {choice['type']!r} (wanted: function)")
+    return forced(choice["name"], offered, tool_parser, params)

@@ -1,0 +1,239 @@
+"""An agent that speaks OpenAI's responses, by its official client, and the samples that come of it."""
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from slime.agent.adapters import OpenAIAdapter
+from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.utils.types import Sample
+from tests.engines.fake import EOS
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+TOOLS = [
+    {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": False}
+]
+PARAMS = {"max_new_tokens": 200, "temperature": 1.0}
+
+
+@pytest.fixture
+async def served(engine, tokenizer):
+    """An adapter with a session ``s`` that is open, and OpenAI's client of it."""
+    adapter = OpenAIAdapter(
+        tokenizer=tokenizer,
+        sglang_url=f"{engine.url}/generate",
+        tool_parser="hermes",
+        reasoning_parser="qwen3",
+    )
+    server = run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True})
+    adapter.open_session("s", sampling_defaults=PARAMS)
+    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="s", max_retries=0)
+    yield adapter, client
+    await client.close()
+    server.stop(timeout=300)
+
+
+def encoded(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def trained(sample):
+    ids = sample.tokens[-sample.response_length :]
+    return [token for token, mask in zip(ids, sample.loss_mask, strict=True) if mask]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("way", ["items", "previous"])
+async def test_a_conversation_with_tools_is_one_sample_of_sampled_tokens(
+    served, engine, tokenizer, stream, way
+):
+    adapter, client = served
+    first_text, last_text = f"<think>hm</think>I ask. {CALL}{CALL}", "<think>so</think>done"
+    engine.answer = lambda conversation: last_text if "42" in conversation else first_text
+    said = [{"role": "user", "content": [{"type": "input_text", "text": "q"}]}]
+    options = {"model": "m", "instructions": "be brief", "tools": TOOLS}
+
+    async def ask(**more):
+        if not stream:
+            return await client.responses.create(**options, **more)
+        async with client.responses.stream(**options, **more) as events:
+            return await events.get_final_response()
+
+    one = await ask(input=said)
+    thought, text, *calls = one.output
+    assert (thought.content[0].text, text.content[0].text, one.status) == ("hm", "I ask.", "completed")
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", {"x": 1})] * 2
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"} for call in calls]
+    if way == "previous":
+        two = await ask(input=results, previous_response_id=one.id)
+    else:
+        echoed = [item.model_dump(exclude_none=True) for item in one.output]
+        two = await ask(input=[*said, *echoed, *results])
+    assert two.output_text == "done" and two.usage.output_tokens == len(encoded(tokenizer, last_text + EOS))
+    assert two.usage.output_tokens_details.reasoning_tokens == len(encoded(tokenizer, "<think>so</think>"))
+    first, second = engine.seen("generate")
+    made = encoded(tokenizer, first_text + EOS)
+    assert second["input_ids"][: len(first["input_ids"]) + len(made)] == first["input_ids"] + made
+    assert "be brief" in tokenizer.decode(first["input_ids"])
+    assert two.usage.input_tokens == len(second["input_ids"])
+    (sample,) = await adapter.finish_session("s", base_sample=Sample(index=3), reward=1.0)
+    assert trained(sample) == made + encoded(tokenizer, last_text + EOS)
+    assert sample.metadata == {"round_number": 2, "use_tool": True}
+
+
+async def test_events_are_those_of_the_protocol_in_its_order(served, engine):
+    _, client = served
+    engine.answer = lambda conversation: f"<think>hm</think>I ask. {CALL}{CALL}"
+    stream = await client.responses.create(model="m", input="q", tools=TOOLS, stream=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    steady = [kind for at, kind in enumerate(kinds) if kind != (kinds[at - 1] if at else "")]
+    opens, part = "output_item.added", "content_part"
+    call = [opens, "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert steady == [
+        *("created", "in_progress"),
+        *(opens, f"{part}.added", "reasoning_text.delta", "reasoning_text.done", f"{part}.done"),
+        *("output_item.done", opens, f"{part}.added", "output_text.delta", "output_text.done"),
+        *(f"{part}.done", "output_item.done", *call, *call, "completed"),
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == "I ask." and len(deltas) > 1
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in events[-1].response.output] == [item.id for item in done]
+    places = [event.output_index for event in events if event.type == "response.output_item.added"]
+    assert places == [0, 1, 2, 3] and events[-1].response.usage.total_tokens > 0
+
+
+async def test_an_empty_answer_and_one_that_is_cut_off_are_told(served, engine):
+    _, client = served
+    engine.answer = lambda conversation: "" if "empty" in conversation else "a long answer"
+    for stream in (False, True):
+        for question, most, text, status in (
+            ("empty", 9, "", "completed"),
+            ("q", 2, "a ", "incomplete"),
+        ):
+            found = await client.responses.create(
+                model="m", input=question, max_output_tokens=most, stream=stream
+            )
+            if stream:
+                *_, last = [event async for event in found]
+                assert last.type == f"response.{status}"
+                found = last.response
+            assert found.status == status and found.output_text.strip() == text.strip()
+            assert (found.incomplete_details is not None) == (status == "incomplete")
+
+
+async def test_what_is_asked_of_an_answer_reaches_the_engine(served, engine):
+    class Found(BaseModel):
+        a: int
+
+    _, client = served
+    engine.answer = lambda conversation: '{"a": 1}'
+    parsed = await client.responses.parse(model="m", input="q", text_format=Found)
+    assert parsed.output_parsed == Found(a=1)
+
+    async def params(**more):
+        await client.responses.create(model="m", input="q", **more)
+        return engine.seen("generate")[-1]["sampling_params"]
+
+    schema = json.loads(engine.seen("generate")[-1]["sampling_params"]["json_schema"])
+    assert schema["properties"]["a"]["type"] == "integer"
+    assert "json_schema" in await params(text={"format": {"type": "json_object"}})
+    asked = await params(top_p=0.5, max_output_tokens=3, extra_body={"seed": 7}, temperature=0.1)
+    assert asked == {"max_new_tokens": 3, "temperature": 1.0, "top_p": 0.5, "sampling_seed": 7}
+    for choice in ("required", {"type": "function", "name": "f"}):
+        assert json.loads((await params(tools=TOOLS, tool_choice=choice))["structural_tag"])["at_least_one"]
+    strict = json.loads((await params(tools=[{**TOOLS[0], "strict": True}]))["structural_tag"])
+    assert not strict["at_least_one"] and strict["structures"][0]["schema"] == {"type": "object"}
+    assert "</tool_call>" in (await params(tools=TOOLS, parallel_tool_calls=False))["stop"]
+    assert "structural_tag" not in await params(tools=TOOLS, tool_choice="none")
+    await params(
+        prompt_cache_key="k",
+        store=False,
+        include=["reasoning.encrypted_content"],
+        truncation="disabled",
+        background=False,
+    )
+
+
+async def test_responses_are_kept_by_the_session_and_not_without_end(served, engine, monkeypatch):
+    monkeypatch.setattr("slime.agent.adapters.responses._KEPT", 2)
+    adapter, client = served
+    adapter.open_session("t", sampling_defaults=PARAMS)
+    kept = [await client.responses.create(model="m", input="q") for _ in range(3)]
+    unkept = await client.responses.create(model="m", input="q", store=False)
+    for identity in (kept[0].id, unkept.id, "resp_of_nobody"):
+        with pytest.raises(openai.BadRequestError, match=f"previous_response_id '{identity}': not kept"):
+            await client.responses.create(model="m", input="so?", previous_response_id=identity)
+    with pytest.raises(openai.BadRequestError, match="not kept"):
+        await client.with_options(api_key="t").responses.create(
+            model="m", input="so?", previous_response_id=kept[2].id
+        )
+    await client.responses.create(model="m", input="so?", previous_response_id=kept[2].id)
+    assert len(engine.seen("generate")) == 5
+
+
+async def test_instructions_and_words_of_developers_are_one_system_message(served, engine, tokenizer):
+    _, client = served
+    developer = {"role": "developer", "content": [{"type": "input_text", "text": "second"}]}
+    user = {"role": "user", "content": "q"}
+    await client.responses.create(model="m", instructions="first", input=[developer, user, developer])
+    messages = [
+        {"role": "system", "content": "first\n\nsecond"},
+        user,
+        {"role": "user", "content": "<system-reminder>\nsecond\n</system-reminder>"},
+    ]
+    wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(engine.seen("generate")[0]["input_ids"]) == wanted
+
+
+async def test_what_cannot_be_done_is_refused_by_name(served, engine):
+    _, client = served
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}
+    for body, named in (
+        ({"background": True}, "background True"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"truncation": "auto"}, "truncation 'auto'"),
+        ({"top_logprobs": 3}, "top_logprobs 3"),
+        ({"max_tool_calls": 3}, "max_tool_calls"),
+        ({"conversation": "c"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity 'low'"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format of type 'grammar'"),
+        ({"tools": [{"type": "web_search"}]}, "type 'web_search'"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice of type 'allowed_tools'"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [{**TOOLS[0], "strict": True}], "text": {"format": {"type": "json_object"}}},
+            "text.format",
+        ),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls 'no'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "type 'item_reference'"),
+        ({"input": [image]}, "input_image"),
+        ({"input": [{"role": "nobody", "content": "q"}]}, "role 'nobody'"),
+        *(({"input": wrong}, "not a request") for wrong in ([], ["x"], 5, [{"type": "function_call"}])),
+        ({"max_output_tokens": 0}, "0 tokens at most"),
+    ):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(
+                    **{"model": "m", "input": "q", "extra_body": body, "stream": stream}
+                )
+            assert named in str(refused.value), body
+    with pytest.raises(openai.AuthenticationError):
+        await client.with_options(api_key="nobody").responses.create(model="m", input="q")
+    assert not engine.seen("generate")
+
+
+async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(served, engine):
+    _, client = served
+    engine.answer = lambda conversation: "<think>hm</think>a long answer of words"
+    engine.breaks_after = 25
+    stream = await client.responses.create(model="m", input="q", stream=True)
+    *_, last = [event async for event in stream]
+    assert last.type == "response.failed" and last.response.status == "failed"
+    assert last.response.error.code == "server_error" and last.response.output[0].type == "reasoning"
