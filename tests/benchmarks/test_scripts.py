@@ -49,11 +49,12 @@ MODULES = {
     "hf_load": ["--gigabytes", "0.15", "--repeats", "1"],
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
+    "random_syncs": ["--syncs", "50"],
 }
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
-    *("in_flight", "generic_executor", "hf_load"),
+    *("in_flight", "generic_executor", "hf_load", "random_syncs"),
 )
 # Seconds of their time are imports.
 FORKED = (

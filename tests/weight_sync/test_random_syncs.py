@@ -1,0 +1,30 @@
+"""Updates drawn by chance, one after the other on the same engines. benchmarks/random_syncs.py makes more."""
+
+import pytest
+
+from tests.weight_sync.random_syncs import TRANSPORTS, draw, row_of_syncs
+
+pytestmark = pytest.mark.slow
+
+SEEDS = {"handle": 5, "broadcast": 6, "disk": 18, "delta": 24}
+
+
+def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tmp_path):
+    """Dense and with experts, plain, float8 and 4-bit integers, in float32 and bfloat16, over all layouts."""
+    with row_of_syncs(tmp_path) as row:
+        for transport, seed in SEEDS.items():
+            row.take(draw(seed, transport, most_ranks=2))
+        assert row.version >= 8
+
+
+def test_draws_are_of_every_kind_and_again_the_same():
+    drawn = [draw(seed) for seed in range(60)]
+    assert drawn == [draw(seed) for seed in range(60)]
+    for name, values in {
+        "model": {"qwen3", "llama", "qwen3_moe"},
+        "form": {"plain", "fp8", "int4"},
+        "transport": {*TRANSPORTS},
+        **{"tensor": {1, 2}, "pipeline": {1, 2}, "expert": {1, 2}, "data": {1, 2}, "engines": {1, 2}},
+        **{"tied": {True, False}, "virtual": {True, False}},
+    }.items():
+        assert {getattr(one, name) for one in drawn} == values, name
