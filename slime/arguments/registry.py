@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, partial
 
-from slime.arguments.core.flag import Flag, flags_of
+from slime.arguments.core.flag import Flag, changed, flags_of
 from slime.arguments.core.group import ConfigGroup, Rule
 from slime.arguments.core.runtime_context import RuntimeContext
 from slime.arguments.groups import (
@@ -153,11 +153,9 @@ def is_idle(args: Namespace, spec: Flag) -> bool:
 def notes(args: Namespace) -> Iterator[str]:
     """What of the flags as given, before anything is derived, will have no effect."""
     idle = (spec for group in declared_groups() for spec in group.flags if is_idle(args, spec))
-    for spec in idle:
-        value = getattr(args, spec.dest)
-        if value != spec.default:
-            shown = "" if isinstance(value, bool) else f" {value}"
-            yield f"{spec.names[0]}{shown}: has no effect without {spec.idle_without}"
+    for spec, value in changed(args, idle):
+        shown = "" if isinstance(value, bool) else f" {value}"
+        yield f"{spec.names[0]}{shown}: has no effect without {spec.idle_without}"
     for group in CONFIG_GROUPS:
         yield from group.notes(args)
 

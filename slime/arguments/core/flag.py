@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import json
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -86,9 +86,24 @@ def option_string(dest: str, prefix: str = "") -> str:
     return "--" + "-".join(part for part in (prefix, dest.replace("_", "-")) if part)
 
 
+def given(args: argparse.Namespace, *dests: str) -> Iterator[tuple[str, Any]]:
+    """Yields (option, value) of those flags that are set: not None, False or empty."""
+    for dest in dests:
+        value = getattr(args, dest)
+        if value not in (None, "", []) and value is not False:
+            yield option_string(dest), value
+
+
 def flags_of(cls: type, prefix: str = "") -> tuple[Flag, ...]:
     """The flags a dataclass declares, in order; a prefix goes before names and dests."""
     return _declared(cls, prefix)
+
+
+def changed(args: argparse.Namespace, specs: Iterable[Flag]) -> Iterator[tuple[Flag, Any]]:
+    """Yields the flags whose value is not the default, with it."""
+    for spec in specs:
+        if (value := getattr(args, spec.dest)) != spec.default:
+            yield spec, value
 
 
 @cache

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import answers
 from slime.config.advantages import ESTIMATORS, AdvantageConfig
@@ -35,7 +36,7 @@ def _learns_by_comparison_alone(args: Namespace) -> bool:
     if args.disable_rewards_normalization or not ESTIMATORS[args.advantage_estimator].centred:
         return False
     others = ("use_opd", "kl_coef", "kl_loss_coef", "entropy_coef", "enable_mtp_training")
-    return not (_makes_own_groups(args) or any(getattr(args, name) for name in others))
+    return not (_makes_own_groups(args) or any(value for _, value in given(args, *others)))
 
 
 def notes(args: Namespace) -> Iterator[str]:

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime.arguments.core.flag import option_string
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import (
     CHECKPOINT_MARKER,
@@ -20,9 +20,8 @@ from slime.config.checkpoints import CheckpointConfig
 def notes(args: Namespace) -> Iterator[str]:
     """Places that nothing is written to or read from."""
     if args.save_interval is None:
-        for name in ("save", "save_hf"):
-            if getattr(args, name) is not None:
-                yield f"{option_string(name)}: no checkpoint will be written without --save-interval"
+        for name, _ in given(args, "save", "save_hf"):
+            yield f"{name}: no checkpoint will be written without --save-interval"
     if args.async_save and (args.save is None or args.save_interval is None):
         yield "--async-save: has no effect without --save and --save-interval"
     if args.load is not None and args.load != args.save and not has_checkpoint(args.load):

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import bad_checkpoint, unusable_weights
 from slime.config.distillation import DistillationConfig
@@ -43,9 +44,8 @@ def _bad_teacher(args: Namespace) -> Iterator[str]:
     in_trainer = args.use_opd and args.opd_type == "megatron"
     if in_trainer and args.opd_teacher_load is None:
         yield "--opd-type megatron: needs --opd-teacher-load"
-    for name in ("opd_teacher_load", "opd_teacher_ckpt_step"):
-        if getattr(args, name) is not None and not in_trainer:
-            yield f"--{name.replace('_', '-')}: needs --use-opd --opd-type megatron"
+    for name, _ in given(args, "opd_teacher_load", "opd_teacher_ckpt_step") if not in_trainer else ():
+        yield f"{name}: needs --use-opd --opd-type megatron"
     served = any(model.name == TEACHER_MODEL for model in args.served_models)
     if args.custom_rm_path == TEACHER_REWARD and args.rm_url is None and not served:
         yield f"--custom-rm-path {TEACHER_REWARD}: needs --rm-url, the address of the teacher's /generate"

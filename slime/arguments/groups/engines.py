@@ -10,7 +10,7 @@ from typing import Any
 
 from slime.arguments.core.absent_sglang import bad_numbers
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import Flag, add_flags, flags_of, option_string
+from slime.arguments.core.flag import Flag, add_flags, flags_of, given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.debug import trains_only
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
@@ -83,9 +83,8 @@ def notes(args: Namespace) -> Iterator[str]:
     """Engines of a run that has none."""
     if not trains_only(args):
         return
-    for name in ("sglang_config", "rollout_external_engine_addrs", "prefill_num_servers"):
-        if getattr(args, name) is not None:
-            yield f"{option_string(name)}: has no effect, the run has no engines"
+    for name, _ in given(args, "sglang_config", "rollout_external_engine_addrs", "prefill_num_servers"):
+        yield f"{name}: has no effect, the run has no engines"
 
 
 def derive(args: Namespace) -> None:
@@ -119,10 +118,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """What the chosen server cannot do."""
     if getattr(args, "sglang_admin_api_key", None):
         yield "--sglang-admin-api-key: not supported (wanted: --sglang-api-key, one key for all endpoints)"
-    sources = ("sglang_config", "prefill_num_servers", "rollout_external_engine_addrs")
-    given = [option_string(name) for name in sources if getattr(args, name) is not None]
-    if len(given) > 1 and not args.debug_train_only:
-        yield f"{given[0]} and {given[1]}: only one of them at a time"
+    sources = dict(given(args, "sglang_config", "prefill_num_servers", "rollout_external_engine_addrs"))
+    if len(sources) > 1 and not args.debug_train_only:
+        yield f"{' and '.join([*sources][:2])}: only one of them at a time"
     yield from unlike_sglang(args)
     if args.rollout_external:
         yield from bad_external(args)

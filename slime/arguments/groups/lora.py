@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slime.adapters.peft_config import unlike
 from slime.adapters.targets import names_module
-from slime.arguments.core.flag import option_string
+from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, has_checkpoint
 from slime.config.lora import ALL_LINEAR, LoraConfig
@@ -24,9 +24,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if not args.lora_rank:
         return
     name = f"--lora-rank {args.lora_rank}"
-    for flag in _OTHER_TRAINING:
-        if getattr(args, flag):
-            yield f"{option_string(flag)}: not with {name}, which trains adapters alone"
+    for flag, _ in given(args, *_OTHER_TRAINING):
+        yield f"{flag}: not with {name}, which trains adapters alone"
     if args.opd_teacher_load:
         yield f"--opd-teacher-load: not with {name} (the teacher would take the place of the base)"
     if wrong := list(_no_patterns(args)):

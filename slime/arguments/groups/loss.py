@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
-from slime.arguments.core.flag import option_string
+from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.config.advantages import ESTIMATORS
 from slime.config.loss import SURROGATES, LossConfig
@@ -50,9 +50,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
             f"the estimator names the surrogate {named} (wanted: --advantage-estimator grpo)"
         )
     if args.pg_loss_denominator is not None:
-        for name in ("calculate_per_token_loss", "custom_pg_loss_reducer_function_path"):
-            if getattr(args, name):
-                yield f"--pg-loss-denominator and {option_string(name)}: only one of them"
+        for name, _ in given(args, "calculate_per_token_loss", "custom_pg_loss_reducer_function_path"):
+            yield f"--pg-loss-denominator and {name}: only one of them"
 
 
 CONFIG_GROUP = ConfigGroup({"loss": LossConfig}, derive=derive, notes=notes, contradictions=contradictions)

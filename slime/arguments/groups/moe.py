@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flags_of, option_string
+from slime.arguments.core.flag import changed, flags_of, given
 from slime.arguments.core.group import ConfigGroup
 from slime.config.experts import ExpertConfig
 from slime.config.model import MoeShape
@@ -59,9 +59,8 @@ def _list(value: Any) -> list[int]:
 
 def notes(args: Namespace) -> Iterator[str]:
     """Kernels of TransformerEngine and DeepEP, which only change how fast the same is computed."""
-    for name in ("moe_grouped_gemm", "moe_permute_fusion"):
-        if getattr(args, name):
-            yield f"{option_string(name)}: has no effect: TransformerEngine's kernels are not used"
+    for name, _ in given(args, "moe_grouped_gemm", "moe_permute_fusion"):
+        yield f"{name}: has no effect: TransformerEngine's kernels are not used"
     if args.moe_enable_deepep:
         yield "--moe-enable-deepep: has no effect: DeepEP's kernels are not used"
     yield from _moving_biases(args)
@@ -113,9 +112,8 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 
 def _given_to_dense(args: Namespace) -> Iterator[str]:
-    for spec in (*flags_of(MoeShape), *flags_of(ExpertConfig)):
-        value = getattr(args, spec.dest)
-        if value != spec.default and value not in _HARMLESS.get(spec.dest, ()):
+    for spec, value in changed(args, (*flags_of(MoeShape), *flags_of(ExpertConfig))):
+        if value not in _HARMLESS.get(spec.dest, ()):
             shown = "" if isinstance(value, bool) else f" {value}"
             yield f"{spec.names[0]}{shown}: config.json of --hf-checkpoint describes a model without experts"
 

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
-from slime.arguments.core.flag import flags_of, option_string
+from slime.arguments.core.flag import changed, flags_of, given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.nucleus import replays_nucleus
 from slime.arguments.groups.rollout import is_fully_async, keeps_surplus
@@ -50,8 +50,8 @@ def notes(args: Namespace) -> Iterator[str]:
         yield from staleness_notes(args, "--keep-surplus-groups", ())
     if _corrects_by_mis(args) or args.custom_tis_function_path is not None:
         return
-    for spec in flags_of(OffPolicyConfig):
-        if spec.help.startswith("MIS: ") and getattr(args, spec.dest) != spec.default:
+    for spec, _ in changed(args, flags_of(OffPolicyConfig)):
+        if spec.help.startswith("MIS: "):
             yield f"{spec.names[0]}: has no effect without --tis-type mis"
 
 
@@ -67,7 +67,7 @@ def staleness_notes(
     if args.loss_type == "sft_loss":
         return
     ways = ("use_rollout_logprobs", "use_tis", *others)
-    taken = [option_string(name) for name in ways if getattr(args, name)]
+    taken = dict(given(args, *ways))
     if taken:
         yield f"{cause}: tokens are older than the weights they train, corrected by {' and '.join(taken)}"
     else:
@@ -79,9 +79,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """Corrections that exclude each other, or that nothing would use."""
     if args.use_rollout_logprobs and args.use_tis:
         yield "--use-rollout-logprobs and --use-tis: only one of them at a time"
-    for name in ("custom_tis_function_path", "tis_type"):
-        if getattr(args, name) and not (args.use_tis or args.get_mismatch_metrics):
-            yield f"{option_string(name)}: needs --use-tis or --get-mismatch-metrics"
+    for name, _ in given(args, "custom_tis_function_path", "tis_type"):
+        if not (args.use_tis or args.get_mismatch_metrics):
+            yield f"{name}: needs --use-tis or --get-mismatch-metrics"
     if args.custom_tis_function_path and args.tis_type:
         yield f"--custom-tis-function-path and --tis-type {args.tis_type}: only one of them"
     if args.keep_old_actor and args.debug_train_only:

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from string import Formatter
 
-from slime.arguments.core.flag import option_string
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 
 _OF_A_MODEL = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
@@ -61,9 +61,8 @@ def missing(args: Namespace) -> Iterator[str]:
 def _written_files(args: Namespace) -> Iterator[_Output]:
     if args.metrics_file is not None:
         yield _literal("--metrics-file", args.metrics_file)
-    for name in ("save_debug_rollout_data", "save_debug_train_data"):
-        if path := getattr(args, name):
-            yield _template("--dump-details" if args.dump_details is not None else option_string(name), path)
+    for name, path in given(args, "save_debug_rollout_data", "save_debug_train_data"):
+        yield _template("--dump-details" if args.dump_details is not None else name, path)
 
 
 def _read_files(args: Namespace) -> Iterator[tuple[str, str]]:
@@ -71,18 +70,13 @@ def _read_files(args: Namespace) -> Iterator[tuple[str, str]]:
         yield "--prompt-data", _SLICE.sub("", args.prompt_data)
     for dataset in args.eval_datasets:
         yield f"eval dataset {dataset.name}", _SLICE.sub("", dataset.path)
-    for name in ("eval_config", "custom_config_path", "megatron_config_path"):
-        if path := getattr(args, name):
-            yield option_string(name), path
-    for name in ("load_debug_rollout_data", "load_forge_rollout_data"):
-        if dump := getattr(args, name):
-            yield option_string(name), dump.format(rollout_id=args.start_rollout_id or 0)
+    yield from given(args, "eval_config", "custom_config_path", "megatron_config_path")
+    for name, dump in given(args, "load_debug_rollout_data", "load_forge_rollout_data"):
+        yield name, dump.format(rollout_id=args.start_rollout_id or 0)
 
 
 def _models(args: Namespace) -> Iterator[tuple[str, str]]:
-    for name in ("hf_checkpoint", "ref_load", "load", "critic_load"):
-        if path := getattr(args, name):
-            yield option_string(name), path
+    yield from given(args, "hf_checkpoint", "ref_load", "load", "critic_load")
 
 
 def _is_of_a_model(output: _Output, model: str) -> bool:

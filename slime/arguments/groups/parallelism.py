@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import option_string
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 from slime.config.megatron import MegatronConfig
 from slime.config.parallelism import ParallelConfig
@@ -22,9 +22,8 @@ def notes(args: Namespace) -> Iterator[str]:
     if args.allgather_cp and args.context_parallel_size == 1:
         yield "--allgather-cp: has no effect at --context-parallel-size 1"
     if args.pipeline_model_parallel_size == 1:
-        for name in _COUNTED:
-            if getattr(args, name):
-                yield f"{option_string(name)}: has no effect at --pipeline-model-parallel-size 1"
+        for name, _ in given(args, *_COUNTED):
+            yield f"{name}: has no effect at --pipeline-model-parallel-size 1"
 
 
 def derive(args: Namespace) -> None:
@@ -86,30 +85,25 @@ def _query_groups(args: Namespace, tp: int) -> Iterator[str]:
 def _layers(args: Namespace) -> int:
     """What is dealt out to pipeline stages."""
     layers: int = args.num_layers
-    return layers + sum(map(bool, (getattr(args, name) for name in _COUNTED)))
+    return layers + sum(1 for _ in given(args, *_COUNTED))
 
 
 def _described_layers(args: Namespace) -> str:
-    more = "".join(f" + 1 for {option_string(name)}" for name in _COUNTED if getattr(args, name))
+    more = "".join(f" + 1 for {name}" for name, _ in given(args, *_COUNTED))
     return f"num_layers {args.num_layers} (config.json){more}"
 
 
 def _uneven_stages(args: Namespace) -> Iterator[str]:
     """The stages between the first and the last share equally what these leave."""
     pp = args.pipeline_model_parallel_size
-    given = {
-        option_string(name): getattr(args, name)
-        for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-        if getattr(args, name)
-    }
+    ends = dict(given(args, "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"))
     if pp == 1:
         yield "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: need a pipeline"
         return
-    for name in _COUNTED:
-        if getattr(args, name):
-            yield f"{option_string(name)}: not together with {' and '.join(given)}"
-    shown = ", ".join(f"{name} {layers}" for name, layers in given.items())
-    layers, stages = args.num_layers - sum(given.values()), pp - len(given)
+    for name, _ in given(args, *_COUNTED):
+        yield f"{name}: not together with {' and '.join(ends)}"
+    shown = ", ".join(f"{name} {layers}" for name, layers in ends.items())
+    layers, stages = args.num_layers - sum(ends.values()), pp - len(ends)
     if layers < stages or (layers % stages if stages else layers):
         yield f"{shown}: cannot deal {layers} of {args.num_layers} layers out to {stages} other stages"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.arguments.core.errors import UsageError
-from slime.arguments.core.flag import flags_of
+from slime.arguments.core.flag import changed, flags_of, given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.core.run_args import add_params_dtype
 from slime.config.precision import PrecisionConfig
@@ -26,9 +26,9 @@ class DerivedPrecision:
 
 def derive(args: Namespace) -> None:
     """bfloat16 unless told otherwise."""
-    chosen = [name for name in ("bf16", "fp16", "fp32") if getattr(args, name)]
+    chosen = [name for name, _ in given(args, "bf16", "fp16", "fp32")]
     if len(chosen) > 1:
-        raise UsageError(f"--{chosen[0]} and --{chosen[1]}: only one precision at a time")
+        raise UsageError(f"{chosen[0]} and {chosen[1]}: only one precision at a time")
     args.bf16 = not (args.fp16 or args.fp32)
     add_params_dtype(args)
 
@@ -38,9 +38,9 @@ def notes(args: Namespace) -> Iterator[str]:
     if args.fp16 and args.loss_scale is None:
         return
     reason = f"with --loss-scale {args.loss_scale}" if args.fp16 else "without --fp16"
-    for spec in flags_of(PrecisionConfig):
-        if spec.dest in _SEARCH and getattr(args, spec.dest) != spec.default:
-            yield f"{spec.names[0]} {getattr(args, spec.dest)}: has no effect {reason}"
+    for spec, value in changed(args, flags_of(PrecisionConfig)):
+        if spec.dest in _SEARCH:
+            yield f"{spec.names[0]} {value}: has no effect {reason}"
 
 
 def contradictions(args: Namespace) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
+from slime.arguments.core.flag import given
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.outputs import bad_output
 from slime.config.profiling import ProfilingConfig
@@ -24,9 +25,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--use-pytorch-profiler, or --use-tensorboard with --tb-project-name)"
         )
     if args.debug_rollout_only:
-        for name in ("use_pytorch_profiler", "record_memory_history"):
-            if getattr(args, name):
-                yield f"--{name.replace('_', '-')}: --debug-rollout-only has no trainer"
+        for name, _ in given(args, "use_pytorch_profiler", "record_memory_history"):
+            yield f"{name}: --debug-rollout-only has no trainer"
     if "/" in args.memory_snapshot_path:
         yield (
             f"--memory-snapshot-path {args.memory_snapshot_path}: is a path (wanted: the end of a file name, "

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 
-from slime.arguments.core.flag import flags_of
+from slime.arguments.core.flag import changed, flags_of
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.router import SESSION_POLICY, given_router_options, stock_policies
 from slime.config.slime_router import SlimeRouterConfig
@@ -13,9 +13,8 @@ def notes(args: Namespace) -> Iterator[str]:
     """Options of a router that is not used."""
     if args.use_slime_router:
         return
-    for spec in flags_of(SlimeRouterConfig):
-        value = getattr(args, spec.dest)
-        if value != spec.default and spec.dest != "slime_router_middleware_paths":
+    for spec, value in changed(args, flags_of(SlimeRouterConfig)):
+        if spec.dest != "slime_router_middleware_paths":
             yield f"{spec.names[0]} {value}: has no effect without --use-slime-router"
 
 

@@ -39,10 +39,6 @@ class Executor:
         return KVCache(self.model.config, 1, length)
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
-        """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
-
-        Right-padded; the hidden states of padding mean nothing.
-        """
         longest = max(map(len, prompts))
         ids = padded_ids(prompts, longest).to(self.device)
         positions = torch.arange(longest, device=self.device).expand(len(prompts), longest)
@@ -84,14 +80,6 @@ class Executor:
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
     ) -> torch.Tensor:
-        """One token for each of the rows ``first_row...``; returns hidden states ``[B, hidden]``.
-
-        Args:
-            ids: ``[B]`` newest token of each row.
-            positions: ``[B]`` its position.
-            first_row: cache row of the first one.
-            longest: the largest position plus one.
-        """
         last_row = first_row + len(ids)
         self.cache.reserve(last_row, longest)
         attend = self._decode_attention(positions, slice(first_row, last_row))

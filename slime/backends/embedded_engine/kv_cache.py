@@ -46,10 +46,6 @@ class KVCache:
         return torch.zeros(size, dtype=self._config.dtype, device=self._config.device)
 
     def reserve(self, rows: int, length: int) -> None:
-        """Makes room for ``rows`` sequences of ``length`` tokens, and keeps what they hold.
-
-        Rows and tokens beyond these may be given up, so the two must cover all that is in use.
-        """
         if rows <= self._rows and length <= self._length:
             return
         new_rows, new_length = self._size_for(rows, length)

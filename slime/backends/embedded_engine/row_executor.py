@@ -32,10 +32,6 @@ class RowExecutor:
         return LayerCache(self.model.config, 1, length)
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
-        """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
-
-        Right-padded; the hidden states of padding mean nothing.
-        """
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         self.cache.reserve(first_row + len(prompts), longest)
@@ -55,14 +51,6 @@ class RowExecutor:
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, first_row: int, longest: int
     ) -> torch.Tensor:
-        """One token for each of the rows ``first_row...``; returns hidden states ``[B, hidden]``.
-
-        Args:
-            ids: ``[B]`` newest token of each row.
-            positions: ``[B]`` its position.
-            first_row: cache row of the first one.
-            longest: the largest position plus one.
-        """
         self.cache.reserve(first_row + len(ids), longest)
         return self._decode(ids, positions, first_row)
 
@@ -106,10 +94,6 @@ class StateExecutor(RowExecutor):
         return cache
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
-        """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
-
-        Right-padded; the hidden states of padding mean nothing.
-        """
         self.cache.reserve(first_row + len(prompts), max(map(len, prompts)))
         hidden, routes = [], []
         for row, prompt in enumerate(prompts, first_row):

@@ -199,10 +199,6 @@ class TransformersExecutor:
         return cache
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> torch.Tensor:
-        """Computes whole prompts into rows ``first_row...``; returns hidden states ``[B, T, hidden]``.
-
-        Right-padded; the hidden states of padding mean nothing.
-        """
         self.cache.reserve(first_row + len(prompts), 0)
         states, routes = [], []
         for row, prompt in enumerate(prompts, first_row):

@@ -35,7 +35,6 @@ from slime.utils.http_utils import bearer_header
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
 SHUTDOWN_GRACE_S = 1.0
-STOCK_REQUEST_TIMEOUT_S = 1800
 
 
 class RouterError(RuntimeError):
