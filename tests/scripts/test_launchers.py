@@ -24,7 +24,7 @@ from tests.models.public_configs import CONFIGS, text_of
 from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "scripts").rglob("*.sh"))
+SCRIPTS = sorted(path for end in ("sh", "sbatch") for path in (ROOT / "scripts").rglob(f"*.{end}"))
 RUNS = sorted((ROOT / "scripts").rglob("run-*.sh"))
 LAUNCHERS = RUNS + sorted((ROOT / "scripts/quickstart").glob("*.sh"))
 MODELS = sorted((ROOT / "scripts/models").glob("*.sh"))
