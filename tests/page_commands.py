@@ -50,7 +50,7 @@ NOT_HERE = {
     ("jupyter",): "opens a browser; the notebook itself is executed by tests/examples",
     ("kubectl",): "a cluster; tests/scripts/test_cluster_files.py reads its file",
     ("pip", "install"): "installs; tests/test_packaging.py installs the wheel",
-    ("python", "-m", "pytest"): "a test run of its own",
+    ("python", "-m", "pytest"): "a test run of its own; tests/plugins/test_delays.py tries the plug-in",
     ("python", "-m", "sglang.launch_server"): "SGLang on GPUs; scripts/test-sglang.sh starts one without",
     (
         "python",
