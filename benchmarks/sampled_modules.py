@@ -1,7 +1,7 @@
 """What ``sampled_mutants.py`` knows of modules: tests beside those of their name, and equivalent mutants."""
 
 _FORMATS = ("models/test_number_formats", "models/test_stored_scale", "models/test_stored_format")
-_ROLLOUT = ("rollout/test_sglang_rollout", "rollout/test_surplus")
+_ROLLOUT = ("rollout/test_requests", "rollout/test_sglang_rollout", "rollout/test_surplus")
 _ENGINE = "backends/embedded_engine"
 _FSDP, _MEGATRON = "backends/fsdp_utils", "backends/megatron_utils"
 _SHAPES = (
@@ -43,7 +43,13 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/checkpoint/tensor_slices.py": ("models/test_safetensors_file", "models/test_weights_dir"),
     "slime/models/hf_config.py": ("models/test_nested_family", "models/test_families"),
     "slime/models/families/glm_moe_dsa.py": _SHAPES,
-    "slime/models/rules.py": ("models/test_weights_dir", "backends/megatron_utils/test_hf_weights"),
+    "slime/models/mtp.py": ("models/test_mtp", "arguments/test_mtp"),
+    "slime/models/checkpoint/tensor_views.py": ("models/test_tensor_views",),
+    "slime/models/rules.py": (
+        "models/test_rules",
+        "models/test_weights_dir",
+        "backends/megatron_utils/test_hf_weights",
+    ),
     "slime/models/linear_attention.py": (
         "models/test_linear_attention",
         *_SHAPES,
@@ -79,6 +85,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     ),
     "slime/models/checkpoint/expert_forms.py": ("models/test_weights_dir", "models/test_stored_format"),
     "slime/models/checkpoint/inspection.py": (
+        "models/test_inspection",
         "arguments/test_weight_samples",
         "arguments/test_checkpoint_files",
     ),
@@ -98,7 +105,16 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "rollout/test_grading_confinement",
         "rollout/test_grading_processes",
     ),
-    "slime/rollout/rm_hub/math_grader.py": ("rollout/test_rm_hub", "rollout/test_grading_processes"),
+    "slime/rollout/rm_hub/math_grader.py": (
+        "rollout/test_requests",
+        "rollout/test_rm_hub",
+        "rollout/test_grading_processes",
+    ),
+    "slime/rollout/text_generation.py": (
+        "rollout/test_requests",
+        "router/test_middleware",
+        "router/test_with_engines",
+    ),
     "slime/backends/embedded_engine/sampler.py": (
         "backends/embedded_engine/test_sampler",
         "backends/embedded_engine/test_penalties",
@@ -252,6 +268,11 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         f"{_MEGATRON}/test_freezing",
     ),
     "slime/backends/megatron_utils/convert.py": ("tools/test_convert",),
+    "slime/backends/megatron_utils/lora.py": (
+        f"{_MEGATRON}/test_lora_targets",
+        f"{_MEGATRON}/test_lora_dropout",
+        f"{_MEGATRON}/test_lora",
+    ),
     "slime/backends/megatron_utils/lora_checkpoint.py": (
         f"{_MEGATRON}/test_lora",
         f"{_MEGATRON}/test_checkpoint",
@@ -291,5 +312,6 @@ EQUIVALENT: dict[str, str] = {
     "slime/weight_sync/transports/__init__.py: TYPE_CHECKING  =>  not TYPE_CHECKING": "types alone",
     "slime/rollout/rm_hub/gpqa.py: True  =>  False": "frozen, as is not drawn any more",
     "slime/weight_sync/versions/manifest.py: 1  =>  2 (2)": "the blanks before a line of JSON",
+    "slime/rollout/rm_hub/grading_pool.py: True  =>  False (4)": "whether a whole line came in time, unasked",
 }
 """By the label of a mutant that no test can kill: why."""

@@ -77,6 +77,9 @@ def test_names_formats_and_shapes_are_those_of_the_checkpoint(checkpoint, name):
     assert [part for part, _ in found] == [*made.specs(), "norm.weight"]
     for part, tensor in found:
         assert (tensor.dtype, tensor.shape) == (stored[part].dtype, stored[part].shape)
+    told = StoredFormat(path).encoded("a.weight", (weight.dtype, tuple(weight.shape)))
+    told |= StoredFormat(path).encoded("norm.weight", (norm.dtype, (10,)))
+    assert told == {part: (tensor.dtype, tuple(tensor.shape)) for part, tensor in found}
     again = StoredFormat(path).encode([("a.weight", _read(path, "a.weight"))])
     if name == "ue8m0" or stored[again[1][0]].dtype == torch.float32:  # a rounded scale moves the others
         assert all(torch.equal(_bits(tensor), _bits(stored[part])) for part, tensor in again)

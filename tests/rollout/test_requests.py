@@ -1,0 +1,117 @@
+"""What a request to an engine says of a sample, and where a rollout gives up."""
+
+import pytest
+
+from slime.rollout import generation
+from slime.rollout.base_types import RolloutError
+from slime.rollout.generation import (
+    check_given_up,
+    is_given_up,
+    prepare_request,
+    read_output_tokens,
+    routing_headers,
+)
+from slime.rollout.rm_hub.math_grader import equal_at_sight
+from slime.rollout.text_generation import remembers_tokens
+from slime.utils.types import Sample
+from tests.run_args import config_with
+
+ABORTED, COMPLETED = Sample.Status.ABORTED, Sample.Status.COMPLETED
+RADIX_TREE = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
+
+
+@pytest.mark.parametrize(("in_a_row", "under_way", "ends"), [(7, 2, False), (8, 2, True), (9, 2, True)])
+def test_a_rollout_ends_when_so_many_groups_in_a_row_were_given_up(monkeypatch, in_a_row, under_way, ends):
+    monkeypatch.setattr(generation, "MAX_GIVEN_UP", 4)
+    group = [[Sample(index=3, group_index=1)], Sample(index=4, group_index=1)]
+    if not ends:
+        check_given_up(in_a_row, under_way, group)
+        return
+    with pytest.raises(RolloutError, match=rf"^{in_a_row} groups in a row .* one samples \[3, 4\]:"):
+        check_given_up(in_a_row, under_way, group)
+
+
+@pytest.mark.parametrize(
+    ("status", "reward", "given_up"), [(ABORTED, None, True), (ABORTED, 0.0, False), (COMPLETED, None, False)]
+)
+def test_a_group_is_given_up_with_one_sample_that_has_no_reward(status, reward, given_up):
+    whole, other = Sample(status=COMPLETED, reward=1.0), Sample(status=status, reward=reward)
+    assert is_given_up([whole, other]) is is_given_up([[whole, other], whole]) is given_up
+
+
+@pytest.mark.parametrize(
+    ("limits", "evaluation", "tokens"),
+    [
+        ({}, False, 6),
+        ({"rollout_max_context_len": 9}, False, 4),
+        ({"rollout_max_context_len": 9}, True, 6),
+        ({"rollout_max_context_len": 9, "eval_max_context_len": 7}, True, 2),
+        ({"rollout_max_context_len": 6}, False, 1),
+        ({"rollout_max_context_len": 5}, False, None),
+        ({"rollout_max_context_len": 4}, False, None),
+    ],
+)
+def test_what_is_left_of_a_response_is_asked_for(limits, evaluation, tokens):
+    """Of 8 tokens 2 are there, and a prompt of 3."""
+    sample = Sample(tokens=[1, 2, 3, 4, 5], response_length=2, status=ABORTED)
+    given = {"max_new_tokens": 8, "stop": None, "top_p": 1.0}
+    request = prepare_request(config_with(**limits), sample, given, evaluation)
+    assert given == {"max_new_tokens": 8, "stop": None, "top_p": 1.0}
+    if tokens is None:
+        assert request is None and sample.status is Sample.Status.TRUNCATED
+        return
+    assert request["sampling_params"] == {"max_new_tokens": tokens, "top_p": 1.0}
+    assert (request["input_ids"], request["return_logprob"]) == ([1, 2, 3, 4, 5], True)
+    assert sample.status is ABORTED
+
+
+def test_a_sample_that_is_finished_is_not_asked_for():
+    with pytest.raises(ValueError, match="status is completed, expected pending or aborted"):
+        prepare_request(config_with(), Sample(status=COMPLETED), {"max_new_tokens": 8}, False)
+
+
+def test_answers_without_tokens_are_empty():
+    assert read_output_tokens({"meta_info": {}}) == ([], [])
+    triples = [(-0.5, 7, None), (-1.0, 8, None)]
+    assert read_output_tokens({"meta_info": {"output_token_logprobs": triples}}) == ([7, 8], [-0.5, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "session", "headers"),
+    [
+        ("consistent_hashing", "s", {"X-SMG-Routing-Key": "s"}),
+        ("consistent_hashing", None, None),
+        ("round_robin", "s", None),
+    ],
+)
+def test_sessions_are_told_to_routers_that_ask(policy, session, headers):
+    config = config_with(router_policy=policy).router
+    assert routing_headers(config, Sample(session_id=session)) == headers
+
+
+@pytest.mark.parametrize(
+    ("is_used", "paths", "remembers"),
+    [(True, [RADIX_TREE], True), (False, [RADIX_TREE], False), (True, ["a.b"], False), (True, [], False)],
+)
+def test_texts_are_enough_where_the_router_knows_their_tokens(is_used, paths, remembers):
+    config = config_with(use_slime_router=is_used, slime_router_middleware_paths=paths)
+    assert remembers_tokens(config.slime_router) is remembers
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("x+1", "x+1", True),
+        ("12", "12", True),
+        ("12", "21", False),
+        ("0", "-7", False),
+        ("12", "12.0", None),
+        ("1/2", "12", None),
+        ("007", "7", None),
+        ("-0", "0", None),
+        ("1" * 15, "1" * 14, False),
+        ("1" * 16, "1" * 15, None),
+    ],
+)
+def test_integers_and_equal_texts_are_judged_at_sight(gold, answer, verdict):
+    assert equal_at_sight(gold, answer) is verdict
