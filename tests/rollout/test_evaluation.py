@@ -169,3 +169,22 @@ async def test_prompts_that_are_too_long_are_counted_by_set(engine, make_args, m
         assert len(output.data["long"]["rewards"]) == 10
     line = f"1 of 11 prompts are longer than --eval-max-prompt-len {length} and left out"
     assert caplog.messages.count(f"eval dataset long: {line}") == 1
+
+
+async def test_samples_that_were_given_up_are_counted_by_set(engine, make_args, make_set):
+    path = "tests.rollout.plugins."
+    some = make_set("some", 5, custom_generate_function_path=path + "giving_up_generate")  # sample 3
+    output = await eval_rollout(make_args(eval_datasets=[some, make_set("other", 1)]), 0)
+    assert output.metrics == {"eval/some/given_up": 1}
+    assert len(output.data["some"]["rewards"]) == 4
+    assert [sample.index for sample in output.data["some"]["given_up"]] == [3]
+    none = make_set("none", 2, custom_generate_function_path=path + "always_aborted")
+    with pytest.raises(RolloutError, match="eval set none: every sample was aborted"):
+        await eval_rollout(make_args(eval_datasets=[none]), 0)
+
+
+async def test_a_set_has_its_own_arguments_of_the_template(engine, make_args, make_set):
+    config = make_set("one", 1, apply_chat_template_kwargs={"chat_template": "{{ messages[0]['content'] }}!"})
+    await eval_rollout(make_args(eval_datasets=[config, make_set("two", 1)]), 0)
+    prompts = {engine.tokenizer.decode(body["input_ids"]) for body in engine.seen("generate")}
+    assert prompts == {"q0!", "<|im_start|>user\nq0<|im_end|>\n<|im_start|>assistant\n"}

@@ -63,3 +63,8 @@ def test_sleep_does_not_return(make_args, caplog, monkeypatch):
     sleep_rollout.sleep(make_args(sglang_router_port=77, rollout_timeout=60), 3, None)
     assert waited == [None]
     assert "rollout 3 sleeps for up to 60 s; the router is http://127.0.0.1:77" in caplog.text
+
+
+def test_without_a_recording_there_is_nothing_to_replay(make_args):
+    with pytest.raises(RolloutError, match="--load-forge-rollout-data: missing"):
+        generate_rollout(make_args(), 0, None)

@@ -232,3 +232,58 @@ def test_a_save_beside_a_working_thread_has_each_group_once(make_args):
     finally:
         done.set()
         worker.join()
+
+
+@pytest.mark.parametrize("wrong", [[], (1, 2), Sample(), None])
+def test_what_is_no_group_is_named(wrong):
+    class Odd:
+        def get_samples(self, num_samples):
+            return [[Sample(index=1)], wrong]
+
+    account = RolloutAccount(Odd())
+    with pytest.raises(RolloutError, match=r"Odd.get_samples\(2\) returned .* expected lists of samples"):
+        account.take(2)
+    assert len(account) == 0 and not account.keeps_finished
+
+
+def test_a_few_of_those_without_a_fate_are_named(source):
+    account = RolloutAccount(source)
+    account.take(9)
+    said = "9 groups were taken and got no fate: " + ", ".join(
+        f"the group of sample {2 * i}" for i in range(8)
+    )
+    with pytest.raises(LedgerError) as error:
+        account.close()
+    assert str(error.value) == said
+
+
+def test_groups_are_named_by_their_first_sample(source):
+    account = RolloutAccount(source)
+    for group, name in (([[Sample(index=7), Sample()], Sample()], "7"), ([Sample()], "None")):
+        with pytest.raises(LedgerError, match=f"^the group of sample {name} is not leased here"):
+            account.train(group)
+
+
+def test_books_that_do_not_balance_are_told_where_a_source_promises_that_they_do(source):
+    source.ledger.issued += 1
+    with pytest.raises(LedgerError, match="the books do not balance: Ledger"):
+        RolloutAccount(source).close()
+    other = plugins.OwnBuffer(source.args)
+    other.ledger.issued += 1
+    RolloutAccount(other).close()
+
+
+@pytest.mark.parametrize(
+    ("books", "records", "balanced"),
+    [
+        ({"issued": 6, "trained": 1, "filtered": 2, "buffered": 1, "leased": 2}, 2, True),
+        ({"issued": 6, "trained": 1, "filtered": 2, "buffered": 1, "leased": 2}, 3, False),
+        ({"issued": 3, "trained": 4, "buffered": -1}, 0, False),
+        ({"issued": 3, "trained": 4}, 0, False),
+        ({"issued": 0, "buffered": 0}, 0, True),
+    ],
+)
+def test_each_group_has_one_place(books, records, balanced):
+    ledger = Ledger(**books)
+    ledger.records = dict.fromkeys(range(records))
+    assert ledger.balanced is balanced

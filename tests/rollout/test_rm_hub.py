@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from slime.config.run import run_config
-from slime.rollout.base_types import RolloutError
+from slime.rollout.base_types import GradingFailed, RolloutError
 from slime.rollout.checks import check_reward
 from slime.rollout.rm_hub import async_rm, batched_async_rm, f1_score, grouped_async_rm, remote
 from slime.utils.types import Sample
@@ -239,3 +239,24 @@ async def test_a_group_without_split_samples_is_graded_as_a_batch(make_args):
     assert plugins.calls == [[4, 5]]
     own = Sample(index=0, response="abc", custom_rm_path=PLUGINS + "length_rm")
     assert await grouped_async_rm(args, [[own, own], own]) == [await async_rm(args, own)] * 3
+
+
+def hangs(args, asked, **kwargs):
+    raise GradingFailed("it hung")
+
+
+def says_nothing(args, asked, **kwargs):
+    return None
+
+
+async def test_a_batch_whose_grader_failed_has_no_rewards(make_args):
+    args = make_args(custom_rm_path=f"{__name__}.hangs", group_rm=True)
+    assert await batched_async_rm(args, []) == []
+    for ask, split in ((batched_async_rm, False), (grouped_async_rm, True)):
+        samples = [Sample(index=number) for number in range(3)]
+        group = [samples[:2], samples[2]] if split else samples
+        assert await ask(args, group) == [None] * 3
+        assert [sample.status for sample in samples] == [Sample.Status.FAILED] * 3
+    args.custom_rm_path = f"{__name__}.says_nothing"
+    with pytest.raises(RolloutError, match="it returned None, expected a list of rewards"):
+        await batched_async_rm(args, [Sample()])
