@@ -8,12 +8,12 @@ else the file under ``tests/`` of the module's name and the cheapest that import
 others run that reach the module, nearest first, for a minute: the suite would run all of them. A test that
 fails counts if it passes without the mutant.
 
-Not drawn are numbers of seconds, retries and cache entries, of which one more is no fault, lines of a log
-that tell no trouble, imports for types alone, and ``frozen=True``: mypy, which every commit passes, refuses
-an assignment to such a field, so that nothing runs into it. Prints a line per mutant and writes JSON after
-each: by seed, commit, date and what became of it, as it was drawn and since tests were added. ``--again``
-judges those of the seed that live, by their labels: what is drawn changes with the code. ``EQUIVALENT`` of
-``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
+Not drawn are numbers of seconds, retries, cache entries and megabytes at once, of which one more is no fault,
+lines of a log that tell no trouble, imports for types alone, and ``frozen=True``: mypy, which every commit
+passes, refuses an assignment to such a field, so that nothing runs into it. Prints a line per mutant and
+writes JSON after each: by seed, commit, date and what became of it, as it was drawn and since tests were
+added. ``--again`` judges those of the seed that live, by their labels: what is drawn changes with the code.
+``EQUIVALENT`` of ``sampled_modules.py`` says of which it has been argued that nothing can tell them apart.
 """
 
 import argparse
@@ -50,7 +50,9 @@ _SLOWER = 10.0
 _TESTS = "not cluster and not e2e and not gpu and not nightly"
 _FAILED = re.compile(r"(?:FAILED|ERROR) (tests/[\w/]+\.py(?:::\w+)?)")
 _NUMBER = re.compile(r"[\d.e-]+")
-_NO_FAULT = r"_S|_s|SECONDS|RETRIES|retries|REMEMBERED|_KEPT|[Tt]imeout(_\w+)?"
+_NO_FAULT = (
+    r"_S|_s|SECONDS|RETRIES|retries|REMEMBERED|_KEPT|[Tt]imeout(_\w+)?|_(STRIP|MAPPED|BLOCK|BUCKET)_BYTES"
+)
 _NO_TROUBLE = re.compile(r"logger\.(info|debug)\(.*=>  None")
 
 
