@@ -3,6 +3,7 @@
 import pytest
 
 from slime.rollout import generation
+from slime.rollout.attempts import is_finished, was_finished
 from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import (
     check_given_up,
@@ -37,6 +38,22 @@ def test_a_rollout_ends_when_so_many_groups_in_a_row_were_given_up(monkeypatch, 
 def test_a_group_is_given_up_with_one_sample_that_has_no_reward(status, reward, given_up):
     whole, other = Sample(status=COMPLETED, reward=1.0), Sample(status=status, reward=reward)
     assert is_given_up([whole, other]) is is_given_up([[whole, other], whole]) is given_up
+
+
+@pytest.mark.parametrize(
+    ("status", "reward", "is_there"),
+    [(COMPLETED, 0.0, True), (COMPLETED, None, False), (ABORTED, 0.0, False), (ABORTED, None, False)],
+)
+def test_a_group_is_finished_with_answer_and_reward_of_each_sample(status, reward, is_there):
+    begun = {"start_rollout_id": 0}
+    whole, other = (
+        Sample(status=of, reward=given, metadata=dict(begun))
+        for of, given in ((COMPLETED, 1.0), (status, reward))
+    )
+    for group in ([whole, other], [[whole, other], whole]):
+        assert is_finished(group) is was_finished(group) is is_there
+    other.metadata.clear()
+    assert not was_finished([whole, other])
 
 
 @pytest.mark.parametrize(

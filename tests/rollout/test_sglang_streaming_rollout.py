@@ -1,13 +1,16 @@
 import asyncio
 import itertools
+import json
 import threading
 
 import pytest
+from fastapi.responses import Response
 
 from slime.rollout.base_types import RolloutError
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate, generate_rollout_async
 from slime.rollout.sglang_streaming_rollout import generate_streaming
+from slime.utils.http_utils import HttpStatusError
 from slime.utils.types import Sample
 from tests.engines.fake import NEVER
 from tests.rollout.test_sglang_rollout import StopsAfter, balanced, question
@@ -98,11 +101,30 @@ async def test_a_connection_that_breaks_costs_no_token(engine, make_args):
 async def test_an_error_in_the_stream_is_an_error(engine, make_args, make_source):
     args = make_args(custom_generate_function_path=STREAMING)
     event = b'data: {"error": {"message": "too long", "code": 400}}\n\ndata: [DONE]\n\n'
-    from fastapi.responses import Response
-
     engine.answers["generate"] = lambda body: Response(event, media_type="text/event-stream")
     with pytest.raises(RolloutError, match=r"generate_streaming failed on sample \d .*HTTP 400: too long"):
         await generate_rollout_async(args, 0, make_source(args))
+
+
+TOKEN = {"text": "a", "meta_info": {"output_token_logprobs": [[-0.25, 97, None]], "finish_reason": None}}
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        ([], 503),  # nothing to go on from
+        ([TOKEN], 400),  # the rest would be refused as well
+    ],
+)
+async def test_an_error_in_the_stream_ends_it_unless_the_rest_can_be_asked_for(
+    engine, make_args, before, code
+):
+    args, events = make_args(), [*before, {"error": {"message": "no", "code": code}}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    engine.answers["generate"] = lambda asked: Response(body, media_type="text/event-stream")
+    with pytest.raises(HttpStatusError, match=f"HTTP {code}: no"):
+        await generate_streaming(args, *asked(args))
+    assert len(engine.seen("generate")) == 1
 
 
 async def test_a_partial_rollout_keeps_what_was_streamed(engine, make_args, make_source):
