@@ -1,4 +1,4 @@
-"""Layers that predict further tokens: their names, by family, and which tensors are theirs."""
+"""Multi-token prediction (MTP) layers: their names, by family, and which tensors are theirs."""
 
 from types import SimpleNamespace
 
