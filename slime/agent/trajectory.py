@@ -21,6 +21,7 @@ from slime.utils.types import Sample
 Message = Mapping[str, Any]
 _OF_ANY_PART = ("weight_version", "weight_versions", "finish_reason")
 """What an answer's ``meta_info`` says that holds for its first tokens too."""
+_CLOSES = "</think>"
 _STATUS = {"length": Sample.Status.TRUNCATED, "abort": Sample.Status.ABORTED}
 
 
@@ -56,7 +57,7 @@ class TurnRecord:
 
 
 class PlainMessage(NamedTuple):
-    """What of a message tells whether two are the same."""
+    """What of a message tells whether two are the same; not its thoughts, which agents rewrite."""
 
     role: str
     content: str
@@ -132,10 +133,10 @@ class TrajectoryManager:
         self._sessions.pop(sid, None)
 
     def continued(self, sid: str, messages: Sequence[Message | PlainMessage]) -> Chain | None:
-        """The longest chain whose messages these begin with."""
+        """The longest chain whose messages these begin with; of several the last, which was heard last."""
         plain = plain_messages(messages)
         chains = [c for c in self._sessions.get(sid, ()) if plain[: len(c.messages)] == c.messages]
-        return max(chains, key=lambda chain: len(chain.messages), default=None)
+        return max(reversed(chains), key=lambda chain: len(chain.messages), default=None)
 
     def record_turn(
         self,
@@ -267,7 +268,10 @@ def plain_messages(messages: Sequence[Message | PlainMessage]) -> list[PlainMess
 def plain_message(message: Message) -> PlainMessage:
     """Role, text and calls of tools."""
     calls = [_plain_call(call) for call in message.get("tool_calls") or ()]
-    return PlainMessage(message["role"], flatten_content(message.get("content")), calls)
+    role, content = message["role"], flatten_content(message.get("content"))
+    return PlainMessage(
+        role, content.rpartition(_CLOSES)[2].strip() if role == "assistant" else content, calls
+    )
 
 
 def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:

@@ -2,6 +2,8 @@
 
 from slime.observability.metric import COUNT, SAMPLES, TOKENS, Metric
 
+EXECUTIONS = "executions of agents"
+
 ROLLOUTS = (
     Metric("rollout/step", "number of the rollout", "", "", ""),
     Metric("rollout/raw_reward", "reward before normalisation", "reward", SAMPLES, "rises"),
@@ -117,6 +119,31 @@ ROLLOUTS = (
         "",
     ),
     Metric("rollout/given_up", "that a function gave up", "groups", COUNT, "absent"),
+    Metric("rollout/agent/turns", "of the model", "turns", EXECUTIONS, ""),
+    Metric(
+        "rollout/agent/chains", "conversations that do not go on with one another", "samples", EXECUTIONS, "1"
+    ),
+    Metric(
+        "rollout/agent/duplicated_prefix_tokens",
+        "that chains have of an earlier one, and that are computed again",
+        "tokens",
+        EXECUTIONS,
+        "near 0",
+    ),
+    Metric(
+        "rollout/agent/realigned_tokens",
+        "replaced, as a request rendered them otherwise",
+        "tokens",
+        EXECUTIONS,
+        "0",
+    ),
+    Metric(
+        "rollout/agent/tool_errors",
+        "calls that cannot be read, and results that are marked as errors",
+        "calls",
+        EXECUTIONS,
+        "falls",
+    ),
     Metric("rollout/tool_calls", "of tools that agents called", "calls", COUNT, ""),
     Metric(
         "rollout/fully_async/staleness/{mean,max}",

@@ -18,7 +18,12 @@ from slime.observability.metric_utils import (
     has_repetition,
     pass_rate_of_groups,
 )
-from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
+from slime.observability.sample_metrics import (
+    agent_metrics,
+    correct_metrics,
+    multi_turn_metrics,
+    request_metrics,
+)
 from slime.utils.misc import load_function, plain_number
 from slime.utils.types import EARLIER_TOKENS, Sample
 
@@ -43,6 +48,7 @@ def rollout_log_metrics(
     metrics = {
         **(extra_metrics or {}),
         **dict_add_prefix(metrics_of_samples(config, samples), "rollout/"),
+        **dict_add_prefix(agent_metrics(samples), "rollout/agent/"),
         **dict_add_prefix(perf, "perf/"),
     }
     if config.tracking.log_passrate:

@@ -11,6 +11,13 @@ from slime.observability.metric_utils import compute_statistics, dict_add_prefix
 from slime.utils.types import Sample
 
 _PERCENTILES = (25, 50, 75, 100)
+# Names of metrics, and of what `slime.agent.trajectory` says in a sample's metadata.
+_AGENT_COUNTS = {
+    "turns": "round_number",
+    "realigned_tokens": "realigned_tokens",
+    "duplicated_prefix_tokens": "duplicated_prefix_tokens",
+    "tool_errors": "tool_errors",
+}
 
 
 def multi_turn_metrics(config: RolloutConfig, samples: Sequence[Sample]) -> dict[str, float]:
@@ -67,6 +74,21 @@ def _surprise(sample: Sample) -> list[float]:
         return []
     mask = sample.loss_mask if sample.loss_mask is not None else [1] * len(log_probs)
     return [-value for value, trained in zip(log_probs, mask, strict=True) if trained]
+
+
+def agent_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """What agents did in an execution, which is one sample or several; nothing where none has turns.
+
+    A count that only some samples have is 0 in the others.
+    """
+    agents = [sample for sample in samples if "round_number" in sample.metadata]
+    executions = {(s.group_index, s.index if s.rollout_id is None else s.rollout_id) for s in agents}
+    if not agents:
+        return {}
+    counted = {
+        name: sum(sample.metadata.get(key, 0) for sample in agents) for name, key in _AGENT_COUNTS.items()
+    }
+    return {name: count / len(executions) for name, count in {"chains": len(agents), **counted}.items()}
 
 
 def request_metrics(samples: Sequence[Sample]) -> dict[str, float]:

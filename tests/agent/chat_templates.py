@@ -73,8 +73,8 @@ FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
         "{% else %}{{ m.content }}{% endif %}{% endfor %}" + _ANSWER + "<｜Assistant｜>{% endif %}",
     ),
     "glm": (
-        ("<|user|>", "[gMASK]", "<sop>", "<|assistant|>", "<|observation|>", "<|system|>"),
-        "[gMASK]<sop>{% for m in messages %}{% if m.role == 'tool' %}<|observation|>"
+        ("<|endoftext|>", "[gMASK]", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"),
+        "[gMASK]{% for m in messages %}{% if m.role == 'tool' %}<|observation|>"
         "{% else %}<|{{ m.role }}|>{% endif %}\n{{ m.content }}{% endfor %}"
         + _ANSWER
         + "<|assistant|>{% endif %}",

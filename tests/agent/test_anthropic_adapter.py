@@ -125,6 +125,22 @@ async def test_an_answer_that_may_call_once_ends_with_its_call(served, engine):
         assert answer["stop_reason"] == "tool_use"
 
 
+async def test_results_that_are_errors_and_calls_that_cannot_be_read_are_counted(served, engine):
+    adapter, client = served
+    engine.answer = lambda conversation: (
+        "<tool_call>{no json}</tool_call>" if "nono" in conversation else CALL
+    )
+    messages = [USER]
+    for result in ("fine", "bad", "nono"):
+        said = (await ask(client, messages, tools=TOOLS)).json()["content"]
+        block = {"type": "tool_result", "tool_use_id": said[0]["id"], "content": result}
+        block |= {"is_error": result == "bad"}
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [block]}]
+    await ask(client, messages, tools=TOOLS)
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.metadata["round_number"] == 4 and sample.metadata["tool_errors"] == 2
+
+
 async def test_a_limit_of_tokens_is_told(served, engine):
     _, client = served
     engine.answer = lambda conversation: "a long answer"

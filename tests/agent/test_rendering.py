@@ -80,9 +80,8 @@ def test_what_comes_after_an_answer_is_the_template_s_whatever_is_left_out(famil
     marked = [*messages[:at], {"role": "assistant", "content": "MARKED"}, *messages[at + 1 :]]
     rest = rendered(family, marked, tools).rpartition("MARKED")[2]
     _, found, wanted = rest.partition(tokenizer_of(family).eos_token)
-    after = rendering_of(family).tokens_after(messages, at, tools, True)
-    assert (after is not None) == bool(found)
-    assert after is None or tokenizer_of(family).decode(after) == wanted
+    after = rendering_of(family).tokens_after(messages, at, tools, tokenizer_of(family).eos_token_id)
+    assert tokenizer_of(family).decode(after) == (wanted if found else rest)
 
 
 def test_the_middle_of_a_conversation_is_not_rendered_once_it_is_known_not_to_matter(monkeypatch):
@@ -92,7 +91,7 @@ def test_the_middle_of_a_conversation_is_not_rendered_once_it_is_known_not_to_ma
     messages = [{"role": "user", "content": "q"}]
     for _ in range(20):
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
-        rendering.tokens_after(messages, len(messages) - 2, TOOLS, True)
+        rendering.tokens_after(messages, len(messages) - 2, TOOLS, rendering._tokenizer.eos_token_id)
     assert seen[-10:] == [3] * 10 and max(seen) <= 9
 
 

@@ -24,9 +24,13 @@ def turn(prompt, output, reason="stop", **options):
     return TurnRecord(prompt, output, reason, [-float(token) for token in output], meta_info=META, **options)
 
 
-def record(manager, prompt, output, messages, reply, **options):
+def record(manager, prompt, output, messages, reply, tool_errors=0, **options):
     return manager.record_turn(
-        "s", turn=turn(prompt, output, **options), prompt_messages=messages, response_message=reply
+        "s",
+        turn=turn(prompt, output, **options),
+        prompt_messages=messages,
+        response_message=reply,
+        tool_errors=tool_errors,
     )
 
 
@@ -82,6 +86,17 @@ def test_a_small_drift_is_replaced_and_not_trained_on():
     assert kind is DriftKind.REALIGN
     (sample,) = samples(manager)
     assert sample.tokens == [1, 2, 3, 4, 6, 7, 8] and trained(sample) == [8]
+
+
+def test_what_was_replaced_what_chains_share_and_failed_calls_are_counted():
+    manager = TrajectoryManager(fork_threshold_tokens=2)
+    record(manager, [1, 2], [3, 4, 5], [USER], said("a"), tool_errors=1)
+    record(manager, [1, 2, 3, 4, 6, 7], [8], [USER, said("a"), heard("b")], said("c"), tool_errors=2)
+    record(manager, [1, 2, 3, 9], [8], [USER, heard("d")], said("e"))
+    record(manager, [7], [8], [heard("d")], said("e"))
+    counts = [{"round_number": 1, "realigned_tokens": 1, "tool_errors": 3}]
+    counts += [{"round_number": 1, "duplicated_prefix_tokens": 3}, {"round_number": 1}]
+    assert [sample.metadata for sample in samples(manager)] == counts
 
 
 @pytest.mark.parametrize(("prompt", "threshold"), [([1, 2, 3, 6, 7], 1), ([1, 9, 3, 4, 5], 100)])

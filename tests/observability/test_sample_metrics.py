@@ -2,7 +2,12 @@ import pytest
 
 from slime.config.run import run_config
 from slime.observability.rollout_metrics import rollout_log_metrics
-from slime.observability.sample_metrics import correct_metrics, multi_turn_metrics, request_metrics
+from slime.observability.sample_metrics import (
+    agent_metrics,
+    correct_metrics,
+    multi_turn_metrics,
+    request_metrics,
+)
 from slime.utils.types import Sample
 from tests.observability.test_rollout_metrics import make_args, make_sample
 
@@ -31,6 +36,26 @@ def test_without_a_round_number_everywhere_turns_are_not_counted():
     samples = [make_sample(0, 1.0, metadata={"round_number": 2}), make_sample(0, 0.0)]
     metrics = multi_turn_metrics(run_config(make_args(rollout_max_response_len=None)).rollout, samples)
     assert not any("round_number" in name or "clip_ratio" in name for name in metrics)
+
+
+def test_what_agents_did_is_counted_by_execution():
+    """One of two chains, and two that are a sample each, as those of two groups with the same index."""
+    samples = [
+        make_sample(0, 1.0, index=3, rollout_id=3, metadata={"round_number": 4, "tool_errors": 2}),
+        make_sample(
+            0, 1.0, index=3, rollout_id=3, metadata={"round_number": 1, "duplicated_prefix_tokens": 30}
+        ),
+        make_sample(0, 0.0, index=4, metadata={"round_number": 2, "realigned_tokens": 6}),
+        make_sample(1, 0.0, index=4, metadata={"round_number": 2}),
+        make_sample(1, 0.0, index=5),
+    ]
+    assert agent_metrics(samples) == {
+        **{"chains": 4 / 3, "turns": 3.0, "realigned_tokens": 2.0, "duplicated_prefix_tokens": 10.0},
+        "tool_errors": 2 / 3,
+    }
+    assert agent_metrics(samples[-1:]) == {}
+    metrics = rollout_log_metrics(0, run_config(make_args()), samples, None, 1.0)
+    assert metrics["rollout/agent/turns"] == 3.0
 
 
 def test_correct_samples_have_percentiles_of_length_and_an_entropy():

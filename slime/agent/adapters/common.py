@@ -324,8 +324,8 @@ class BaseAdapter:
     def _prompt_ids(self, chain: Chain | None, messages: Messages, tools: Tools) -> list[int]:
         """The conversation as tokens; of one that goes on, those that are held and only then new ones."""
         if chain is not None:
-            ended = chain.tokens[-1] == self._tokenizer.eos_token_id
-            after = self._rendering.tokens_after(messages, len(chain.messages) - 1, tools, ended)
+            at, last = len(chain.messages) - 1, chain.tokens[-1]
+            after = self._rendering.tokens_after(messages, at, tools, last)
             if after is not None:
                 return chain.tokens + after
         return self._rendering.tokens(messages, tools)

@@ -32,14 +32,16 @@ class Rendering:
         """
         return self._plain.encode(self._render(messages, tools))
 
-    def tokens_after(self, messages: Messages, at: int, tools: Tools, ended: bool) -> list[int] | None:
+    def tokens_after(self, messages: Messages, at: int, tools: Tools, last: int) -> list[int] | None:
         """What the template puts after the answer at this place; None if that cannot be told.
 
         Whatever it makes of the answer itself: some leave its thoughts out once there is another question.
+        Where the template has no token that ends an answer, the model may have begun the next message.
 
         Args:
-            ended: the answer has the token that ends it.
+            last: the last token of the answer.
         """
+        ended = last == self._tokenizer.eos_token_id
         begun = next((n for n, m in enumerate(messages) if m["role"] not in _SYSTEM), 0) + 1
         left_out = at - begun
         if left_out < 1:
@@ -53,7 +55,10 @@ class Rendering:
                 text = self._after(messages, at, tools, ended)
                 if shape not in self._alike:
                     self._note(shape, text == self._after(short, begun, tools, ended))
-        return None if text is None else self._plain.encode(text)
+        if text is None:
+            return None
+        ids = self._plain.encode(text)
+        return ids[1:] if ids[:1] == [last] else ids
 
     def _note(self, shape: Hashable, alike: bool) -> None:
         """Whether what comes after an answer is the same where the middle of the conversation is left out."""
@@ -71,6 +76,8 @@ class Rendering:
                 _, found, after = text.rpartition(self._mark)
                 if found and end and end in after:
                     return after.partition(end)[2] if ended else after[after.index(end) :]
+                if found:
+                    return after
         return None
 
     def _render(self, messages: Messages, tools: Tools) -> str:
